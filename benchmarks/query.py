@@ -42,6 +42,7 @@ import uvloop
 from rocksdict import Cache
 
 from fennel_core.blueprints.spec import Catalog, DatasetView
+from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.connections.frames import serve as serve_frames
 from fennel_core.executors.client import Executors
 from fennel_core.hangar.rocks import RocksHangar
@@ -54,6 +55,7 @@ from fennel_core.query.server import QueryApplication
 from fennel_core.query.service import QueryLimits, QueryService
 from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.query.view import BranchKey, ServingVersion, Views
+from fennel_core.query.view_refresh import ViewRefresher
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab import dtypes, versions
 from fennel_core.vocab.dtypes import Dtype, Field, optional
@@ -163,7 +165,7 @@ async def _slot(folder: Path, *, mixed: bool) -> None:
 
     async def handle(op: str, argument: Any) -> object:
         assert op == "lookup"
-        return [_answer(parts, *item) for item in argument["items"]]
+        return {"rows": [_answer(parts, *item) for item in argument["items"]], "stale": False}
 
     server = await serve_frames(str(folder / "slot.sock"), handle)
     (folder / "slot.ready").touch()
@@ -260,7 +262,7 @@ class Static:
         return self._serving
 
     async def read_owners(self) -> Ownership:
-        return Ownership(self._owners, {})
+        return Ownership(self._owners, {}, {job for job, _ in self._owners})
 
 
 class Timed:
@@ -290,6 +292,14 @@ class Timed:
         self._times.append(time.perf_counter() - began)
 
 
+def nothing_hidden(_of: ErasableKeys, _keys: Sequence[bytes]) -> Sequence[int]:
+    return ()
+
+
+async def nothing_erased(_workspace: WorkspaceId) -> None:
+    return
+
+
 def query_process(folder: str, port: int, mixed: bool) -> None:
     uvloop.run(_query(Path(folder), port, mixed=mixed))
 
@@ -299,13 +309,13 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
     slots, owners, views = SlotConnections(), Owners(static), Views(static)
     service = QueryService(
         views=views,
-        lookups=Lookups(slots, owners, 2.0),
-        executors=Executors(folder / "no-executors.sock"),
+        lookups=Lookups(slots, owners, 2.0, nothing_hidden),
+        executors=Executors(folder / "no-executors.sock", time_limit_ms=10_000),
         inspector=None,  # type: ignore[arg-type]  # not asked here
         barrier=None,  # type: ignore[arg-type]  # not asked here
         secret=no_secret,
         now_us=lambda: time.time_ns() // 1000,
-        bounds=QueryLimits(10_000, 30.0),
+        bounds=QueryLimits(10_000, 30.0, 30.0),
     )
     app = QueryApplication(
         service=service,
@@ -316,6 +326,8 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
         upstreams={},
         workspace_of=any_token,
         body_limit_bytes=1 << 24,
+        refresher=ViewRefresher(views),
+        after_erase=nothing_erased,
     )
     gc.collect()
     gc.freeze()

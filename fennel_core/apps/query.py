@@ -26,6 +26,7 @@ from fennel_core.query.service import QueryLimits, QueryService
 from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.query.status import StatusReport
 from fennel_core.query.view import Views
+from fennel_core.query.view_refresh import ViewRefresher
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, traces
 from fennel_core.telemetry.health import HealthEndpoint
@@ -65,9 +66,19 @@ async def serve(settings: Settings) -> None:
     ):
         reads = PostgresReader(pool)
         owners, views = Owners(reads), Views(reads)
-        erased = Erasures(pool, views)
+        refresher, erased = ViewRefresher(views), Erasures(dsn)
         app = application(
-            settings, pool, reads, owners, views, slots, tails, forwarder, executors, erased
+            settings,
+            pool,
+            reads,
+            owners,
+            views,
+            slots,
+            tails,
+            forwarder,
+            executors,
+            erased,
+            refresher,
         )
         gc.set_threshold(*GC_THRESHOLDS)
         server = asyncio.create_task(
@@ -80,8 +91,8 @@ async def serve(settings: Settings) -> None:
             )
         )
         listeners = {
-            asyncio.create_task(NotificationListener(dsn, owners, views).run()),
-            asyncio.create_task(erased.follow(dsn)),
+            asyncio.create_task(NotificationListener(dsn, owners, refresher).run()),
+            asyncio.create_task(erased.run()),
         }
         try:
             ended, _ = await asyncio.wait({server, *listeners}, return_when=asyncio.FIRST_COMPLETED)
@@ -110,6 +121,7 @@ def application(
     forwarder: Forwarder,
     executors: Executors,
     erased: Erasures,
+    refresher: ViewRefresher,
 ) -> QueryApplication:
     """Build the application; must be called inside the event loop."""
     timeout_s = settings.lookup_timeout_ms / 1000
@@ -129,27 +141,28 @@ def application(
             return False
         return True
 
-    async def database() -> str | None:
-        async with pool.connection() as connection:
-            await connection.execute("SELECT 1")
-        return None
+    async def reads_served() -> str | None:
+        # Not the database: reads are served from memory while it is out of reach.
+        return erased.problem()
 
     service = QueryService(
         views=views,
         lookups=Lookups(slots, owners, timeout_s, erased.hidden),
         executors=executors,
-        inspector=Inspector(tails, slots, owners, timeout_s),
+        inspector=Inspector(tails, slots, owners, timeout_s, erased.hidden),
         barrier=Barrier(reads, KafkaEnds(settings), owners, slots),
         secret=secret,
         now_us=lambda: time.time_ns() // MICROS,
-        bounds=QueryLimits(settings.query_rows, settings.barrier_timeout_s),
+        bounds=QueryLimits(
+            settings.query_rows, settings.query_timeout_ms / 1000, settings.barrier_timeout_s
+        ),
     )
     ingest = Upstream("ingest", settings.ingest_url)
     return QueryApplication(
         service=service,
         views=views,
         status=StatusReport(reads, views, workspace_of, is_admin),
-        health=HealthEndpoint(PROCESS, {"database": database}),
+        health=HealthEndpoint(PROCESS, {"reads": reads_served}),
         forwarder=forwarder,
         upstreams={
             "log": ingest,
@@ -158,7 +171,8 @@ def application(
         },
         workspace_of=workspace_of,
         body_limit_bytes=settings.body_limit_bytes,
-        after_erase=erased.try_reload,
+        refresher=refresher,
+        after_erase=erased.announce,
     )
 
 

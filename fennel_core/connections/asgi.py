@@ -9,7 +9,9 @@ so a chunked body is refused at the byte that exceeds the limit.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+import asyncio
+from collections.abc import AsyncIterator, Iterable
+from contextlib import asynccontextmanager
 from typing import ClassVar, Final
 
 from starlette.types import Receive, Scope, Send
@@ -17,6 +19,8 @@ from starlette.types import Receive, Scope, Send
 from fennel_core.connections.api_errors import BodyTooLarge, ContentLengthMalformed
 from fennel_core.connections.errors import ConnectionsError
 
+_WATCH_AFTER_S: Final = 0.02
+"""Only requests that take longer are worth a task that watches for a disconnect."""
 _JSON: Final = (b"content-type", b"application/json")
 
 
@@ -81,8 +85,47 @@ async def read_body(scope: Scope, receive: Receive, limit_bytes: int) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
-async def send_json(send: Send, body: bytes, status: int = 200) -> None:
+@asynccontextmanager
+async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
+    """Cancel the block when the client disconnects, and raise `ClientDisconnected`.
+
+    The request body must have been read. Short blocks do not pay for the watching task.
+    """
+    task = asyncio.current_task()
+    assert task is not None, "requests run in tasks"
+    watcher: asyncio.Task[None] | None = None
+    gone = False
+
+    async def watch() -> None:
+        nonlocal gone
+        while (await receive())["type"] != "http.disconnect":
+            pass
+        gone = True
+        task.cancel()
+
+    def begin() -> None:
+        nonlocal watcher
+        watcher = asyncio.create_task(watch())
+
+    timer = asyncio.get_running_loop().call_later(_WATCH_AFTER_S, begin)
+    try:
+        yield
+    except asyncio.CancelledError:
+        if gone and task.uncancel() == 0:
+            raise ClientDisconnected(
+                "the client closed the connection before its response"
+            ) from None
+        raise
+    finally:
+        timer.cancel()
+        if watcher is not None:
+            watcher.cancel()
+
+
+async def send_json(
+    send: Send, body: bytes, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()
+) -> None:
     """Send a response whose body is encoded JSON."""
-    headers = [_JSON, (b"content-length", str(len(body)).encode())]
+    headers = [_JSON, (b"content-length", str(len(body)).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": headers})
     await send({"type": "http.response.body", "body": body})

@@ -32,17 +32,33 @@ class ErasedKeys:
     keys: frozenset[bytes]
 
 
+@dataclass(frozen=True, slots=True)
+class ErasableKeys:
+    """The keys of a dataset as erasures see them: whose they are, and their columns in order."""
+
+    workspace: WorkspaceId
+    dataset: DatasetName
+    columns: tuple[str, ...]
+
+
 async def read(
     pool: Pool, workspace: WorkspaceId | None = None
 ) -> dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]]:
     """Return all erasures, of one workspace or of all."""
     async with pool.connection() as connection:
-        cursor = await connection.execute(
-            "SELECT workspace, dataset, columns, array_agg(key) FROM erasure WHERE "
-            "workspace = coalesce(%s, workspace) GROUP BY 1, 2, 3",
-            (workspace,),
-        )
-        rows = await cursor.fetchall()
+        return await read_over(connection, workspace)
+
+
+async def read_over(
+    connection: AsyncConnection, workspace: WorkspaceId | None = None
+) -> dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]]:
+    """Return all erasures, read over a given connection."""
+    cursor = await connection.execute(
+        "SELECT workspace, dataset, columns, array_agg(key) FROM erasure WHERE "
+        "workspace = coalesce(%s, workspace) GROUP BY 1, 2, 3",
+        (workspace,),
+    )
+    rows = await cursor.fetchall()
     found: dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]] = {}
     for name, dataset, columns, keys in rows:
         of_dataset = found.setdefault(WorkspaceId(str(name)), {})

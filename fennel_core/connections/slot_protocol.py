@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from enum import Enum, StrEnum, auto
 
+from fennel_core.connections import frames
 from fennel_core.connections.frames import RemoteError
 
 
@@ -23,6 +24,12 @@ class RefusalCode(StrEnum):
     """The job is stopped because its code failed; the text holds the job's error."""
     UNKNOWN_OPERATION = "unknown-op"
     """The slot does not have this operation: caller and slot run different releases."""
+    OVERLOADED = frames.OVERLOADED
+    """Too many requests of the caller's connection are in flight."""
+    FAILED = frames.FAILED
+    """The operation has a defect; the log of the slot has the reason."""
+    RESULT_TOO_LARGE = frames.RESULT_TOO_LARGE
+    """The result does not fit into a frame: ask for less."""
 
 
 class Reaction(Enum):
@@ -40,6 +47,9 @@ _REACTIONS = {
     RefusalCode.NOT_OWNER: Reaction.RETRY_AT_OWNER,
     RefusalCode.PARKED: Reaction.REPORT_PARKED,
     RefusalCode.UNKNOWN_OPERATION: Reaction.FAIL,
+    RefusalCode.OVERLOADED: Reaction.RETRY_AT_OWNER,
+    RefusalCode.FAILED: Reaction.FAIL,
+    RefusalCode.RESULT_TOO_LARGE: Reaction.FAIL,
 }
 
 

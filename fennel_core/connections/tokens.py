@@ -3,9 +3,11 @@
 The token row is found by the token's SHA-256, so a comparison leaks nothing about how close a guess
 was, and the digests are compared once more in constant time. Every request authenticates, so
 results are cached per process. Up to `FRESH_SECONDS` a cached result is used as it is; after that
-one task reads Postgres again while requests still use it; after `USABLE_SECONDS` it is not used any
-more. So a token of a deleted workspace stops working within a second, and a busy server never waits
-for Postgres. Only successes are cached: a new token works at once, and wrong tokens cannot fill the
+one task reads Postgres again while requests still use it; after `USABLE_SECONDS` requests wait for
+that task. So a token of a deleted workspace stops working within a second, and a busy server never
+waits for Postgres. Concurrent requests with one token share one read. While Postgres does not
+respond, cached results stay in use and no request waits; the first read that succeeds decides
+again. Only successes are cached: a new token works at once, and wrong tokens cannot fill the
 memory.
 
 In development (`dev_tokens`, loopback only) the token `dev-<name>` opens workspace `<name>` and
@@ -17,8 +19,10 @@ from __future__ import annotations
 import asyncio
 import hmac
 import time
+from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Final, Protocol
 from weakref import WeakKeyDictionary
 
@@ -34,11 +38,12 @@ from fennel_core.connections.api_errors import (
 )
 from fennel_core.connections.postgres import AsyncConnection, Pool, in_transaction
 from fennel_core.connections.workspaces import checked_name, digest_of, ensure
-from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import WorkspaceId
 
 FRESH_SECONDS: Final = 0.3
 USABLE_SECONDS: Final = 0.9
+WAIT_SECONDS: Final = 1.0
+"""Longest wait for Postgres with a token that is cached."""
 KEPT_TOKENS: Final = 10_000
 DEV_PREFIX: Final = "dev-"
 _SCHEME: Final = "bearer "
@@ -55,17 +60,18 @@ class TokenSettings(Protocol):
     def admin_token(self) -> SecretStr: ...
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class _Known:
     workspace: WorkspaceId
     read_at: float
-    refreshing: bool = False
 
 
 @dataclass(slots=True)
 class _TokenCache:
-    known: dict[bytes, _Known] = field(default_factory=dict)
-    tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    known: OrderedDict[bytes, _Known] = field(default_factory=OrderedDict)
+    reads: dict[bytes, asyncio.Task[WorkspaceId]] = field(default_factory=dict)
+    responds: bool = True
+    """Whether the last read had a response in time."""
 
 
 _caches: WeakKeyDictionary[Pool, _TokenCache] = WeakKeyDictionary()
@@ -81,7 +87,7 @@ async def workspace_of(
 
     `TokenMissing` without a bearer token, `TokenUnknown` for a token without
     a workspace, 400 for a development token with a bad workspace name, 503 `database-unavailable`
-    when Postgres cannot be reached. `clock` returns monotonic seconds.
+    when the token is not cached and Postgres cannot be reached. `clock` returns monotonic seconds.
     """
     token = bearer(header)
     digest = digest_of(token)
@@ -90,18 +96,40 @@ async def workspace_of(
         memory = _caches.setdefault(pool, _TokenCache())
     known = memory.known.get(digest)
     now = clock()
-    if known is not None and now - known.read_at < USABLE_SECONDS:
-        if now - known.read_at >= FRESH_SECONDS and not known.refreshing:
-            known.refreshing = True
-            task = asyncio.create_task(_refresh(memory, digest, pool, settings, token, now))
-            memory.tasks.add(task)
-            task.add_done_callback(memory.tasks.discard)
+    if known is not None and now - known.read_at < FRESH_SECONDS:
         return known.workspace
-    workspace = await _read(pool, settings, token)
-    if len(memory.known) >= KEPT_TOKENS:
-        memory.known.clear()
-    memory.known[digest] = _Known(workspace, now)
-    return workspace
+    read = memory.reads.get(digest)
+    if read is None:
+        read = memory.reads[digest] = asyncio.create_task(_read(pool, settings, token))
+        read.add_done_callback(partial(_has_read, memory, digest, now))
+    if known is None:
+        return await asyncio.shield(read)
+    if now - known.read_at < USABLE_SECONDS or not memory.responds:
+        return known.workspace
+    try:
+        async with asyncio.timeout(WAIT_SECONDS):
+            return await asyncio.shield(read)
+    except (DatabaseUnavailable, TimeoutError):
+        memory.responds = False
+        return known.workspace
+
+
+def _has_read(
+    memory: _TokenCache, digest: bytes, began: float, task: asyncio.Task[WorkspaceId]
+) -> None:
+    """Cache the result of a read that began at `began`, so that it never counts as newer."""
+    del memory.reads[digest]
+    if task.cancelled():
+        return
+    failed = task.exception()
+    memory.responds = not isinstance(failed, DatabaseUnavailable)
+    if failed is None:
+        memory.known[digest] = _Known(task.result(), began)
+        memory.known.move_to_end(digest)
+        while len(memory.known) > KEPT_TOKENS:
+            memory.known.popitem(last=False)
+    elif memory.responds:
+        memory.known.pop(digest, None)
 
 
 def bearer(header: str | None) -> str:
@@ -124,23 +152,6 @@ def require_admin(settings: TokenSettings, header: str | None) -> None:
     given = bearer(header)
     if not expected or not hmac.compare_digest(given.encode(), expected.encode()):
         raise NotAdministrator()
-
-
-async def _refresh(
-    memory: _TokenCache, digest: bytes, pool: Pool, settings: TokenSettings, token: str, now: float
-) -> None:
-    """Read the token again while requests use the cached result.
-
-    `now` was taken before the read, so the result never counts as newer than it is.
-    """
-    try:
-        memory.known[digest] = _Known(await _read(pool, settings, token), now)
-    except ApiError as refused:
-        if refused.status == 503:
-            # Use the cached result until it is too old; the next request tries again.
-            memory.known[digest].refreshing = False
-        else:
-            memory.known.pop(digest, None)
 
 
 async def _read(pool: Pool, settings: TokenSettings, token: str) -> WorkspaceId:

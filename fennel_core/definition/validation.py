@@ -138,9 +138,7 @@ def _valid(
     return ValidDefinitions(
         graph,
         assemble_request(graph, received.request.message, parts),
-        definition_notices(
-            build_graph(received.request), None if before is None else build_graph(before.request)
-        ),
+        definition_notices(build_graph(received.request)),
     )
 
 

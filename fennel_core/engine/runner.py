@@ -28,6 +28,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Coroutine, Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from fennel_core.blueprints.spec import Job
@@ -46,7 +47,7 @@ from fennel_core.engine.iteration_writer import IterationWriter
 from fennel_core.engine.replay import ReplaylogReplay, replay_inputs
 from fennel_core.engine.state_progress import PartitionState, StateProgress
 from fennel_core.hangar.store import Hangar
-from fennel_core.operators.step import OperatorStep
+from fennel_core.operators.step import OperatorStep, StateReader
 from fennel_core.vocab.ids import Epoch, Offset, PartitionIndex, TopicName, TopicPartition
 
 
@@ -92,6 +93,10 @@ class Runner:
     @property
     def hangar(self) -> Hangar:
         return self._state.hangar
+
+    def view(self) -> AbstractContextManager[StateReader]:
+        """Return the state as it is now, for a read that gives way to iterations."""
+        return self._state.view()
 
     @property
     def progress(self) -> StateProgress:

@@ -1,14 +1,21 @@
 """The operations of a slot: lookups from its state, its positions, and waiting for later ones.
 
 Theory. Everything runs on the slot's event loop, which also applies write batches, so a response
-never contains half an iteration. A slot whose lease has ended on the monotonic clock refuses every
-request, because another slot may own its partitions by now. Requests name job partitions, and
-every refusal has a code of `connections.slot_protocol`.
+never contains half an iteration. A read works in slices of some milliseconds, and gives way in
+between to lease renewals, other reads and the writer; a read of more than one slice sees one state
+through a view (`hangar.read_view`). It ends when its caller cancels it.
+
+A slot whose lease has ended on the monotonic clock may have been replaced, and cannot know it while
+the registry is out of reach. It processes nothing more, but it goes on serving reads, marked as
+stale, until it learns that another slot owns the partition. Positions, waits, snapshots and drills
+need a live lease. Requests name job partitions, and every refusal has a code of
+`connections.slot_protocol`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
@@ -22,17 +29,37 @@ from fennel_core.engine.runner import Runner
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.hangar.store import HangarClosed, HangarCorrupt
-from fennel_core.operators.step import LookupStep
+from fennel_core.operators.step import LookupStep, StateReader
 from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
 from fennel_core.snapshots.rebuild import SlotReport
 from fennel_core.snapshots.transfer import OwnershipLost, SnapshotTaken, SnapshotUnchanged
 from fennel_core.vocab.ids import JobId, Micros, Offset, PartitionIndex, TopicName
 
+SLICE_KEYS = 32
+"""Keys per step of a lookup; one takes 10 to 300 µs."""
+SLICE_S = 0.002
+"""How long a read may hold the event loop."""
+
 
 class ScannableStep(Protocol):
     """A served step that can also list its rows."""
 
-    def rows(self, reads: Any, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]: ...
+    def row_pages(
+        self, reads: Any, as_of: Micros, limit: int
+    ) -> Iterator[list[tuple[bytes, bytes]]]: ...
+
+
+class _Turns:
+    """The turns of one read on the event loop."""
+
+    def __init__(self) -> None:
+        self._until = time.monotonic() + SLICE_S
+
+    async def give_way(self) -> None:
+        """Let others run if this turn has lasted long enough."""
+        if time.monotonic() >= self._until:
+            await asyncio.sleep(0)
+            self._until = time.monotonic() + SLICE_S
 
 
 class SlotService:
@@ -44,13 +71,13 @@ class SlotService:
     async def __call__(self, op: str, argument: Any) -> object:
         match op:
             case "lookup":
-                return [self._lookup(*item) for item in argument["items"]]
+                return await self._lookups(argument["items"])
             case "positions":
                 return [dict(self._runner(job, part).applied) for job, part in argument["items"]]
             case "wait":
                 return await self._wait(argument["items"], argument["timeout_ms"])
             case "scan":
-                return self._scan(
+                return await self._scan(
                     argument["job"], argument["part"], argument["as_of"], argument["limit"]
                 )
             case "states":
@@ -79,8 +106,15 @@ class SlotService:
                 )
 
     def _runner(self, job: str, part: int) -> Runner:
+        """Return the runner of a partition that this slot owns."""
+        if not self._supervisor.lease_is_live():
+            raise RemoteError(RefusalCode.NOT_OWNER, "the lease of this slot has ended")
+        return self._serving(job, part)
+
+    def _serving(self, job: str, part: int) -> Runner:
+        """Return the runner of a partition that no other slot is known to own."""
         hosted = self._supervisor.hosted.get((JobId(job), PartitionIndex(part)))
-        if hosted is None or hosted.lost or not self._supervisor.lease_is_live():
+        if hosted is None or hosted.lost:
             raise RemoteError(RefusalCode.NOT_OWNER, f"this slot does not own {job}[{part}]")
         if hosted.parked is not None:
             raise RemoteError(RefusalCode.PARKED, f"{job}[{part}] is parked: {hosted.parked}")
@@ -104,21 +138,56 @@ class SlotService:
             self._snapshots.origin(job, part),
         )
 
-    def _lookup(
+    async def _lookups(self, items: Sequence[Sequence[Any]]) -> dict[str, object]:
+        turns = _Turns()
+        rows = [await self._lookup(turns, *item) for item in items]
+        # After the last read: the lease may have ended since.
+        return {"rows": rows, "stale": not self._supervisor.lease_is_live()}
+
+    async def _lookup(
+        self, turns: _Turns, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]
+    ) -> list[bytes | None]:
+        if len(keys) <= SLICE_KEYS:
+            rows = self.lookup_now(job, part, keys, as_of)
+            await turns.give_way()
+            return rows
+        runner = self._serving(job, part)
+        found: list[bytes | None] = []
+        with runner.view() as view:
+            for start in range(0, len(keys), SLICE_KEYS):
+                self._require_same(runner, job, part)
+                some = slice(start, start + SLICE_KEYS)
+                times = as_of if isinstance(as_of, int) else as_of[some]
+                found += _rows(runner, view, keys[some], times)
+                await turns.give_way()
+        return found
+
+    def lookup_now(
         self, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]
     ) -> list[bytes | None]:
-        runner = self._runner(job, part)
-        step = cast(LookupStep, runner.step)
-        times = (
-            [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
-        )
-        with _state_discarded_if_damaged(runner):
-            return step.lookup(runner.hangar, keys, times)
+        """Return the rows of `keys` without giving way."""
+        runner = self._serving(job, part)
+        return _rows(runner, runner.hangar, keys, as_of)
 
-    def _scan(self, job: str, part: int, as_of: int, limit: int) -> list[tuple[bytes, bytes]]:
-        runner = self._runner(job, part)
-        with _state_discarded_if_damaged(runner):
-            return cast(ScannableStep, runner.step).rows(runner.hangar, Micros(as_of), limit)
+    async def _scan(self, job: str, part: int, as_of: int, limit: int) -> dict[str, object]:
+        runner, turns = self._serving(job, part), _Turns()
+        found: list[tuple[bytes, bytes]] = []
+        with runner.view() as view:
+            pages = cast(ScannableStep, runner.step).row_pages(view, Micros(as_of), limit)
+            while True:
+                self._require_same(runner, job, part)
+                with _state_discarded_if_damaged(runner):
+                    page = next(pages, None)
+                if page is None:
+                    break
+                found += page
+                await turns.give_way()
+        return {"rows": found, "stale": not self._supervisor.lease_is_live()}
+
+    def _require_same(self, runner: Runner, job: str, part: int) -> None:
+        """Refuse to go on after the runner has ended: its store is closed."""
+        if self._serving(job, part) is not runner:
+            raise RemoteError(RefusalCode.NOT_OWNER, f"{job}[{part}] was restarted")
 
     async def _snapshot(self, job: str, part: int) -> tuple[str, str, int]:
         """Take a snapshot; return (result, text, uploaded bytes) and never raise.
@@ -169,6 +238,14 @@ class SlotService:
 
         found = await asyncio.gather(*(behind(*item) for item in items))
         return [item for item in found if item is not None]
+
+
+def _rows(
+    runner: Runner, reads: StateReader, keys: Sequence[bytes], as_of: int | Sequence[int]
+) -> list[bytes | None]:
+    times = [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
+    with _state_discarded_if_damaged(runner):
+        return cast(LookupStep, runner.step).lookup(reads, keys, times)
 
 
 @contextmanager

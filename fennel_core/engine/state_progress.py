@@ -14,6 +14,7 @@ position, and write iterations under its own, lower epoch.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import blake2b
 from typing import Final
@@ -21,6 +22,7 @@ from typing import Final
 import msgspec
 
 from fennel_core.engine.errors import EpochSuperseded, StateFormatError
+from fennel_core.hangar.read_view import ReadView
 from fennel_core.hangar.store import Hangar, WriteBatch
 from fennel_core.operators.step import Outcome, StateReader
 from fennel_core.snapshots.manifest import StatePosition
@@ -164,6 +166,7 @@ class PartitionState:
 
     def __init__(self, hangar: Hangar, epoch: Epoch) -> None:
         self.hangar, self._epoch = hangar, epoch
+        self._views: list[ReadView] = []
         self.progress = NO_PROGRESS
         """As of the last iteration applied."""
 
@@ -194,8 +197,21 @@ class PartitionState:
         after = StateProgress(
             iteration, replayed, {**self.progress.offsets, **offsets}, state_hash, self._epoch
         )
-        self.hangar.write(write_batch(after, outcome))
+        batch = write_batch(after, outcome)
+        for view in self._views:
+            view.keep(batch)
+        self.hangar.write(batch)
         self.progress = after
+
+    @contextmanager
+    def view(self) -> Iterator[StateReader]:
+        """Return the state as it is now, for a read that gives way to iterations."""
+        view = ReadView(self.hangar)
+        self._views.append(view)
+        try:
+            yield view
+        finally:
+            self._views.remove(view)
 
     def advance(self, offsets: Mapping[TopicName, Offset], replayed: Offset) -> None:
         """Store later positions that need no iteration."""

@@ -31,10 +31,10 @@ class UnsupportedWindow(OperatorError):
     code: ClassVar[str] = "unsupported-window"
 
 
-class NoNativeStep(OperatorError):
-    """A step was requested for what the engine awaits instead, such as user code.
+class UserCodeHasNoStep(OperatorError):
+    """A step was requested for user code, which the engine runs through an executor.
 
-    Raised by `build.build`: a caller checks `spec.has_native_step` first.
+    Raised by `build.build`: a caller checks for `UserCodeSpec` first.
     """
 
-    code: ClassVar[str] = "no-native-step"
+    code: ClassVar[str] = "user-code-has-no-step"

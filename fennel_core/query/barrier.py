@@ -22,7 +22,7 @@ from typing import Protocol
 
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.frames import RemoteError
-from fennel_core.query.errors import BarrierTimeout, JobParked, ViewOutdated
+from fennel_core.query.errors import BarrierTimeout, JobParked, SlotUnresponsive, ViewOutdated
 from fennel_core.query.owners import Owners
 from fennel_core.query.slot_connections import SlotConnections, retry_reason
 from fennel_core.vocab.ids import JobId, JobPartition, TopicName, TopicPartition, partition_indexes
@@ -81,13 +81,9 @@ def layers(jobs: Sequence[Job]) -> list[list[Job]]:
     return out
 
 
-def source_partitions(catalog: Catalog, jobs: Sequence[Job]) -> list[TopicPartition]:
-    """Return every partition of every topic that ingest alone writes for a branch version.
-
-    A topic that a source replay writes, too, is read when that job has been waited for.
-    """
-    replayed = {output.topic for job in jobs for output in job.outputs}
-    topics = dict.fromkeys(b.topic for b in catalog.sources if b.topic not in replayed)
+def source_partitions(catalog: Catalog) -> list[TopicPartition]:
+    """Return every partition of every source topic of a branch version."""
+    topics = dict.fromkeys(binding.topic for binding in catalog.sources)
     return [(topic, part) for topic in topics for part in partition_indexes(catalog.partitions)]
 
 
@@ -122,8 +118,8 @@ class Barrier:
         Raises `JobParked`, `BarrierTimeout` (naming job, partition and lag) and `ViewOutdated`.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        jobs = await self._specs_of(catalog.jobs)
-        ends = await self._topics.ends(source_partitions(catalog, jobs))
+        sources = source_partitions(catalog)
+        ends, jobs = await asyncio.gather(self._topics.ends(sources), self._specs_of(catalog.jobs))
         for layer in layers(jobs):
             inputs = {
                 (topic, part)
@@ -183,7 +179,7 @@ class Barrier:
         except RemoteError as refused:
             retry_reason(refused)
             return group, True
-        except (OSError, TimeoutError):
+        except (OSError, TimeoutError, SlotUnresponsive):
             return group, True
         lagging = {(JobId(item[0]), int(item[1])) for item in late}
         return [target for target in group if target.partition in lagging], False
@@ -212,7 +208,7 @@ class Barrier:
                 [applied] = await self._slots.call(
                     address, "positions", {"items": [[*target.partition]]}
                 )
-        except (OSError, TimeoutError, RemoteError):
+        except (OSError, TimeoutError, RemoteError, SlotUnresponsive):
             return None
         return sum(
             max(0, offset - int(applied.get(topic, 0))) for topic, offset in target.offsets.items()

@@ -19,7 +19,7 @@ from fennel_core.executors.internal_errors import LookupRefused
 from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
 from fennel_core.query.errors import LookupRejected, QueryError, UnknownField
 from fennel_core.query.execution import key_bytes, key_values
-from fennel_core.query.lookups import JobLookup, Lookups, transpose
+from fennel_core.query.lookups import JobLookup, Lookups, ReadOutcome, transpose
 from fennel_core.query.program import ServedDataset
 from fennel_core.vocab.dtypes import Field, Timestamp, optional
 from fennel_core.vocab.ids import DatasetName
@@ -58,6 +58,7 @@ async def look_up(
     keys: Sequence[QueryColumn],
     names: tuple[str, ...],
     as_of: int | Sequence[int],
+    outcome: ReadOutcome,
 ) -> LookupResult:
     """Return the rows of `table` under `keys` (columns in key order).
 
@@ -68,7 +69,8 @@ async def look_up(
         key_values(column, field.dtype) for column, field in zip(keys, schema.keys, strict=True)
     ]
     [rows] = await lookups.fetch(
-        [JobLookup(table.job(), table.partitions, key_bytes(values), as_of)]
+        [JobLookup(table.job(), table.partitions, key_bytes(values), as_of, table.erasable)],
+        outcome,
     )
     echoed = {
         field.name: (field, QueryColumn(field.dtype, column))
@@ -89,11 +91,16 @@ class ExtractorLookups:
     """Serves `Dataset.lookup` of user code during one query, whose clock reading is `now_us`."""
 
     def __init__(
-        self, lookups: Lookups, tables: Mapping[DatasetName, ServedDataset], now_us: int
+        self,
+        lookups: Lookups,
+        tables: Mapping[DatasetName, ServedDataset],
+        now_us: int,
+        outcome: ReadOutcome,
     ) -> None:
         self._lookups = lookups
         self._tables = tables
         self._now_us = now_us
+        self._outcome = outcome
 
     async def __call__(self, asked: LookupRequest) -> LookupReply:
         """See `executors.client.Callbacks.lookup`; raises `LookupRefused` for an invalid
@@ -108,7 +115,9 @@ class ExtractorLookups:
             keys = _key_columns(asked, table.view.schema)
         except (QueryError, pl.exceptions.PolarsError) as refused:
             raise LookupRefused(str(refused)) from refused
-        answer = await look_up(self._lookups, table, keys, names, self._moments(asked))
+        answer = await look_up(
+            self._lookups, table, keys, names, self._moments(asked), self._outcome
+        )
         frame = pl.DataFrame([column.series.alias(field.name) for field, column in answer.columns])
         fields = tuple(field for field, _ in answer.columns)
         return LookupReply(

@@ -1,29 +1,35 @@
 """Hide erased keys from reads, whatever the slots still hold.
 
-An erasure belongs to a workspace and a dataset name (`connections.erasures`), a lookup to a job;
-the views in memory map datasets to jobs, and every lookup comes from a view. All erasures are kept
-in memory. They are reloaded after a notification, when the listener (re)connects, and before the
-response of a forwarded `erase` is sent. Workspaces without erasures do not pay for any of this.
+An erasure belongs to a workspace and a dataset's name (`connections.erasures`). All erasures are
+kept in memory. They are read again after a notification, when the listener (re)connects, and before
+the response of a forwarded `erase` is sent. Workspaces without erasures do not pay for any of this.
+
+A read must not show what has been erased, so reads are refused while this server is known to lack
+an erasure: before the first read of the list, after an announced erasure that could not be read,
+and after any failure of a Postgres that responds. While Postgres cannot be reached at all, no
+erasure can be accepted either, and the last complete list stays in use.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import msgspec
 import psycopg
-from psycopg_pool import PoolTimeout
 
 from fennel_core.connections import erasures
-from fennel_core.connections.erasures import ErasedKeys
-from fennel_core.connections.postgres import Pool, listen
-from fennel_core.query.program import ServedDataset
-from fennel_core.query.view import Views
+from fennel_core.connections.erasures import ErasableKeys, ErasedKeys
+from fennel_core.connections.postgres import ListenStarted, Notification, conninfo, listen
+from fennel_core.query.errors import ErasuresUnknown
 from fennel_core.telemetry.logs import logger
-from fennel_core.vocab.ids import DatasetName, JobId, WorkspaceId
+from fennel_core.vocab.ids import DatasetName, WorkspaceId
 
 log = logger(__name__)
+FIRST_PAUSE_S: Final = 0.05
+LONGEST_PAUSE_S: Final = 2.0
 _decode = msgspec.msgpack.Decoder(list[object]).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -46,15 +52,14 @@ class ErasureRule:
         return _encode([values[place] for place in self.places]) in self.keys
 
 
-def erasure_rules(table: ServedDataset, erased: Sequence[ErasedKeys]) -> tuple[ErasureRule, ...]:
-    """Return the erasures that apply to `table`; those by other columns than its keys do not."""
-    names = table.view.schema.key_names
+def erasure_rules(names: Sequence[str], erased: Sequence[ErasedKeys]) -> tuple[ErasureRule, ...]:
+    """Return the erasures that apply to the key `names`; those by other columns do not."""
     found = []
     for each in erased:
         if set(each.columns) <= set(names):
             places = (
                 None
-                if each.columns == names
+                if each.columns == tuple(names)
                 else tuple(names.index(column) for column in each.columns)
             )
             found.append(ErasureRule(places, each.keys))
@@ -62,49 +67,103 @@ def erasure_rules(table: ServedDataset, erased: Sequence[ErasedKeys]) -> tuple[E
 
 
 class Erasures:
-    """The erasures in memory. Use from one event loop."""
+    """The erasures in memory; `run` keeps them current. Use from one event loop."""
 
-    def __init__(self, pool: Pool, views: Views) -> None:
-        self._pool = pool
-        self._views = views
-        self._erased: dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]] = {}
-        self._rules: dict[JobId, tuple[ErasureRule, ...]] = {}
+    def __init__(self, dsn: str) -> None:
+        self._dsn = dsn
+        self._erased: dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]] | None = None
+        self._rules: dict[ErasableKeys, tuple[ErasureRule, ...]] = {}
+        self._announced: set[WorkspaceId] = set()
+        """Workspaces with an erasure that no read of the list has begun after."""
+        self._refused: set[WorkspaceId] = set()
+        """Workspaces with an erasure that could not be read."""
+        self._failing = False
+        """Postgres responds and the list could not be read."""
+        self._reading = asyncio.Lock()
+        self._requested = asyncio.Event()
 
-    async def reload(self) -> None:
-        """Reload all erasures; raises the exceptions of the pool."""
-        self._erased = await erasures.read(self._pool)
-        self._rules = {}
+    async def run(self) -> None:
+        """Read the erasures, and again after each notification, without end."""
+        self._requested.set()
+        async with asyncio.TaskGroup() as tasks:
+            tasks.create_task(self._follow())
+            tasks.create_task(self._read_when_requested())
 
-    async def try_reload(self) -> None:
-        """Reload them; if the database cannot be reached, keep the old ones."""
-        try:
-            await self.reload()
-        except (psycopg.OperationalError, PoolTimeout) as lost:
-            log.warning("erasures could not be reloaded", reason=str(lost))
+    async def announce(self, workspace: WorkspaceId) -> None:
+        """Read an erasure that was just accepted.
 
-    async def follow(self, dsn: str) -> None:
-        """Reload after each notification, without end."""
-        async for _ in listen(dsn, (erasures.CHANNEL,), name="fennel-query-erasures"):
-            await self.try_reload()
+        If that fails, reads of the workspace are refused until it succeeds in the background.
+        """
+        self._announced.add(workspace)
+        if not await self.try_read():
+            self._requested.set()
 
-    def hidden(self, job: JobId, keys: Sequence[bytes]) -> list[int]:
-        """Return the indexes of erased keys among `keys`."""
-        if not self._erased:
-            return []
-        found = self._rules.get(job)
+    async def try_read(self) -> bool:
+        """Read all erasures; return whether that succeeded."""
+        async with self._reading:
+            announced, self._announced = self._announced, set()
+            try:
+                connection = await psycopg.AsyncConnection.connect(
+                    conninfo(self._dsn, name="fennel-query-erasures"), autocommit=True
+                )
+            except psycopg.OperationalError as unreachable:
+                self._not_read(announced, unreachable)
+                return False
+            try:
+                async with connection:
+                    self._erased = await erasures.read_over(connection)
+            except psycopg.Error as failed:
+                self._failing |= not connection.broken
+                self._not_read(announced, failed)
+                return False
+            self._rules = {}
+            self._refused -= announced
+            self._failing = False
+            return True
+
+    def problem(self) -> str | None:
+        """Return why reads are refused, None while they are served."""
+        if self._erased is None or self._failing:
+            return "the list of erased keys could not be read"
+        if self._refused:
+            return f"an erasure of {', '.join(sorted(self._refused))} could not be read"
+        return None
+
+    def hidden(self, of: ErasableKeys, keys: Sequence[bytes]) -> Sequence[int]:
+        """Return the indexes of erased keys among `keys`; raises `ErasuresUnknown`."""
+        if self._erased is None or self._failing or of.workspace in self._refused:
+            raise ErasuresUnknown()
+        if of.workspace not in self._erased:
+            return ()
+        found = self._rules.get(of)
         if found is None:
-            found = self._rules[job] = self._of(job)
+            erased = self._erased[of.workspace].get(of.dataset, ())
+            found = self._rules[of] = erasure_rules(of.columns, erased)
         return (
             [place for place, key in enumerate(keys) if any(rule.hides(key) for rule in found)]
             if found
-            else []
+            else ()
         )
 
-    def _of(self, job: JobId) -> tuple[ErasureRule, ...]:
-        found: dict[DatasetName, tuple[ErasureRule, ...]] = {}
-        for (workspace, _), view in self._views.known().items():
-            of_workspace = self._erased.get(workspace, {})
-            for name, table in view.tables.items():
-                if table.view.served_by == job and name in of_workspace:
-                    found[name] = erasure_rules(table, of_workspace[name])
-        return tuple(rule for of_dataset in found.values() for rule in of_dataset)
+    def _not_read(self, announced: set[WorkspaceId], why: psycopg.Error) -> None:
+        log.warning("erasures could not be read", reason=str(why))
+        self._announced |= announced
+        self._refused |= announced
+
+    async def _follow(self) -> None:
+        async for event in listen(self._dsn, (erasures.CHANNEL,), name="fennel-query-erasures"):
+            match event:
+                case ListenStarted():
+                    pass  # Erasures may have been missed while it was disconnected.
+                case Notification(_, workspace):
+                    self._announced.add(WorkspaceId(workspace))
+            self._requested.set()
+
+    async def _read_when_requested(self) -> None:
+        while True:
+            await self._requested.wait()
+            self._requested.clear()
+            pause_s = FIRST_PAUSE_S
+            while not await self.try_read():
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

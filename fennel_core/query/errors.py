@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from fennel_core.plans.errors import PlansError
 from fennel_core.vocab.errors import ClassifiedApiError
 from fennel_core.vocab.ids import JobPartition
@@ -115,6 +117,56 @@ class JobParked(QueryError):
         """Return the error for a job that is parked in the registry."""
         job, part = partition
         return cls(f"{job}[{part}] is parked: {error}")
+
+    def needed_by(self, features: Sequence[str]) -> JobParked:
+        """Return the error with the names of the features that need the job."""
+        names = ", ".join(f"`{name}`" for name in features)
+        return JobParked(f"{self}. The features {names} need it; query without them, or repair it")
+
+
+class SlotCallFailed(QueryError):
+    """A slot refused a call for a reason that no other slot can resolve.
+
+    `not-owner` and `parked` are handled elsewhere; what is left is a defect, a version mismatch, or
+    a result that is too large.
+    """
+
+    CODE = "slot-call-failed"
+
+    def __init__(self, remote_code: str, text: str) -> None:
+        super().__init__(f"the engine could not serve the read ({remote_code}): {text}")
+
+
+class SlotUnresponsive(QueryError):
+    """The slot accepts connections and does not respond: its process is frozen. Retry."""
+
+    STATUS = 503
+    CODE = "slot-unresponsive"
+
+
+class QueryTimeout(QueryError):
+    """A request took longer than the setting FENNEL_QUERY_TIMEOUT_MS and was cancelled."""
+
+    STATUS = 504
+    CODE = "query-timeout"
+
+    def __init__(self, timeout_s: float) -> None:
+        super().__init__(
+            f"the request was cancelled after {timeout_s:g} s: ask for fewer rows or features, or "
+            "raise FENNEL_QUERY_TIMEOUT_MS"
+        )
+
+
+class ErasuresUnknown(QueryError):
+    """This server does not know which keys are erased, so it refuses every read. Retry."""
+
+    STATUS = 503
+    CODE = "erasures-unknown"
+
+    def __init__(self) -> None:
+        super().__init__(
+            "reads are refused until this server has read the list of erased keys; try again"
+        )
 
 
 class PartitionUnavailable(QueryError):

@@ -1,17 +1,18 @@
 """Execute a program: the levels of a plan, one after the other, over columns.
 
 A query reads the clock once and all its lookups are as of that time, so rows stamped in the future
-are invisible and all features of a response belong to one moment. The lookups of a level are sent
-together (one frame per owner slot), concurrently with its extractors. Keys that occur several times
-in a request are looked up once. The common request of one row never creates a frame: its row is
-decoded into a list, whose items are the results.
+are invisible and all features of a response belong to one moment of event time. A row that is
+accepted while a query runs may be seen by one level and not by an earlier one, but the row of a key
+is read once per query: two features from one row never disagree. The lookups of a level are sent
+together (one frame per owner slot), concurrently with its extractors; the first failure cancels the
+others. The common request of one row never creates a frame: its row is decoded into a list, whose
+items are the results.
 """
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import chain, islice, repeat
 
 import msgspec
@@ -23,8 +24,14 @@ from fennel_core.executors.errors import CallFailed, ExecutorUnavailable
 from fennel_core.executors.protocol import TS
 from fennel_core.query.bound_expressions import BoundExpressions
 from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
-from fennel_core.query.errors import ExtractorFailed, ExtractorUnavailable, ValueNotConvertible
-from fennel_core.query.lookups import EncodedRows, JobLookup, Lookups, transpose
+from fennel_core.query.concurrently import gather_or_cancel
+from fennel_core.query.errors import (
+    ExtractorFailed,
+    ExtractorUnavailable,
+    JobParked,
+    ValueNotConvertible,
+)
+from fennel_core.query.lookups import EncodedRows, JobLookup, Lookups, ReadOutcome, transpose
 from fennel_core.query.program import (
     BoundAlias,
     BoundExtractor,
@@ -34,6 +41,7 @@ from fennel_core.query.program import (
     Registers,
 )
 from fennel_core.vocab.dtypes import Dtype, base
+from fennel_core.vocab.ids import JobId
 
 _encode_key = msgspec.msgpack.Encoder().encode
 _decode_row = msgspec.msgpack.Decoder(list[object]).decode
@@ -46,6 +54,9 @@ class QueryRequest:
     given: dict[str, QueryColumn]
     rows: int
     now_us: int
+    outcome: ReadOutcome = field(default_factory=ReadOutcome)
+    seen: dict[tuple[JobId, bytes], bytes | None] = field(default_factory=dict)
+    """The rows of jobs that more than one level looks up, by key."""
 
 
 class ProgramRunner:
@@ -67,11 +78,16 @@ class ProgramRunner:
             registers[place] = request.given[name]
         filled: Registers = registers  # type: ignore[assignment]  # the planner computes every register before it is read
         for level in program.levels:
-            await self._level(level, filled, request, callbacks)
+            await self._level(level, program.repeated, filled, request, callbacks)
         return [filled[place] for _, _, place in program.outputs]
 
     async def _level(
-        self, level: BoundLevel, registers: Registers, request: QueryRequest, callbacks: Callbacks
+        self,
+        level: BoundLevel,
+        repeated: frozenset[JobId],
+        registers: Registers,
+        request: QueryRequest,
+        callbacks: Callbacks,
     ) -> None:
         for step in level.local:
             match step:
@@ -79,20 +95,20 @@ class ProgramRunner:
                     registers[out] = registers[source].filled(fill, dtype)
                 case BoundExpressions():
                     step.run(registers, request.rows, request.now_us)
-        if level.lookups and level.extractors:
-            beside = (
-                self._extract(step, registers, request, callbacks) for step in level.extractors
-            )
-            await asyncio.gather(self._look_up(level.lookups, registers, request), *beside)
-        elif level.lookups:
-            await self._look_up(level.lookups, registers, request)
-        elif level.extractors:
-            await asyncio.gather(
-                *(self._extract(step, registers, request, callbacks) for step in level.extractors)
-            )
+        work = [self._extract(step, registers, request, callbacks) for step in level.extractors]
+        if level.lookups:
+            work.append(self._look_up(level.lookups, repeated, registers, request))
+        if len(work) == 1:
+            await work[0]
+        elif work:
+            await gather_or_cancel(work)
 
     async def _look_up(
-        self, steps: tuple[BoundLookup, ...], registers: Registers, request: QueryRequest
+        self,
+        steps: tuple[BoundLookup, ...],
+        repeated: frozenset[JobId],
+        registers: Registers,
+        request: QueryRequest,
     ) -> None:
         of_group: dict[int, _DistinctKeys] = {}
         for step in steps:
@@ -100,13 +116,41 @@ class ProgramRunner:
                 of_group[step.group] = _DistinctKeys.of(step, registers)
         asked = [of_group[step.group] for step in steps]
         job_lookups = [
-            JobLookup(step.job, step.partitions, each.keys, request.now_us)
+            JobLookup(step.job, step.partitions, each.keys, request.now_us, step.erasable)
             for step, each in zip(steps, asked, strict=True)
         ]
-        for step, each, rows in zip(
-            steps, asked, await self._lookups.fetch(job_lookups), strict=True
-        ):
+        try:
+            found = (
+                await self._fetch_once(job_lookups, repeated, request)
+                if repeated
+                else await self._lookups.fetch(job_lookups, request.outcome)
+            )
+        except JobParked as parked:
+            raise parked.needed_by(_features_of(steps, str(parked))) from parked
+        for step, each, rows in zip(steps, asked, found, strict=True):
             each.fill_registers(step, rows, registers)
+
+    async def _fetch_once(
+        self, job_lookups: list[JobLookup], repeated: frozenset[JobId], request: QueryRequest
+    ) -> list[EncodedRows]:
+        """Fetch rows; rows of `repeated` jobs that an earlier level has fetched are used again."""
+        seen = request.seen
+        missing = [
+            replace(each, keys=[key for key in each.keys if (each.job, key) not in seen])
+            if each.job in repeated
+            else each
+            for each in job_lookups
+        ]
+        fetched = await self._lookups.fetch(missing, request.outcome)
+        for each, rows in zip(missing, fetched, strict=True):
+            if each.job in repeated:
+                for key, row in zip(each.keys, rows, strict=True):
+                    # Two steps of one level may look the same key up.
+                    seen.setdefault((each.job, key), row)
+        return [
+            [seen[each.job, key] for key in each.keys] if each.job in repeated else rows
+            for each, rows in zip(job_lookups, fetched, strict=True)
+        ]
 
     async def _extract(
         self,
@@ -136,6 +180,15 @@ class ProgramRunner:
         for place, out in step.keep:
             field = step.call.outputs[place]
             registers[out] = QueryColumn(field.dtype, series=frame[field.name])
+
+
+def _features_of(steps: tuple[BoundLookup, ...], text: str) -> list[str]:
+    """Return the features of the job that `text` names.
+
+    A slot refuses the request of a level as a whole, and only its text has the job.
+    """
+    concerned = [step for step in steps if step.job in text] or steps
+    return [name for step in concerned for name in step.features]
 
 
 @dataclass(frozen=True, slots=True)

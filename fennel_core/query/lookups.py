@@ -4,20 +4,32 @@ The bytes of a key determine its partition, and the owner of the partition serve
 All keys of all datasets that a level needs are grouped by owner and sent at once, one frame per
 slot. When a slot refuses because it does not own the partition, or its connection breaks, the
 lookup is repeated at the owner that the registry names by then, until the deadline: a change of
-owners takes seconds at most. No value is cached here, so a result is never older than its request.
-Rows are msgpack arrays and become columns by C code (`join`, one decode, `zip`), never row by row.
+owners takes seconds at most. A slot that works on a lookup is waited for as long as the request
+lasts, and a cancelled request cancels its work in the slots. While the registry cannot be read, the
+last known owners are used. No value is cached here, so a result is never older than its request,
+unless the slot marks it as stale: it serves reads after its lease has ended until it learns of
+another owner. Rows are msgpack arrays and become columns by C code (`join`, one decode, `zip`),
+never row by row.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import msgspec
 
+from fennel_core.connections.api_errors import DatabaseUnavailable
+from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.connections.frames import RemoteError
-from fennel_core.query.errors import JobParked, PartitionUnavailable
+from fennel_core.query.concurrently import gather_or_cancel
+from fennel_core.query.errors import (
+    JobParked,
+    PartitionUnavailable,
+    SlotUnresponsive,
+    ViewOutdated,
+)
 from fennel_core.query.owners import Owners
 from fennel_core.query.slot_connections import SlotConnections, retry_reason
 from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
@@ -28,18 +40,32 @@ RETRY_PAUSE_S = 0.02
 milliseconds.
 """
 
+REFRESH_WAIT_S = 0.25
+"""Longest wait for newer owners per attempt: the registry may be out of reach."""
+
 EncodedRows = list[bytes | None]
 _decode_rows = msgspec.msgpack.Decoder().decode
 
 
 @dataclass(frozen=True, slots=True)
 class JobLookup:
-    """A lookup of `keys` in one job, as of one time or one time per key (µs)."""
+    """A lookup of `keys` in one job, as of one time or one time per key (µs).
+
+    `erasable` determines which erasures apply to the keys.
+    """
 
     job: JobId
     partitions: int
     keys: Sequence[bytes]
     as_of: int | Sequence[int]
+    erasable: ErasableKeys
+
+
+@dataclass(slots=True)
+class ReadOutcome:
+    """What the reads of one request have in common. `stale`: one of them may be behind."""
+
+    stale: bool = False
 
 
 @dataclass(slots=True)
@@ -55,6 +81,8 @@ class _PartitionLookup:
     keys: Sequence[bytes]
     as_of: int | Sequence[int]
     failure: str = field(default="it has no owner yet")
+    unresponsive: bool = False
+    """Its owner is frozen."""
 
     def item(self) -> list[object]:
         return [*self.partition, self.keys, self.as_of]
@@ -64,7 +92,7 @@ class Lookups:
     """Looks keys up at the owners of their partitions.
 
     `timeout_s` bounds the search for the owner of a partition. `hidden` returns the indexes of
-    erased keys among a job's keys.
+    erased keys.
     """
 
     def __init__(
@@ -72,28 +100,32 @@ class Lookups:
         slots: SlotConnections,
         owners: Owners,
         timeout_s: float,
-        hidden: Callable[[JobId, Sequence[bytes]], Sequence[int]] = lambda _job, _keys: (),
+        hidden: Callable[[ErasableKeys, Sequence[bytes]], Sequence[int]],
     ) -> None:
         self._hidden = hidden
         self._slots = slots
         self._owners = owners
         self._timeout_s = timeout_s
 
-    async def fetch(self, job_lookups: Sequence[JobLookup]) -> list[EncodedRows]:
+    async def fetch(
+        self, job_lookups: Sequence[JobLookup], outcome: ReadOutcome
+    ) -> list[EncodedRows]:
         """Return per lookup one row (msgpack `[ts, value, …]`) or None per key.
 
-        Raises `JobParked`, and `PartitionUnavailable` when the deadline passes.
+        Raises `JobParked`, `ViewOutdated` for a job that no longer exists, `ErasuresUnknown`, and
+        `PartitionUnavailable` when no owner is found before the deadline.
         """
         answers: list[EncodedRows] = [[None] * len(job_lookup.keys) for job_lookup in job_lookups]
+        hidden = [self._hidden(each.erasable, each.keys) for each in job_lookups]
         pending = _pieces(job_lookups)
         deadline = asyncio.get_running_loop().time() + self._timeout_s
         while True:
             epoch = self._owners.epoch
             asked = [self._owners.address(piece.partition) for piece in pending]
-            failed = await self._ask(pending, asked, answers, deadline)
+            failed = await self._ask(pending, asked, answers, outcome)
             if not failed:
-                for job_lookup, rows in zip(job_lookups, answers, strict=True):
-                    for place in self._hidden(job_lookup.job, job_lookup.keys):
+                for rows, places in zip(answers, hidden, strict=True):
+                    for place in places:
                         rows[place] = None
                 return answers
             if asyncio.get_running_loop().time() >= deadline:
@@ -102,26 +134,35 @@ class Lookups:
                 piece.partition: address for piece, address in zip(pending, asked, strict=True)
             }
             pending = failed
-            await self._owners.refresh(epoch)
-            self._refuse_parked(pending)
+            await refresh_owners(self._owners, epoch)
+            self._refuse_hopeless(pending, known)
             if all(
                 self._owners.address(piece.partition) == known[piece.partition] for piece in pending
             ):
                 # The partition has no new owner yet, or its owner is still replaying.
                 await asyncio.sleep(RETRY_PAUSE_S)
 
-    def _refuse_parked(self, pieces: Sequence[_PartitionLookup]) -> None:
+    def _refuse_hopeless(
+        self,
+        pieces: Sequence[_PartitionLookup],
+        asked: Mapping[JobPartition, str | None],
+    ) -> None:
         for piece in pieces:
+            address = self._owners.address(piece.partition)
             parked = self._owners.parked(piece.partition)
-            if parked is not None and self._owners.address(piece.partition) is None:
+            if parked is not None and address is None:
                 raise JobParked.of(piece.partition, parked.error)
+            if not self._owners.knows(piece.partition[0]):
+                raise ViewOutdated(f"job `{piece.partition[0]}` no longer exists")
+            if piece.unresponsive and address == asked[piece.partition]:
+                raise PartitionUnavailable(piece.partition, piece.failure)
 
     async def _ask(
         self,
         pieces: list[_PartitionLookup],
         addresses: list[str | None],
         answers: list[EncodedRows],
-        deadline: float,
+        outcome: ReadOutcome,
     ) -> list[_PartitionLookup]:
         """Send one request to every owner; return the parts that must be repeated."""
         by_owner: dict[str, list[_PartitionLookup]] = {}
@@ -133,13 +174,12 @@ class Lookups:
                 by_owner.setdefault(address, []).append(piece)
         if len(by_owner) == 1:
             address, group = by_owner.popitem()
-            again += await self._ask_one(address, group, answers, deadline)
+            again += await self._ask_one(address, group, answers, outcome)
         elif by_owner:
-            asked = (
-                self._ask_one(address, group, answers, deadline)
+            for failed in await gather_or_cancel(
+                self._ask_one(address, group, answers, outcome)
                 for address, group in by_owner.items()
-            )
-            for failed in await asyncio.gather(*asked):
+            ):
                 again += failed
         return again
 
@@ -148,23 +188,38 @@ class Lookups:
         address: str,
         pieces: list[_PartitionLookup],
         answers: list[EncodedRows],
-        deadline: float,
+        outcome: ReadOutcome,
     ) -> list[_PartitionLookup]:
         try:
-            async with asyncio.timeout_at(deadline):
-                results = await self._slots.call(
-                    address, "lookup", {"items": [piece.item() for piece in pieces]}
-                )
+            reply = await self._slots.call(
+                address, "lookup", {"items": [piece.item() for piece in pieces]}
+            )
         except RemoteError as refused:
             return _failed(pieces, retry_reason(refused))
-        except (OSError, TimeoutError) as lost:
-            return _failed(
-                pieces, f"its owner at {address} does not respond: {str(lost) or 'timed out'}"
-            )
+        except SlotUnresponsive as frozen:
+            for piece in pieces:
+                piece.unresponsive = True
+            return _failed(pieces, f"its owner at {address} does not respond: {frozen}")
+        except OSError as lost:
+            return _failed(pieces, f"its owner at {address} does not respond: {lost}")
+        results = reply["rows"]
         assert len(results) == len(pieces), "a slot returns a result per item"
         for piece, rows in zip(pieces, results, strict=True):
             _place(answers[piece.lookup], piece.places, rows)
+        outcome.stale |= reply["stale"]
         return []
+
+
+async def refresh_owners(owners: Owners, seen: int) -> None:
+    """Wait a moment for owners that are newer than epoch `seen`.
+
+    If the registry cannot be read, the last known owners stay in use.
+    """
+    try:
+        async with asyncio.timeout(REFRESH_WAIT_S):
+            await owners.refresh(seen)
+    except (DatabaseUnavailable, TimeoutError):
+        return
 
 
 def _failed(pieces: list[_PartitionLookup], why: str) -> list[_PartitionLookup]:

@@ -24,9 +24,7 @@ SERVING = "SELECT serving FROM branch WHERE workspace = %s AND name = %s"
 VERSION = "SELECT coalesce(merged, request), catalog FROM commit WHERE id = %s"
 OWNERS = """
     SELECT p.job_id, p.part, s.address, p.status, p.error
-    FROM job_partition p LEFT JOIN slot s ON s.id = p.slot_id AND s.lease_until > now() AND
-        p.lease_until > now()
-    WHERE s.address IS NOT NULL OR p.status = 'parked'
+    FROM job_partition p LEFT JOIN slot s ON s.id = p.slot_id
 """
 JOBS = "SELECT spec FROM job WHERE id = ANY(%s)"
 PARTITIONS = """
@@ -95,16 +93,21 @@ class PostgresReader:
         )
 
     async def read_owners(self) -> Ownership:
-        """Read all owners in one statement; partitions without a live owner are absent."""
+        """Read all owners in one statement, also those whose lease has ended.
+
+        Until another slot claims a partition, its last owner has the newest state of it.
+        """
         addresses: dict[JobPartition, str] = {}
         parked: dict[JobPartition, Parked] = {}
+        jobs: set[JobId] = set()
         for job, part, address, status, error in await self._rows(OWNERS, ()):
             partition = (JobId(str(job)), PartitionIndex(int(str(part))))
+            jobs.add(partition[0])
             if address is not None:
                 addresses[partition] = str(address)
             if status == "parked":
                 parked[partition] = Parked("its code failed" if error is None else str(error))
-        return Ownership(addresses, parked)
+        return Ownership(addresses, parked, jobs)
 
     async def read_jobs(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
         """Return the specifications of `jobs`; deleted jobs are absent."""

@@ -8,11 +8,13 @@ become physical values. Everything here is immutable and shared by all requests.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import assert_never
 
 from fennel_core.blueprints.spec import DatasetView
+from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.executors.calls import ExtractCall
 from fennel_core.plans import plan_nodes
 from fennel_core.plans.absent_keys import AbsentValue
@@ -24,7 +26,7 @@ from fennel_core.query.errors import LookupRejected, UnknownDataset
 from fennel_core.query.lookups import row_bytes
 from fennel_core.query.values import default_value
 from fennel_core.vocab.dtypes import Dtype, Field, List, base
-from fennel_core.vocab.ids import DatasetName, JobId
+from fennel_core.vocab.ids import DatasetName, JobId, WorkspaceId
 from fennel_core.wire.entities import FeatureRef
 
 TIMESTAMP_PLACE = 0
@@ -35,6 +37,7 @@ TIMESTAMP_PLACE = 0
 class ServedDataset:
     """A dataset as lookups see it. `absent` are its values for a key without a row."""
 
+    workspace: WorkspaceId
     view: DatasetView
     partitions: int
     absent: tuple[AbsentValue, ...]
@@ -43,6 +46,10 @@ class ServedDataset:
     def absent_row(self) -> bytes:
         """The row that the public lookup uses for an absent key: every aggregation of no rows."""
         return row_bytes([empty.value for empty in self.absent])
+
+    @property
+    def erasable(self) -> ErasableKeys:
+        return ErasableKeys(self.workspace, self.view.name, self.view.schema.key_names)
 
     def job(self) -> JobId:
         """Return the job that serves lookups; raises `LookupRejected` without one."""
@@ -92,6 +99,9 @@ class BoundLookup:
     reads: tuple[BoundRead, ...]
     listed: bool
     group: int
+    erasable: ErasableKeys
+    features: tuple[str, ...]
+    """The features that are read, for messages."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,13 +136,14 @@ class QueryProgram:
     """A bound plan.
 
     `inputs` are the given columns to read, with the register of each; `outputs` the columns of the
-    response and their encoders.
+    response and their encoders. `repeated` are the jobs that more than one level looks up.
     """
 
     inputs: tuple[tuple[str, Dtype, int], ...]
     levels: tuple[BoundLevel, ...]
     outputs: tuple[tuple[str, Encoder, int], ...]
     registers: int
+    repeated: frozenset[JobId]
 
 
 Registers = list[QueryColumn]
@@ -157,7 +168,9 @@ class _Binder:
         outputs = tuple(
             (o.ref.fqn, encoder_of(o.dtype), self._register(o.ref)) for o in plan.outputs
         )
-        return QueryProgram(inputs, levels, outputs, len(self._registers))
+        looked_up = Counter(job for level in levels for job in {step.job for step in level.lookups})
+        repeated = frozenset(job for job, times in looked_up.items() if times > 1)
+        return QueryProgram(inputs, levels, outputs, len(self._registers), repeated)
 
     def _register(self, ref: FeatureRef) -> int:
         return self._registers.setdefault(ref, len(self._registers))
@@ -206,6 +219,8 @@ class _Binder:
             reads=tuple(self._read(read, table, names, listed=listed) for read in step.reads),
             listed=listed,
             group=self._groups.setdefault((step.keys, key_types, listed), len(self._groups)),
+            erasable=table.erasable,
+            features=tuple(read.output.ref.fqn for read in step.reads),
         )
 
     def _read(

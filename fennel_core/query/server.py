@@ -3,26 +3,37 @@
 The hot routes (`/query`, lookups) are matched by hand and served here; everything else under
 `/api/v1` is forwarded. Errors are raised anywhere below as `ApiError` and sent in one place. After
 a forwarded control call has succeeded, the branch is reloaded *before* the response is sent, so a
-client reads its own commit on this server; other servers get a notification.
+client reads its own commit on this server; other servers get a notification. If the reload fails,
+the response is sent all the same, because the call has succeeded, and the reload is repeated. A
+read whose client has disconnected is cancelled.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import lru_cache
+from typing import Any
 from urllib.parse import parse_qs, unquote
 
 from prometheus_client import Counter, Histogram
 from starlette.types import Receive, Scope, Send
 
-from fennel_core.connections.asgi import ClientDisconnected, header, read_body, send_json
+from fennel_core.connections.asgi import (
+    ClientDisconnected,
+    cancelled_on_disconnect,
+    header,
+    read_body,
+    send_json,
+)
 from fennel_core.query.bodies import BarrierBody, parse
 from fennel_core.query.errors import RequestMalformed, ResponseTruncated, UnknownRoute
 from fennel_core.query.forward import Forwarder, Upstream
-from fennel_core.query.service import QueryService
+from fennel_core.query.service import Answer, QueryService
 from fennel_core.query.status import StatusReport
 from fennel_core.query.view import BranchKey, Views
+from fennel_core.query.view_refresh import ViewRefresher
 from fennel_core.telemetry import metrics, traces
 from fennel_core.telemetry.errors import INTERNAL, send_error, wants_json
 from fennel_core.telemetry.health import HealthEndpoint
@@ -33,6 +44,10 @@ from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
 API = "/api/v1"
 INSPECT_ROWS = 10
 READS_ONLY = frozenset({"GET", "HEAD"})
+
+RELOAD_WAIT_S = 10.0
+"""How long the response of a successful commit waits for this server's view of it."""
+STALE_HEADERS = ((b"x-fennel-stale", b"true"),)
 
 log = logger(__name__)
 WorkspaceOf = Callable[[str | None], Awaitable[WorkspaceId]]
@@ -55,9 +70,11 @@ class QueryApplication:
         upstreams: Mapping[str, Upstream],
         workspace_of: WorkspaceOf,
         body_limit_bytes: int,
-        after_erase: Callable[[], Awaitable[None]] | None = None,
+        refresher: ViewRefresher,
+        after_erase: Callable[[WorkspaceId], Awaitable[None]],
     ) -> None:
         self._after_erase = after_erase
+        self._refresher = refresher
         self._service = service
         self._views = views
         self._status = status
@@ -108,8 +125,7 @@ class QueryApplication:
         if path == f"{API}/query" and method == "POST":
             key = await self._key(scope)
             body = await read_body(scope, receive, self._limit_bytes)
-            await send_json(send, await self._service.query(key, body))
-            return 200
+            return await _send_read(receive, send, self._service.query(key, body))
         if path == "/status" and method == "GET":
             await send_json(send, await self._status.report(header(scope, b"authorization")))
             return 200
@@ -120,20 +136,18 @@ class QueryApplication:
             case ("POST", "dataset", name, "lookup"):
                 key = await self._key(scope)
                 body = await read_body(scope, receive, self._limit_bytes)
-                await send_json(send, await self._service.lookup(key, unquote(name), body))
+                answer = self._service.lookup(key, unquote(name), body)
             case ("GET", "dataset", name, "inspect"):
                 rows = _count(scope, "n", INSPECT_ROWS)
-                await send_json(
-                    send, await self._service.inspect(await self._key(scope), unquote(name), rows)
-                )
+                answer = self._service.inspect(await self._key(scope), unquote(name), rows)
             case ("POST", "barrier"):
                 key = await self._key(scope)
                 body = await read_body(scope, receive, self._limit_bytes)
                 timeout_s = parse(body, BarrierBody).timeout_s if body else None
-                await send_json(send, await self._service.barrier(key, timeout_s))
+                answer = self._service.barrier(key, timeout_s)
             case _:
                 return await self._forward(words, scope, receive, send)
-        return 200
+        return await _send_read(receive, send, answer)
 
     async def _forward(self, words: list[str], scope: Scope, receive: Receive, send: Send) -> int:
         kind = "erase" if words[0] == "dataset" and words[-1] == "erase" else words[0]
@@ -141,17 +155,39 @@ class QueryApplication:
         changes = kind in CHANGES_A_BRANCH and scope["method"] not in READS_ONLY
 
         async def before_response(status: int) -> None:
-            if changes and status == 200:
-                await self._views.refresh(await self._key(scope))
-            if kind == "erase" and status == 200 and self._after_erase is not None:
-                await self._after_erase()
+            if status != 200 or not (changes or kind == "erase"):
+                return
+            # It is cached: the upstream server has just accepted the token.
+            key = await self._key(scope)
+            if kind == "erase":
+                await self._after_erase(key[0])
+            else:
+                await self._reload(key)
 
         return await self._forwarder.forward(upstream, scope, receive, send, before_response)
+
+    async def _reload(self, key: BranchKey) -> None:
+        try:
+            async with asyncio.timeout(RELOAD_WAIT_S):
+                await self._views.refresh(key)
+        except (ApiError, TimeoutError) as failed:
+            log.warning("view not reloaded after a change", branch=key, reason=str(failed))
+            self._refresher.request(key)
 
     async def _key(self, scope: Scope) -> BranchKey:
         workspace = await self._workspace_of(header(scope, b"authorization"))
         branch = header(scope, b"x-fennel-branch")
         return workspace, MAIN_BRANCH if branch is None else BranchName(branch)
+
+
+async def _send_read(receive: Receive, send: Send, answer: Coroutine[Any, Any, Answer]) -> int:
+    """Send the answer; cancel it when the client disconnects. Returns the status."""
+    async with cancelled_on_disconnect(receive):
+        found = await answer
+    if found.stale:
+        metrics.STALE_READS.inc()
+    await send_json(send, found.body, headers=STALE_HEADERS if found.stale else ())
+    return 200
 
 
 @lru_cache(maxsize=1024)

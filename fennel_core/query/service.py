@@ -3,11 +3,13 @@
 A workspace, a branch and a body go in, JSON bytes come out. Every call uses one view from start to
 end. A view may be behind Postgres by as long as a notification takes, so a call that fails because
 the view lacks something (a branch, a dataset, a feature, a job) is repeated once on the reloaded
-view. Nothing else is repeated here.
+view. Nothing else is repeated here. Every call but the barrier, which has its own, ends at one
+deadline, which cancels its lookups in the slots and its extractors in the executors.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
@@ -34,13 +36,14 @@ from fennel_core.query.errors import (
     LookupRejected,
     MissingInput,
     QueryRejected,
+    QueryTimeout,
     UnknownDataset,
     UnknownField,
     ViewOutdated,
 )
 from fennel_core.query.execution import ProgramRunner, QueryRequest
 from fennel_core.query.inspect import Inspector
-from fennel_core.query.lookups import Lookups
+from fennel_core.query.lookups import Lookups, ReadOutcome
 from fennel_core.query.program import ServedDataset
 from fennel_core.query.values import input_column
 from fennel_core.query.view import BranchKey, View, Views
@@ -72,7 +75,16 @@ class QueryLimits:
     """Limits of one request."""
 
     query_rows: int
+    query_timeout_s: float
     barrier_timeout_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """A JSON response. `stale`: a slot whose lease has ended served a part of it."""
+
+    body: bytes
+    stale: bool = False
 
 
 class QueryService:
@@ -99,14 +111,14 @@ class QueryService:
         self._bounds = bounds
         self._workflows: set[str] = set()
 
-    async def query(self, key: BranchKey, body: bytes) -> bytes:
+    async def query(self, key: BranchKey, body: bytes) -> Answer:
         """Serve `POST /query`: columns of the requested features, in the order requested."""
         began = time.perf_counter()
         workflow = DEFAULT_WORKFLOW
         try:
             asked = query_body(body, self._bounds.query_rows)
             workflow = self._workflow(asked.workflow)
-            answer = await self._on_view(key, partial(self._features, key, asked))
+            answer = await self._read(key, partial(self._features, key, asked))
         except ApiError as refused:
             metrics.EXTRACT_FEATURES_ERRORS.labels(workflow, refused.code).inc()
             raise
@@ -115,7 +127,7 @@ class QueryService:
         _rows(workflow).inc(asked.rows)
         return answer
 
-    async def _features(self, key: BranchKey, asked: FeatureQuery, view: View) -> bytes:
+    async def _features(self, key: BranchKey, asked: FeatureQuery, view: View) -> Answer:
         program = view.program((asked.inputs, asked.outputs))
         given = {}
         for name, dtype, _ in program.inputs:
@@ -124,14 +136,13 @@ class QueryService:
                 raise MissingInput(name)
             given[name] = input_column(values, dtype, name)
         request = QueryRequest(given, asked.rows, self._now_us())
-        columns = await self._runner.run(
-            program, request, self._callbacks(key, view, request.now_us)
-        )
+        columns = await self._runner.run(program, request, self._callbacks(key, view, request))
         encoded = {
             name: encode(column)
             for (name, encode, _), column in zip(program.outputs, columns, strict=True)
         }
-        return dump(as_rows(encoded, asked.rows) if asked.by_row else encoded)
+        shown = as_rows(encoded, asked.rows) if asked.by_row else encoded
+        return Answer(dump(shown), request.outcome.stale)
 
     def _workflow(self, name: str | None) -> str:
         """Return the workflow as a metric label: the first hundred names get one each, others share
@@ -143,52 +154,60 @@ class QueryService:
             self._workflows.add(name)
         return name if name in self._workflows else OTHER_WORKFLOWS
 
-    async def lookup(self, key: BranchKey, dataset: str, body: bytes) -> bytes:
+    async def lookup(self, key: BranchKey, dataset: str, body: bytes) -> Answer:
         """Serve `POST /dataset/{name}/lookup`: `{"data": columns, "found": [...]}`."""
         asked = lookup_body(body, self._bounds.query_rows)
 
-        async def answer(view: View) -> bytes:
-            table = _table(view, dataset)
+        async def answer(view: View) -> Answer:
+            table, outcome = _table(view, dataset), ReadOutcome()
             serving_check(table, as_of=bool(asked.timestamps))
             names = chosen_fields(table.view.schema, asked.fields or ())
             keys = key_columns(asked.keys, table.view.schema.keys, dataset)
             as_of = timestamp_column(asked.timestamps) if asked.timestamps else self._now_us()
-            found = await look_up(self._lookups, table, keys, names, as_of)
-            return dump(
-                {
-                    "data": {field.name: json_values(column) for field, column in found.columns},
-                    "found": found.found,
-                }
-            )
+            found = await look_up(self._lookups, table, keys, names, as_of, outcome)
+            data = {field.name: json_values(column) for field, column in found.columns}
+            return Answer(dump({"data": data, "found": found.found}), outcome.stale)
 
-        return await self._on_view(key, answer)
+        return await self._read(key, answer)
 
-    async def inspect(self, key: BranchKey, dataset: str, rows: int) -> bytes:
+    async def inspect(self, key: BranchKey, dataset: str, rows: int) -> Answer:
         """Serve `GET /dataset/{name}/inspect`: columns of the last rows."""
 
-        async def answer(view: View) -> bytes:
-            columns = await self._inspector.last_rows(_table(view, dataset), rows, self._now_us())
-            return dump({field.name: json_values(column) for field, column in columns})
+        async def answer(view: View) -> Answer:
+            outcome = ReadOutcome()
+            columns = await self._inspector.last_rows(
+                _table(view, dataset), rows, self._now_us(), outcome
+            )
+            shown = {field.name: json_values(column) for field, column in columns}
+            return Answer(dump(shown), outcome.stale)
 
-        return await self._on_view(key, answer)
+        return await self._read(key, answer)
 
-    async def barrier(self, key: BranchKey, timeout_s: float | None) -> bytes:
+    async def barrier(self, key: BranchKey, timeout_s: float | None) -> Answer:
         """Serve `POST /barrier`: `{}` once everything accepted before has been applied."""
         limit_s = self._bounds.barrier_timeout_s if timeout_s is None else timeout_s
 
-        async def answer(view: View) -> bytes:
+        async def answer(view: View) -> Answer:
             if view.catalog is not None:
                 await self._barrier.wait(view.catalog, limit_s)
-            return b"{}"
+            return Answer(b"{}")
 
         return await self._on_view(key, answer)
 
-    def _callbacks(self, key: BranchKey, view: View, now_us: int) -> Callbacks:
+    def _callbacks(self, key: BranchKey, view: View, request: QueryRequest) -> Callbacks:
         workspace = key[0]
         return Callbacks(
-            lookup=ExtractorLookups(self._lookups, view.tables, now_us),
+            lookup=ExtractorLookups(self._lookups, view.tables, request.now_us, request.outcome),
             secret=lambda name: self._secret(workspace, name),
         )
+
+    async def _read(self, key: BranchKey, answer: Callable[[View], Awaitable[T]]) -> T:
+        """Return the answer on the branch's view; raises `QueryTimeout`."""
+        try:
+            async with asyncio.timeout(self._bounds.query_timeout_s):
+                return await self._on_view(key, answer)
+        except TimeoutError as late:
+            raise QueryTimeout(self._bounds.query_timeout_s) from late
 
     async def _on_view(self, key: BranchKey, answer: Callable[[View], Awaitable[T]]) -> T:
         view = await self._views.get(key)

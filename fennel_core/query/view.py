@@ -72,7 +72,9 @@ class View:
         absent = absent_rows(serving.request)
         catalog = serving.catalog
         tables = {
-            view.name: ServedDataset(view, catalog.partitions, absent.get(view.name, ()))
+            view.name: ServedDataset(
+                catalog.workspace, view, catalog.partitions, absent.get(view.name, ())
+            )
             for view in catalog.datasets
         }
         return cls(serving.commit, catalog, FeatureIndex.of(serving.request), tables)
@@ -122,30 +124,16 @@ class Views:
         return await asyncio.shield(following)
 
     async def refresh(self, key: BranchKey) -> None:
-        """Reload the branch if it is cached; drop it if it was deleted."""
-        if key in self._views:
-            await self._reload_or_forget(key)
-
-    async def refresh_all(self) -> None:
-        """Reload every cached branch, because notifications may have been missed.
-
-        Raises the first failure after all have been tried.
-        """
-        tried = await asyncio.gather(
-            *map(self._reload_or_forget, list(self._views)), return_exceptions=True
-        )
-        failure = next((result for result in tried if result is not None), None)
-        if failure is not None:
-            raise failure
-
-    def known(self) -> Mapping[BranchKey, View]:
-        return self._views
-
-    async def _reload_or_forget(self, key: BranchKey) -> None:
+        """Reload the branch if it is cached; forget it if it was deleted."""
+        if key not in self._views:
+            return
         try:
             await self.reload(key)
         except UnknownBranch:
             self._views.pop(key, None)
+
+    def known(self) -> Mapping[BranchKey, View]:
+        return self._views
 
     async def _load(self, key: BranchKey) -> View:
         before = self._views.get(key)

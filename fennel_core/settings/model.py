@@ -313,6 +313,11 @@ class LimitSettings(BaseSettings):
         gt=0,
         description="Maximum rows of one `query` request, which is answered in memory.",
     )
+    query_timeout_ms: int = Field(
+        30_000,
+        gt=0,
+        description="A query, lookup or inspect that takes longer, ms, is cancelled.",
+    )
     lookup_timeout_ms: int = Field(
         2_000,
         gt=0,

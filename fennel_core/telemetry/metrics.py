@@ -152,6 +152,18 @@ EXTRACT_FEATURES_SECONDS = histogram(
     "Time to answer one feature request, by workflow.",
     ("workflow",),
 )
+STALE_READS = counter(
+    "fennel_stale_reads_counter",
+    "Reads that a slot served after its lease had ended, while the registry was out of reach.",
+    (),
+    exact_name=True,
+)
+VIEW_AGE = gauge(
+    "fennel_query_view_age_seconds",
+    "Time for which the longest-waiting branch has not been reloaded after a change; 0 if none.",
+    (),
+)
+
 # Control plane.
 RECONCILE_FAILURES = counter(
     "fennel_reconcile_failures",

@@ -60,6 +60,7 @@ from fennel_core.wire.entities import SyncRequest
 from tests.sim.engine.faulty_components import Dice, Process, ProcessPool, SimBroker
 from tests.sim.engine.model_log import ModelLog
 from tests.sim.engine.virtual_time import now_ms
+from tests.support.fake_slots import nothing_hidden
 from tests.support.ingest_world import NoExecutors
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire"
@@ -151,7 +152,7 @@ class FakeSupervisor:
         return True
 
     async def read_owners(self) -> Ownership:
-        return Ownership(dict.fromkeys(self.hosted, "slot"), {})
+        return Ownership(dict.fromkeys(self.hosted, "slot"), {}, {job for job, _ in self.hosted})
 
 
 @dataclass
@@ -223,7 +224,7 @@ class Cluster:
 
     def _front(self, now_us: int) -> QueryService:
         service = SlotService(self._slot, None, None)  # type: ignore[arg-type]  # stand-ins: snapshots and drills are not used here
-        lookups = Lookups(InProcessSlots(service), Owners(self._slot), 30.0)  # type: ignore[arg-type]  # the one method that is called
+        lookups = Lookups(InProcessSlots(service), Owners(self._slot), 30.0, nothing_hidden)  # type: ignore[arg-type]  # the one method that is called
         absent: Any = None
         return QueryService(
             Views(FakeBranchStore(self.made)),
@@ -233,7 +234,7 @@ class Cluster:
             absent,
             _no_secret,
             lambda: now_us,
-            QueryLimits(1000, 5.0),
+            QueryLimits(1000, 60.0, 5.0),
         )
 
     # --- runners
@@ -279,7 +280,7 @@ class Cluster:
         if at is not None:
             body["timestamps"] = at
         answer = json.loads(
-            await self._query.lookup((WORKSPACE, MAIN), dataset, json.dumps(body).encode())
+            (await self._query.lookup((WORKSPACE, MAIN), dataset, json.dumps(body).encode())).body
         )
         names = list(answer["data"])
         rows = [
@@ -293,7 +294,7 @@ class Cluster:
     ) -> dict[str, list[Any]]:
         body = {"inputs": inputs, "outputs": outputs, "data": data}
         found: dict[str, list[Any]] = json.loads(
-            await self._query.query((WORKSPACE, MAIN), json.dumps(body).encode())
+            (await self._query.query((WORKSPACE, MAIN), json.dumps(body).encode())).body
         )
         return found
 

@@ -9,18 +9,22 @@ from typing import Any
 
 import msgspec
 
+from fennel_core.connections.api_errors import DatabaseUnavailable
+from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.connections.frames import RemoteError, serve
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.query.owners import Ownership, Parked
-from fennel_core.vocab.ids import JobId, JobPartition
+from fennel_core.vocab.ids import DatasetName, JobId, JobPartition, WorkspaceId
 
+ERASABLE = ErasableKeys(WorkspaceId("w"), DatasetName("Users"), ("uid",))
 encode = msgspec.msgpack.encode
 
 
 class FakeSlot:
     """Serves versions `(key, ts_us, values)` of jobs, as of a time.
 
-    `misbehave(op, item)` may raise a RemoteError.
+    `misbehave(op, item)` may raise a RemoteError. While `release` is cleared, operations wait;
+    `running` counts them.
     """
 
     def __init__(self, path: Path) -> None:
@@ -29,6 +33,10 @@ class FakeSlot:
         self.applied: dict[tuple[str, int], dict[str, int]] = {}
         self.requests: list[tuple[str, Any]] = []
         self.misbehave: Callable[[str, Sequence[Any]], None] = lambda op, item: None
+        self.release = asyncio.Event()
+        self.release.set()
+        self.running = 0
+        self.stale = False
         self._server: asyncio.Server | None = None
 
     async def __aenter__(self) -> FakeSlot:
@@ -45,6 +53,14 @@ class FakeSlot:
 
     async def _handle(self, op: str, argument: Any) -> object:
         self.requests.append((op, argument))
+        self.running += 1
+        try:
+            await self.release.wait()
+            return await self._answer(op, argument)
+        finally:
+            self.running -= 1
+
+    async def _answer(self, op: str, argument: Any) -> object:
         if op == "scan":
             self.misbehave(op, [argument["job"], argument["part"]])
             rows = [
@@ -52,16 +68,18 @@ class FakeSlot:
                 for job, key in self.versions
                 if job == argument["job"]
             ]
-            return [[key, row] for key, row in rows if row is not None][: argument["limit"]]
+            shown = [[key, row] for key, row in rows if row is not None][: argument["limit"]]
+            return {"rows": shown, "stale": self.stale}
         items = argument["items"]
         for item in items:
             self.misbehave(op, item)
         match op:
             case "lookup":
-                return [
+                found = [
                     [self._row(job, key, at) for key, at in _times(keys, as_of)]
                     for job, _, keys, as_of in items
                 ]
+                return {"rows": found, "stale": self.stale}
             case "positions":
                 return [self.applied.get((job, part), {}) for job, part in items]
             case "wait":
@@ -110,11 +128,30 @@ class FakeRegistry:
     def __init__(self) -> None:
         self.addresses: dict[JobPartition, str] = {}
         self.parked: dict[JobPartition, Parked] = {}
+        self.destroyed: set[JobId] = set()
         self.reads = 0
+        self.unreachable = False
 
     def own(self, slot: FakeSlot, job: str, partitions: int) -> None:
         self.addresses |= {(JobId(job), part): slot.path for part in range(partitions)}
 
     async def read_owners(self) -> Ownership:
         self.reads += 1
-        return Ownership(dict(self.addresses), dict(self.parked))
+        if self.unreachable:
+            raise DatabaseUnavailable("the platform's database cannot be reached; try again")
+        return Ownership(dict(self.addresses), dict(self.parked), AllJobsBut(self.destroyed))
+
+
+class AllJobsBut:
+    """The jobs of the registry: all but some."""
+
+    def __init__(self, destroyed: set[JobId]) -> None:
+        self._destroyed = destroyed
+
+    def __contains__(self, job: object) -> bool:
+        return job not in self._destroyed
+
+
+def nothing_hidden(of: ErasableKeys, keys: Sequence[bytes]) -> Sequence[int]:
+    """Hide no key: nothing is erased."""
+    return ()

@@ -15,9 +15,11 @@ import uvicorn
 from aiohttp import web
 
 from fennel_core.blueprints.spec import Catalog, DatasetView, Job
+from fennel_core.connections.api_errors import DatabaseUnavailable
+from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.executors.client import Executors
 from fennel_core.query.barrier import Barrier, Ends
-from fennel_core.query.errors import UnknownBranch
+from fennel_core.query.errors import ErasuresUnknown, UnknownBranch
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.inspect import Inspector
 from fennel_core.query.lookups import Lookups
@@ -26,6 +28,7 @@ from fennel_core.query.server import QueryApplication
 from fennel_core.query.service import QueryLimits, QueryService
 from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.query.view import BranchKey, ServingVersion, Views
+from fennel_core.query.view_refresh import ViewRefresher
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import (
@@ -75,6 +78,7 @@ class FakePlatform:
     topic_ends: dict[TopicPartition, int] = field(default_factory=dict)
     tails: dict[str, pl.DataFrame] = field(default_factory=dict)
     serving_reads: int = 0
+    unreachable: bool = False
     end_reads: list[Sequence[TopicPartition]] = field(default_factory=list)
     job_reads: list[list[JobId]] = field(default_factory=list)
 
@@ -92,6 +96,8 @@ class FakePlatform:
         self, key: BranchKey, known: CommitId | None
     ) -> ServingVersion | CommitId | None:
         self.serving_reads += 1
+        if self.unreachable:
+            raise DatabaseUnavailable("the platform's database cannot be reached; try again")
         if key[1] not in self.branches:
             raise UnknownBranch(key[1])
         serving = self.branches[key[1]]
@@ -107,6 +113,23 @@ class FakePlatform:
 
     async def tail(self, topic: TopicName, partitions: int, rows: int) -> pl.DataFrame | None:
         return self.tails.get(topic)
+
+
+@dataclass
+class FakeErasures:
+    """The erased keys, set by the test. `unknown`: the list could not be read."""
+
+    keys: set[bytes] = field(default_factory=set)
+    unknown: bool = False
+    announced: list[WorkspaceId] = field(default_factory=list)
+
+    def hidden(self, of: ErasableKeys, keys: Sequence[bytes]) -> Sequence[int]:
+        if self.unknown:
+            raise ErasuresUnknown()
+        return [place for place, key in enumerate(keys) if key in self.keys]
+
+    async def announce(self, workspace: WorkspaceId) -> None:
+        self.announced.append(workspace)
 
 
 @dataclass
@@ -138,6 +161,8 @@ class World:
     slot: FakeSlot
     upstreams: Upstreams
     views: Views
+    erased: FakeErasures
+    service: QueryService
     clock: list[int]
 
     async def post(
@@ -176,6 +201,7 @@ async def workspace_of(authorization: str | None) -> WorkspaceId:
 async def running_world(folder: Path) -> AsyncIterator[World]:
     platform, registry, upstreams, clock = FakePlatform(), FakeRegistry(), Upstreams(), [10**15]
     slots, owners, views = SlotConnections(), Owners(registry), Views(platform)
+    refresher, erased = ViewRefresher(views), FakeErasures()
     upstream = web.AppRunner(_upstream_app(upstreams))
     await upstream.setup()
     site = web.TCPSite(upstream, "127.0.0.1", 0)
@@ -184,13 +210,13 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
     forwarder = Forwarder(BODY_LIMIT)
     service = QueryService(
         views=views,
-        lookups=Lookups(slots, owners, 1.0),
+        lookups=Lookups(slots, owners, 1.0, erased.hidden),
         executors=Executors(folder / "executors.sock", time_limit_ms=10_000),
-        inspector=Inspector(platform, slots, owners, 1.0),  # type: ignore[arg-type]  # has the one method
+        inspector=Inspector(platform, slots, owners, 1.0, erased.hidden),  # type: ignore[arg-type]  # has the one method
         barrier=Barrier(platform, platform, owners, slots),
         secret=_no_secret,
         now_us=lambda: clock[0],
-        bounds=QueryLimits(1000, 5.0),
+        bounds=QueryLimits(1000, 10.0, 5.0),
     )
     app = QueryApplication(
         service=service,
@@ -200,11 +226,15 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
         forwarder=forwarder,
         upstreams={
             "log": Upstream("ingest", f"{address}/ingest"),
+            "erase": Upstream("ingest", f"{address}/ingest"),
             "": Upstream("definition", f"{address}/definition"),
         },
         workspace_of=workspace_of,
         body_limit_bytes=BODY_LIMIT,
+        refresher=refresher,
+        after_erase=erased.announce,
     )
+    refreshing = asyncio.create_task(refresher.run())
     config = uvicorn.Config(
         app, port=0, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None
     )
@@ -213,7 +243,8 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
     await eventually(lambda: server.started)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     async with aiohttp.ClientSession() as client, FakeSlot(folder / "slot.sock") as slot:
-        yield World(url, client, platform, registry, slot, upstreams, views, clock)
+        yield World(url, client, platform, registry, slot, upstreams, views, erased, service, clock)
+        refreshing.cancel()
         server.should_exit = True
         await serving
         await forwarder.close()

@@ -139,7 +139,7 @@ def _served_digest(step: Any, reads: StateReader) -> str:
     back in time.
     """
     found = hashlib.blake2b(digest_size=16)
-    rows = step.rows(reads, FAR, 2**31)
+    rows = [row for page in step.row_pages(reads, FAR, 2**31) for row in page]
     for _ in range(CHANGES):
         for key, row in sorted(rows):
             found.update(len(key).to_bytes(4, "big") + key + len(row).to_bytes(4, "big") + row)

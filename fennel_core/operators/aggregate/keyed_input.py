@@ -20,7 +20,7 @@ the state of `change_points.py`.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, assert_never
 
@@ -41,7 +41,7 @@ from fennel_core.operators.aggregate.change_points import (
     reach_of,
 )
 from fennel_core.operators.aggregate.grouping import Grouping
-from fennel_core.operators.aggregate.read_time import SECOND_US, scan_rows
+from fennel_core.operators.aggregate.read_time import SECOND_US, row_pages
 from fennel_core.operators.aggregate.results import ResultEmitter, ResultRow
 from fennel_core.operators.aggregate.tile_codec import NODES, ROOTS
 from fennel_core.operators.aggregate.tiles import Tiles
@@ -189,9 +189,11 @@ class KeyedAggregateStep:
             out.append(encode([last_change, *(values[i] for i in self._order)]))
         return out
 
-    def rows(self, reads: StateReader, as_of: Micros, limit: int) -> list[tuple[bytes, bytes]]:
-        """Return up to `limit` keys with their rows as of a time."""
-        return scan_rows(self, reads, as_of, limit)
+    def row_pages(
+        self, reads: StateReader, as_of: Micros, limit: int
+    ) -> Iterator[list[tuple[bytes, bytes]]]:
+        """Yield up to `limit` keys with their rows as of a time, in short pages."""
+        return row_pages(self, reads, as_of, limit)
 
 
 class EmittedKeyedAggregateStep(ChangePointStep):

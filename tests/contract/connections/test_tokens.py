@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 
+import psycopg
 import pytest
 import pytest_asyncio
 from pydantic import SecretStr
@@ -13,6 +14,7 @@ from pydantic import SecretStr
 from fennel_core.connections import tokens, workspaces
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import WorkspaceId
 from tests.support.polling import eventually
 
 
@@ -165,6 +167,97 @@ async def test_an_unreachable_database_is_not_a_wrong_token(open_pool: Pool) -> 
     await open_pool.close()
     refused = await _refusal(open_pool, Rules(), "Bearer x")
     assert (refused.status, refused.code) == (503, "database-unavailable")
+
+
+async def test_a_cached_token_is_served_while_postgres_is_unreachable_and_then_checked_again(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock = Clock()
+    async with pool(database, name="test", size=3) as opened:
+        header = f"Bearer {await workspaces.create(opened, 'shop')}"
+        assert await tokens.workspace_of(opened, Rules(), header, clock) == "shop"
+        reads = 0
+        find = tokens._find
+
+        async def unreachable(*_: object) -> None:
+            nonlocal reads
+            reads += 1
+            raise psycopg.OperationalError("no route to host")
+
+        monkeypatch.setattr(tokens, "_find", unreachable)
+        for _ in range(5):
+            clock.now += 120.0
+            assert await tokens.workspace_of(opened, Rules(), header, clock) == "shop"
+            await asyncio.sleep(0)
+        assert reads >= 2, "it goes on reading"
+        await workspaces.mark_deleting(opened, "shop")
+        monkeypatch.setattr(tokens, "_find", find)
+
+        async def refused() -> bool:
+            clock.now += 1.0
+            try:
+                await tokens.workspace_of(opened, Rules(), header, clock)
+            except ApiError as error:
+                return error.code == "token-unknown"
+            return False
+
+        await eventually(refused)
+
+
+async def test_a_database_that_hangs_holds_the_first_request_only(
+    open_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, header = Clock(), f"Bearer {await workspaces.create(open_pool, 'shop')}"
+    await tokens.workspace_of(open_pool, Rules(), header, clock)
+    monkeypatch.setattr(tokens, "WAIT_SECONDS", 0.01)
+    held = asyncio.Event()
+
+    async def hang(*_: object) -> None:
+        await held.wait()
+
+    monkeypatch.setattr(tokens, "_find", hang)
+    clock.now += 120.0
+    assert await tokens.workspace_of(open_pool, Rules(), header, clock) == "shop"
+    monkeypatch.setattr(tokens, "WAIT_SECONDS", 3600.0)
+    async with asyncio.timeout(10):
+        assert await tokens.workspace_of(open_pool, Rules(), header, clock) == "shop"
+    held.set()
+
+
+async def test_a_burst_of_requests_with_one_token_is_one_read(
+    open_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    clock, header = Clock(), f"Bearer {await workspaces.create(open_pool, 'shop')}"
+    reads, find = 0, tokens._find
+
+    async def counted(source: Pool, digest: bytes) -> WorkspaceId | None:
+        nonlocal reads
+        reads += 1
+        return await find(source, digest)
+
+    monkeypatch.setattr(tokens, "_find", counted)
+    for _ in range(2):
+        clock.now += 120.0
+        found = await asyncio.gather(
+            *(tokens.workspace_of(open_pool, Rules(), header, clock) for _ in range(50))
+        )
+        assert set(found) == {"shop"}
+    assert reads == 2
+
+
+async def test_the_cache_evicts_the_oldest_tokens_and_loses_no_other(
+    open_pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(tokens, "KEPT_TOKENS", 2)
+    clock = Clock()
+    made = [f"Bearer {await workspaces.create(open_pool, f'shop-{n}')}" for n in range(4)]
+    for turn in range(3):
+        clock.now += tokens.FRESH_SECONDS
+        found = await asyncio.gather(
+            *(tokens.workspace_of(open_pool, Rules(), header, clock) for header in made)
+        )
+        assert found == [f"shop-{n}" for n in range(4)], turn
+    assert len(tokens._caches[open_pool].known) == 2
 
 
 @pytest.mark.parametrize(

@@ -1,58 +1,99 @@
-"""Erasures on their way from Postgres into reads."""
+"""Erasures on their way from Postgres into reads, and reads while they cannot be read."""
 
 from __future__ import annotations
 
 import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 
 import msgspec
+import psycopg
+import pytest
 
-from fennel_core.blueprints.spec import DatasetView
 from fennel_core.connections import erasures, postgres
+from fennel_core.connections.erasures import ErasableKeys
+from fennel_core.connections.postgres import Pool
 from fennel_core.query.erasures import Erasures
-from fennel_core.query.program import ServedDataset
-from fennel_core.query.view import View
-from fennel_core.vocab.dtypes import Field, Str
-from fennel_core.vocab.ids import MAIN_BRANCH, DatasetName, JobId, WorkspaceId
-from fennel_core.vocab.schema import Schema
+from fennel_core.query.errors import ErasuresUnknown
+from fennel_core.vocab.ids import DatasetName, WorkspaceId
 from tests.support.polling import eventually
 
-WORKSPACE, USERS, JOB = WorkspaceId("w"), DatasetName("Users"), JobId("w.job.users.1")
+WORKSPACE, OTHER, USERS = WorkspaceId("w"), WorkspaceId("v"), DatasetName("Users")
 ANN, BOB = msgspec.msgpack.encode(["ann"]), msgspec.msgpack.encode(["bob"])
-VIEW = DatasetView(
-    USERS, 1, Schema((Field("user", Str()),), (), "at"), None, JOB, True, True, ("user",), True
-)
+KEYS = ErasableKeys(WORKSPACE, USERS, ("user",))
+NOWHERE = "postgresql://nobody@127.0.0.1:1/nothing"
 
 
-class OneView:
-    def known(self) -> dict:
-        return {
-            (WORKSPACE, MAIN_BRANCH): View(None, None, None, {USERS: ServedDataset(VIEW, 4, ())})
-        }  # type: ignore[arg-type]  # only its tables are read
+@asynccontextmanager
+async def with_workspace(dsn: str) -> AsyncIterator[Pool]:
+    async with postgres.pool(dsn, name="test") as pool:
+        async with pool.connection() as connection:
+            await connection.execute("INSERT INTO workspace (name) VALUES (%s)", (WORKSPACE,))
+        yield pool
 
 
 async def test_an_erasure_hides_rows_once_read_and_elsewhere_after_a_notification(
     database: str,
 ) -> None:
-    async with postgres.pool(database, name="test") as pool:
-        async with pool.connection() as connection:
-            await connection.execute("INSERT INTO workspace (name) VALUES (%s)", (WORKSPACE,))
-        here, there = Erasures(pool, OneView()), Erasures(pool, OneView())  # type: ignore[arg-type]  # has the one method
-        following = asyncio.create_task(there.follow(database))
-        assert here.hidden(JOB, [ANN, BOB]) == []
+    async with with_workspace(database) as pool:
+        here, there = Erasures(database), Erasures(database)
+        following = asyncio.create_task(there.run())
+        await here.announce(WORKSPACE)
+        assert list(here.hidden(KEYS, [ANN, BOB])) == []
+        await eventually(lambda: there.problem() is None)
         for erased, expected in ((ANN, [0]), (ANN, [0]), (BOB, [0, 1])):
             await erasures.add(pool, WORKSPACE, USERS, ["user"], [erased])
-            await here.reload()
-            assert here.hidden(JOB, [ANN, BOB]) == expected
-            await eventually(lambda wanted=expected: there.hidden(JOB, [ANN, BOB]) == wanted)
+            await here.announce(WORKSPACE)
+            assert list(here.hidden(KEYS, [ANN, BOB])) == expected
+            await eventually(lambda wanted=expected: list(there.hidden(KEYS, [ANN, BOB])) == wanted)
         following.cancel()
-        assert set(await erasures.read(pool, WorkspaceId("v"))) == set()
+        assert set(await erasures.read(pool, OTHER)) == set()
 
 
-async def test_an_erasure_that_cannot_be_read_leaves_what_was_known(database: str) -> None:
-    pool = postgres.pool("postgresql://nobody@127.0.0.1:1/nothing", name="test")
-    pool.timeout = 0.2
-    await pool.open(wait=False)
-    known = Erasures(pool, OneView())  # type: ignore[arg-type]  # has the one method
-    await known.try_reload()
-    assert known.hidden(JOB, [ANN]) == []
-    await pool.close()
+async def test_while_postgres_is_away_the_last_complete_list_stays_in_use(database: str) -> None:
+    async with with_workspace(database) as pool:
+        await erasures.add(pool, WORKSPACE, USERS, ["user"], [ANN])
+        known = Erasures(database)
+        assert await known.try_read()
+        known._dsn = NOWHERE
+        assert not await known.try_read()
+        assert list(known.hidden(KEYS, [ANN, BOB])) == [0]
+        assert known.problem() is None
+
+
+async def test_an_accepted_erasure_that_cannot_be_read_refuses_reads_of_its_workspace(
+    database: str,
+) -> None:
+    async with with_workspace(database) as pool:
+        known = Erasures(database)
+        assert await known.try_read()
+        await erasures.add(pool, WORKSPACE, USERS, ["user"], [ANN])
+        known._dsn = NOWHERE
+        await known.announce(WORKSPACE)
+        with pytest.raises(ErasuresUnknown):
+            known.hidden(KEYS, [BOB])
+        assert list(known.hidden(ErasableKeys(OTHER, USERS, ("user",)), [ANN])) == []
+        known._dsn = database
+        running = asyncio.create_task(known.run())
+        await eventually(lambda: known.problem() is None)
+        assert list(known.hidden(KEYS, [ANN, BOB])) == [0]
+        running.cancel()
+
+
+async def test_a_postgres_that_responds_without_the_list_refuses_every_read(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    known = Erasures(database)
+    assert await known.try_read()
+    read = erasures.read_over
+
+    async def locked(*_: object) -> None:
+        raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+
+    monkeypatch.setattr(erasures, "read_over", locked)
+    assert not await known.try_read()
+    with pytest.raises(ErasuresUnknown):
+        known.hidden(KEYS, [ANN])
+    monkeypatch.setattr(erasures, "read_over", read)
+    assert await known.try_read()
+    assert list(known.hidden(KEYS, [ANN])) == []

@@ -22,6 +22,7 @@ from fennel_core.query.owners import Owners, Parked
 from fennel_core.query.postgres import PostgresReader
 from fennel_core.query.status import StatusReport
 from fennel_core.query.view import BranchKey, ServingVersion, Views
+from fennel_core.query.view_refresh import ViewRefresher
 from fennel_core.vocab.ids import BranchName, JobId, TopicName, WorkspaceId
 from fennel_core.wire.gen import services_pb2
 from tests.support.featuresets import USERS
@@ -127,7 +128,7 @@ async def test_a_branch_that_is_not_there_is_refused(db: Database) -> None:
         await PostgresReader(db.pool).read_serving((WorkspaceId("other"), BranchName("main")), None)
 
 
-async def test_only_live_leases_own_partitions_and_parked_ones_have_their_error(
+async def test_the_last_owner_counts_after_its_lease_and_parked_partitions_have_their_error(
     db: Database,
 ) -> None:
     await db.slot("alive")
@@ -141,7 +142,13 @@ async def test_only_live_leases_own_partitions_and_parked_ones_have_their_error(
         "UPDATE job_partition SET status = 'parked', error = 'boom' WHERE job_id = 'c' AND part = 1"
     )
     ownership = await PostgresReader(db.pool).read_owners()
-    assert ownership.addresses == {("a", 0): "/alive"}
+    assert ownership.addresses == {
+        ("a", 0): "/alive",
+        ("a", 1): "/dead",
+        ("b", 0): "/alive",
+    }
+    assert all(JobId(name) in ownership.jobs for name in "abc")
+    assert JobId("d") not in ownership.jobs
     assert ownership.parked == {("c", 1): Parked("boom")}
 
 
@@ -221,7 +228,7 @@ async def test_an_unreachable_database_is_reported() -> None:
 async def hearing(db: Database) -> AsyncIterator[tuple[Database, Views, Owners]]:
     reads = PostgresReader(db.pool)
     views, owners = Views(reads), Owners(reads)
-    task = asyncio.create_task(NotificationListener(db.dsn, owners, views).run())
+    task = asyncio.create_task(NotificationListener(db.dsn, owners, ViewRefresher(views)).run())
     await eventually(lambda: owners.epoch > 0)
     yield db, views, owners
     task.cancel()
@@ -247,7 +254,7 @@ async def test_a_notification_updates_the_owner_of_a_partition(
     await db.slot("alive")
     await db.job("a")
     await db.own("a", 0, "alive")
-    await db.do("SELECT pg_notify('owners', '')")
+    await db.do("SELECT pg_notify('registry', '')")
     await eventually(lambda: owners.address((JobId("a"), 0)) == "/alive")
 
 

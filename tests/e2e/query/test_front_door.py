@@ -10,63 +10,18 @@ from typing import Any
 
 import pytest
 
-from fennel_core.vocab import dtypes
-from fennel_core.vocab.dtypes import Float, Int, List, Optional, Str, Timestamp
+from fennel_core.vocab.dtypes import Int
 from fennel_core.wire import entities as wire
-from fennel_core.wire.expr import Binary, BinaryOp, DateTimeFn, Now, Ref, SinceEpoch, TimeUnit
-from tests.support.featuresets import USERS, dataset, extractor, list_lookup, lookup, request
-from tests.support.query_world import BODY_LIMIT, World, branch, running_world, table_view
-
-RICH = dataset(
-    "Rich",
-    {"id": Str()},
-    {
-        "when": Timestamp(),
-        "price": dtypes.Decimal(2),
-        "day": dtypes.Date(),
-        "raw": dtypes.Bytes(),
-        "tags": dtypes.Map(Int()),
-        "ratio": Float(),
-        "times": List(Timestamp()),
-    },
-)
-FEATURES = {
-    "User.uid": Int(),
-    "User.age": Int(),
-    "User.name": Optional(Str()),
-    "User.next": Int(),
-    "User.now": Int(),
-    "Many.uids": List(Int()),
-    "Many.ages": List(Int()),
-}
-EXTRACTORS = [
-    extractor("User.age", lookup("Users", "age", default="-1"), "User.uid"),
-    extractor("User.name", lookup("Users", "name", Optional(Str())), "User.uid"),
-    extractor(
-        "User.next",
-        wire.ExprExtractor(Binary(BinaryOp.ADD, Ref("age"), Ref("uid"))),
-        "User.age",
-        "User.uid",
-    ),
-    extractor("User.now", wire.ExprExtractor(DateTimeFn(Now(), SinceEpoch(TimeUnit.SECOND)))),
-    extractor("Many.ages", list_lookup("Users", "age", Int(), default="0"), "Many.uids"),
-]
+from tests.support.featuresets import USERS, extractor, lookup, request
+from tests.support.polling import eventually
+from tests.support.query_world import BODY_LIMIT, World, branch, table_view
+from tests.support.served_users import EXTRACTORS, FEATURES, query, serving_users
 
 
 @pytest.fixture
 async def world(tmp_path: Path) -> AsyncIterator[World]:
-    async with running_world(tmp_path) as made:
-        definitions = request(FEATURES, EXTRACTORS, [USERS, RICH])
-        made.platform.serve(definitions, [table_view(USERS), table_view(RICH)])
-        for name in ("Users", "Rich"):
-            made.registry.own(made.slot, f"job-{name}", 4)
-        for uid in range(10):
-            made.slot.put("job-Users", [uid], 1000 + uid, [20 + uid, f"user {uid}"])
+    async with serving_users(tmp_path) as made:
         yield made
-
-
-def query(inputs: list[str], outputs: list[str], data: dict[str, list[Any]]) -> dict[str, Any]:
-    return {"inputs": inputs, "outputs": outputs, "data": data, "log": False}
 
 
 # --- query ----------------------------------------------------------------------------------------
@@ -409,6 +364,37 @@ async def test_a_commit_is_visible_to_the_next_query_of_its_client(world: World)
         200,
         {"User.age": [-7]},
     )
+
+
+async def test_a_commit_that_succeeded_is_answered_so_when_its_view_cannot_be_read(
+    world: World,
+) -> None:
+    body = query(["User.uid"], ["User.age"], {"User.uid": [1]})
+    assert await world.post("query", body) == (200, {"User.age": [21]})
+    changed = [
+        *EXTRACTORS[1:],
+        extractor("User.age", lookup("Users", "age", default="-7"), "User.uid"),
+    ]
+
+    def commit() -> None:
+        world.platform.serve(request(FEATURES, changed, [USERS]), [table_view(USERS)], commit="c2")
+        world.platform.unreachable = True
+
+    world.upstreams.hook = commit
+    assert (await world.post("commit", data=b"request"))[0] == 200
+    absent = query(["User.uid"], ["User.age"], {"User.uid": [99]})
+    assert await world.post("query", absent) == (200, {"User.age": [-1]})
+    world.platform.unreachable = False
+
+    async def is_new() -> bool:
+        return await world.post("query", absent) == (200, {"User.age": [-7]})
+
+    await eventually(is_new)
+
+
+async def test_an_erase_is_announced_before_it_is_answered(world: World) -> None:
+    assert (await world.post("dataset/Users/erase", {"erase_keys": [{"uid": 1}]}))[0] == 200
+    assert world.erased.announced == ["w"]
 
 
 async def test_a_failed_commit_reads_nothing_anew(world: World) -> None:

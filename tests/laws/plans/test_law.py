@@ -28,10 +28,10 @@ from fennel_core.query.owners import Owners
 from fennel_core.query.program import ServedDataset, bind
 from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.vocab.dtypes import Int, List, Optional
-from fennel_core.vocab.ids import JobId, TopicName
+from fennel_core.vocab.ids import JobId, TopicName, WorkspaceId
 from fennel_core.wire import entities as wire
 from fennel_core.wire.expr import Binary, BinaryOp, Ref
-from tests.support.fake_slots import FakeRegistry, FakeSlot
+from tests.support.fake_slots import FakeRegistry, FakeSlot, nothing_hidden
 from tests.support.featuresets import CODE, dataset, extractor, list_lookup, lookup, request
 
 OPTIONAL = Optional(Int())
@@ -135,7 +135,7 @@ def tables() -> dict[object, ServedDataset]:
         erase_keys=(),
         is_source=True,
     )
-    return {DATASET.name: ServedDataset(view, 4, (NULL,))}
+    return {DATASET.name: ServedDataset(WorkspaceId("w"), view, 4, (NULL,))}
 
 
 async def run_flow(
@@ -151,7 +151,9 @@ async def run_flow(
                 slot.put("job", [key], 1, [value])
             registry, slots = FakeRegistry(), SlotConnections()
             registry.own(slot, "job", 4)
-            flow = ProgramRunner(Lookups(slots, Owners(registry), 2.0), FakeExecutors())  # type: ignore[arg-type]  # has the one method
+            flow = ProgramRunner(
+                Lookups(slots, Owners(registry), 2.0, nothing_hidden), FakeExecutors()
+            )  # type: ignore[arg-type]  # has the one method
             given_columns = {
                 name: QueryColumn(OPTIONAL, [row[name] for row in rows]) for name in inputs
             }
@@ -212,7 +214,9 @@ def test_a_list_lookup_equals_one_lookup_per_element(
                     slot.put("job", [key], 1, [value])
                 registry, slots = FakeRegistry(), SlotConnections()
                 registry.own(slot, "job", 4)
-                flow = ProgramRunner(Lookups(slots, Owners(registry), 2.0), FakeExecutors())  # type: ignore[arg-type]  # has the one method
+                flow = ProgramRunner(
+                    Lookups(slots, Owners(registry), 2.0, nothing_hidden), FakeExecutors()
+                )  # type: ignore[arg-type]  # has the one method
                 query = QueryRequest({"L.keys": QueryColumn(List(OPTIONAL), keys)}, len(keys), NOW)
                 [column] = await flow.run(program, query, NO_CALLBACKS)
                 await slots.close()

@@ -36,7 +36,7 @@ from fennel_core.vocab.dtypes import (
 )
 from fennel_core.vocab.errors import ApiError
 from fennel_core.wire import entities as wire
-from tests.support.fake_slots import FakeRegistry, FakeSlot
+from tests.support.fake_slots import FakeRegistry, FakeSlot, nothing_hidden
 from tests.support.featuresets import dataset, extractor, list_lookup, lookup, request
 from tests.support.query_world import PARTITIONS, FakePlatform, branch, table_view
 
@@ -160,18 +160,18 @@ async def ask(path: str, dataset_name: str, body: bytes) -> bytes:
                 registry.own(slot, f"job-{each.name}", PARTITIONS)
             service = QueryService(
                 views=Views(platform),
-                lookups=Lookups(slots, Owners(registry), 1.0),
+                lookups=Lookups(slots, Owners(registry), 1.0, nothing_hidden),
                 executors=Executors(Path(folder) / "none", time_limit_ms=10_000),
                 inspector=None,  # type: ignore[arg-type]  # not used by these routes
                 barrier=None,  # type: ignore[arg-type]  # not used by these routes
                 secret=None,  # type: ignore[arg-type]  # not used by these routes
                 now_us=lambda: 10**15,
-                bounds=QueryLimits(100, 1.0),
+                bounds=QueryLimits(100, 60.0, 1.0),
             )
             try:
                 if path == "query":
-                    return await service.query(branch("main"), body)
-                return await service.lookup(branch("main"), dataset_name, body)
+                    return (await service.query(branch("main"), body)).body
+                return (await service.lookup(branch("main"), dataset_name, body)).body
             finally:
                 await slots.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Final, cast
+from typing import TYPE_CHECKING, Any, Final, cast
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.frames import RemoteError
@@ -80,7 +80,7 @@ class Laws:
         for job, key, at, _ in job_chain.lookups(self._world.feed, AS_OF_S):
             part = PartitionIndex(partition_of(key, self._world.partitions))
             try:
-                self._owner((job, part)).service._lookup(job, part, [key], at)
+                self._owner((job, part)).service.lookup_now(job, part, [key], at)
             except RemoteError as refused:
                 return str(refused)
         return None
@@ -135,7 +135,7 @@ class Laws:
                 )
         for job, key, at, expected_row in job_chain.lookups(self._world.feed, AS_OF_S):
             part = PartitionIndex(partition_of(key, self._world.partitions))
-            (row,) = self._owner((job, part)).service._lookup(job, part, [key], at)
+            (row,) = self._owner((job, part)).service.lookup_now(job, part, [key], at)
             if job_chain.decoded(row) != expected_row:
                 raise LawViolated(
                     f"{job} {key!r} as of {at}: {job_chain.decoded(row)}, not {expected_row}"
@@ -155,11 +155,13 @@ class Laws:
                 if partition_of(key, self._world.partitions) == part
             ]
             asked = [[job_chain.SERVE.id, part, here, at]]
-            (rows,) = cast(list[list[bytes | None]], await service("lookup", {"items": asked}))
-            scanned = await service(
+            looked_up: Any = await service("lookup", {"items": asked})
+            (rows,) = looked_up["rows"]
+            reply: Any = await service(
                 "scan", {"job": job_chain.SERVE.id, "part": part, "as_of": at, "limit": 100}
             )
-            if sorted(cast(list[tuple[bytes, bytes]], scanned)) != sorted(
+            scanned = reply["rows"]
+            if sorted(scanned) != sorted(
                 (k, r) for k, r in zip(here, rows, strict=True) if r is not None
             ):
                 raise LawViolated(f"{job_chain.SERVE.id}[{part}] lists {scanned}")

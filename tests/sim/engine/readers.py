@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.engine.service import SlotService
-from fennel_core.query.errors import JobParked, PartitionUnavailable
-from fennel_core.query.lookups import JobLookup, Lookups
+from fennel_core.query.errors import JobParked, PartitionUnavailable, SlotUnresponsive
+from fennel_core.query.lookups import JobLookup, Lookups, ReadOutcome
 from fennel_core.query.owners import Owners, Ownership
 from fennel_core.vocab.ids import JobId, PartitionIndex, TopicName
 from fennel_core.vocab.keys import partition_of
@@ -25,6 +25,7 @@ from fennel_core.vocab.versions import decode
 from tests.sim.engine import job_chain
 from tests.sim.engine.faulty_components import ProcessDied
 from tests.sim.engine.model_log import ModelLog
+from tests.support.fake_slots import ERASABLE, nothing_hidden
 
 if TYPE_CHECKING:
     from tests.sim.engine.slots import LiveSlot
@@ -32,6 +33,8 @@ if TYPE_CHECKING:
 
 AS_OF_S = (6.0, 14.0, 1000.0)
 PATIENCE_S = 4.0
+SILENCE_S = 2.0
+"""As `query.slot_connections` gives a frozen slot up."""
 
 
 class Readers:
@@ -53,10 +56,10 @@ class Readers:
         at = job_chain.micros(second)
         topic = job_chain.USERS if job == job_chain.TABLE.id else job_chain.JOINED
         try:
-            (response,) = service._lookup(job, part, [key], at)
+            (response,) = service.lookup_now(job, part, [key], at)
         except RemoteError:
             return []  # its local state is damaged
-        applied = service._runner(job, part).applied[topic]
+        applied = service._serving(job, part).applied[topic]
         expected = job_chain.row_of(job, name, at, self._rows(topic, part, applied))
         self.compared += 1
         if (found := job_chain.decoded(response)) == expected:
@@ -91,7 +94,7 @@ class Client:
     def __init__(self, world: World) -> None:
         self._world = world
         self._owners = Owners(self)
-        self._lookups = Lookups(self, self._owners, PATIENCE_S)  # type: ignore[arg-type]  # the one method of Slots that is called
+        self._lookups = Lookups(self, self._owners, PATIENCE_S, nothing_hidden)  # type: ignore[arg-type]  # the one method of Slots that is called
         self.answers = 0
 
     async def read_owners(self) -> Ownership:
@@ -102,6 +105,7 @@ class Client:
                 if row.slot is not None
             },
             {},
+            {job for job, _ in self._world.registry._rows},
         )
 
     async def call(self, address: str, op: str, argument: Any) -> Any:
@@ -112,10 +116,13 @@ class Client:
         if living is None:
             raise ConnectionRefusedError(address)
         try:
-            await living.process.gate()
-            await living.process.delay()
-            await living.process.gate()
-            return await living.service(op, argument)
+            async with asyncio.timeout(SILENCE_S):
+                await living.process.gate()
+                await living.process.delay()
+                await living.process.gate()
+                return await living.service(op, argument)
+        except TimeoutError as silent:
+            raise SlotUnresponsive(address) from silent
         except ProcessDied as died:
             raise ConnectionResetError(address) from died
 
@@ -133,8 +140,10 @@ class Client:
                             self._world.partitions,
                             [key],
                             job_chain.micros(second),
+                            ERASABLE,
                         )
-                    ]
+                    ],
+                    ReadOutcome(),
                 )
             except (PartitionUnavailable, JobParked):
                 continue

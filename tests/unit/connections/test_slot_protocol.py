@@ -12,6 +12,9 @@ from fennel_core.connections.slot_protocol import Reaction, RefusalCode, reactio
         (RefusalCode.NOT_OWNER, Reaction.RETRY_AT_OWNER),
         (RefusalCode.PARKED, Reaction.REPORT_PARKED),
         (RefusalCode.UNKNOWN_OPERATION, Reaction.FAIL),
+        (RefusalCode.OVERLOADED, Reaction.RETRY_AT_OWNER),
+        (RefusalCode.FAILED, Reaction.FAIL),
+        (RefusalCode.RESULT_TOO_LARGE, Reaction.FAIL),
         ("a-code-of-a-newer-release", Reaction.FAIL),
     ],
 )
@@ -20,4 +23,6 @@ def test_a_refusal_code_has_one_reaction(code: str, reaction: Reaction) -> None:
 
 
 def test_no_refusal_code_is_left_without_a_test() -> None:
-    assert {code.value for code in RefusalCode} == {"not-owner", "parked", "unknown-op"}
+    assert {code.value for code in RefusalCode} == {
+        *("not-owner", "parked", "unknown-op", "overloaded", "failed", "result-too-large"),
+    }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -23,8 +24,9 @@ class DamagedStep:
     def lookup(self, reads: Any, keys: Any, as_of: Any) -> Any:
         raise HangarCorrupt("block checksum mismatch")
 
-    def rows(self, reads: Any, as_of: Any, limit: int) -> Any:
+    def row_pages(self, reads: Any, as_of: Any, limit: int) -> Any:
         raise HangarCorrupt("block checksum mismatch")
+        yield []
 
 
 @dataclass
@@ -45,6 +47,9 @@ class Runner:
 
     def discard_state(self, why: str) -> None:
         self.discarded.append(why)
+
+    def view(self) -> Any:
+        return nullcontext(self.hangar)
 
 
 class Supervisor:

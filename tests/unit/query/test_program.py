@@ -17,16 +17,16 @@ from fennel_core.query.columns import QueryColumn
 from fennel_core.query.datasets import ExtractorLookups
 from fennel_core.query.errors import LookupRejected
 from fennel_core.query.execution import ProgramRunner, QueryRequest
-from fennel_core.query.lookups import Lookups
+from fennel_core.query.lookups import Lookups, ReadOutcome
 from fennel_core.query.owners import Owners
 from fennel_core.query.program import ServedDataset, bind
 from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.vocab.dtypes import Dtype, Float, Int, Optional, Str, Timestamp
 from fennel_core.wire import entities as wire
 from fennel_core.wire.expr import Binary, BinaryOp, Ref
-from tests.support.fake_slots import FakeRegistry, FakeSlot
+from tests.support.fake_slots import FakeRegistry, FakeSlot, nothing_hidden
 from tests.support.featuresets import USERS, dataset, extractor, lookup, request
-from tests.support.query_world import PARTITIONS, table_view
+from tests.support.query_world import PARTITIONS, WORKSPACE, table_view
 
 TOTALS = dataset("Totals", {"uid": Int()}, {"count": Int(), "mean": Float()})
 
@@ -36,6 +36,7 @@ async def absent_value(folder: Path, field: str, dtype: Dtype, default: str | No
     steps = [extractor("F.out", lookup("Totals", field, dtype, default), "F.uid")]
     index = FeatureIndex.of(request({"F.uid": Int(), "F.out": dtype}, steps, [TOTALS]))
     table = ServedDataset(
+        WORKSPACE,
         table_view(TOTALS),
         PARTITIONS,
         (AbsentValue(0, declared=False), AbsentValue(-1.0, declared=True)),
@@ -45,7 +46,8 @@ async def absent_value(folder: Path, field: str, dtype: Dtype, default: str | No
         registry, slots = FakeRegistry(), SlotConnections()
         registry.own(slot, "job-Totals", PARTITIONS)
         flow = ProgramRunner(
-            Lookups(slots, Owners(registry), 1.0), Executors(folder / "none", time_limit_ms=10_000)
+            Lookups(slots, Owners(registry), 1.0, nothing_hidden),
+            Executors(folder / "none", time_limit_ms=10_000),
         )
         [column] = await flow.run(
             program, QueryRequest({"F.uid": QueryColumn(Int(), [5])}, 1, 1), NO_CALLBACKS
@@ -72,7 +74,7 @@ async def test_a_features_default_gives_way_only_to_an_aggregations_own(
 def test_a_feature_cannot_look_up_what_has_no_online_index() -> None:
     steps = [extractor("F.out", lookup("Totals", "count"), "F.uid")]
     index = FeatureIndex.of(request({"F.uid": Int(), "F.out": Int()}, steps, [TOTALS]))
-    table = ServedDataset(table_view(TOTALS, online=False), PARTITIONS, (NULL, NULL))
+    table = ServedDataset(WORKSPACE, table_view(TOTALS, online=False), PARTITIONS, (NULL, NULL))
     with pytest.raises(LookupRejected, match="Please define an online index on dataset : Totals"):
         bind(make_plan(index, ("F.uid",), ("F.out",)), {TOTALS.name: table})
 
@@ -119,9 +121,12 @@ class Inside:
     def __init__(self, slot: FakeSlot) -> None:
         registry, self.slots = FakeRegistry(), SlotConnections()
         registry.own(slot, "job-Users", PARTITIONS)
-        lookups = Lookups(self.slots, Owners(registry), 1.0)
+        lookups = Lookups(self.slots, Owners(registry), 1.0, nothing_hidden)
         self.answer = ExtractorLookups(
-            lookups, {USERS.name: ServedDataset(table_view(USERS), PARTITIONS, (NULL, NULL))}, 100
+            lookups,
+            {USERS.name: ServedDataset(WORKSPACE, table_view(USERS), PARTITIONS, (NULL, NULL))},
+            100,
+            ReadOutcome(),
         )
 
 

@@ -7,14 +7,17 @@ from collections.abc import Sequence
 
 import pytest
 
+from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.plans.absent_keys import NULL
 from fennel_core.query.errors import QueryRejected, UnknownBranch
 from fennel_core.query.notifications import branch_key
 from fennel_core.query.view import BranchKey, ServingVersion, View, Views
+from fennel_core.query.view_refresh import ViewRefresher
 from fennel_core.vocab.dtypes import Int
 from fennel_core.vocab.ids import CommitId
 from fennel_core.wire import entities as wire
 from tests.support.featuresets import USERS, extractor, request
+from tests.support.polling import eventually
 from tests.support.query_world import FakePlatform, branch, table_view
 
 MAIN = branch("main")
@@ -114,7 +117,7 @@ async def test_only_cached_branches_are_refreshed() -> None:
     await views.refresh(MAIN)
     assert source.serving_reads == 0
     await views.get(MAIN)
-    await views.refresh_all()
+    await views.refresh(MAIN)
     assert source.serving_reads == 2
 
 
@@ -125,8 +128,46 @@ async def test_a_deleted_branch_is_forgotten_and_the_others_are_still_refreshed(
     await asyncio.gather(views.get(MAIN), views.get(branch("dev")))
     del source.branches["dev"]
     source.branches |= platform("c2").branches
-    await views.refresh_all()
+    refresher = ViewRefresher(views)
+    running = asyncio.create_task(refresher.run())
+    refresher.request_all()
+    await eventually(lambda: refresher.oldest_s() == 0)
+    running.cancel()
     assert {key[1]: view.commit for key, view in views.known().items()} == {"main": "c2"}
+
+
+async def test_a_failed_reload_is_repeated_until_it_succeeds_and_stops_no_other_branch(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("fennel_core.query.view_refresh.FIRST_PAUSE_S", 0.01)
+    source = platform()
+    source.branches["dev"] = source.branches["main"]
+    views = Views(source)
+    await asyncio.gather(views.get(MAIN), views.get(branch("dev")))
+    source.branches |= platform("c2").branches
+    source.branches["dev"] = source.branches["main"]
+    read = source.read_serving
+
+    async def failing(key: BranchKey, known: CommitId | None) -> ServingVersion | CommitId | None:
+        if key == MAIN:
+            source.serving_reads += 1
+            raise DatabaseUnavailable("no connection became free")
+        return await read(key, known)
+
+    monkeypatch.setattr(source, "read_serving", failing)
+    refresher = ViewRefresher(views)
+    running = asyncio.create_task(refresher.run())
+    refresher.request(MAIN)
+    before = source.serving_reads
+    await eventually(lambda: source.serving_reads >= before + 2)
+    refresher.request(branch("dev"))
+    await eventually(lambda: views.known()[branch("dev")].commit == "c2")
+    assert views.known()[MAIN].commit == "c1", "the old view stays in use"
+    assert refresher.oldest_s() > 0
+    monkeypatch.setattr(source, "read_serving", read)
+    await eventually(lambda: views.known()[MAIN].commit == "c2")
+    await eventually(lambda: refresher.oldest_s() == 0)
+    running.cancel()
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,61 @@
+"""Read one state over several turns of the event loop, while its owner goes on writing.
+
+A read that fits into one turn needs nothing: batches are applied on the same thread. A longer read
+gives way to others, and batches are applied in between. A view keeps what such a batch replaces and
+reads around it, so that it shows the state at its beginning: of a batch everything or nothing. (An
+iterator of rocksdict shows the latest data also over a snapshot, so RocksDB's own snapshots cannot
+be used.) A view costs its owner one read per batch, and memory for the entries that change while it
+is open; readers have a deadline.
+
+    with state.view() as view:
+        first = view.scan(b"a", b"b")
+        await asyncio.sleep(0)         # batches may be applied here
+        second = view.get_many(keys)   # ... and are not visible here
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+
+from fennel_core.hangar.store import WriteBatch
+from fennel_core.operators.step import StateReader
+
+
+class ReadView:
+    """The state as it was when the view was made; `keep` must be called before each write."""
+
+    def __init__(self, state: StateReader) -> None:
+        self._state = state
+        self._before: dict[bytes, bytes | None] = {}
+        """The values that were replaced since, None where there was none."""
+        self._changed: list[bytes] = []
+        """Their keys in order."""
+
+    def keep(self, batch: WriteBatch) -> None:
+        """Keep what `batch` is about to replace."""
+        touched = [key for key in (*batch.puts, *batch.deletes) if key not in self._before]
+        self._before.update(zip(touched, self._state.get_many(touched), strict=True))
+        self._changed = sorted(self._before)
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        found = self._state.get_many(keys)
+        if not self._before:
+            return found
+        return [self._before.get(key, now) for key, now in zip(keys, found, strict=True)]
+
+    def scan(
+        self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
+    ) -> list[tuple[bytes, bytes]]:
+        changed = self._changed[
+            bisect_left(self._changed, start) : bisect_left(self._changed, stop)
+        ]
+        if not changed:
+            return self._state.scan(start, stop, reverse=reverse, limit=limit)
+        # Entries that changed are left out, so that many more are read.
+        wider = None if limit is None else limit + len(changed)
+        now = self._state.scan(start, stop, reverse=reverse, limit=wider)
+        shown = [(key, value) for key, value in now if key not in self._before]
+        shown += [(key, old) for key in changed if (old := self._before[key]) is not None]
+        shown.sort(reverse=reverse)
+        return shown[:limit]
