@@ -10,9 +10,10 @@ WORLD ?= engine
 SEEDS ?= 300
 SECONDS ?= 300
 SEED ?= 1
+REQUESTS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint format test sim faults chaos conformance compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint format test sim faults chaos fuzz conformance compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -68,6 +69,9 @@ faults: up ## Kill, disconnect and freeze services of the running platform durin
 
 chaos: env jars ## Kill and freeze parts under traffic, then compare every key: `make chaos SECONDS=300 SEED=1`
 	.venv/bin/python -m tests.chaos.run --seconds $(SECONDS) --seed $(SEED)
+
+fuzz: env jars ## Send mutated and generated requests: `make fuzz REQUESTS=10000 SEED=1`
+	.venv/bin/python -m tests.fuzz.run --requests $(REQUESTS) --seed $(SEED)
 
 conformance: up ## Run the public client's test suite against the platform, ten tests through Airflow
 	.venv/bin/python -m tests.conformance.run

@@ -10,6 +10,7 @@ request bodies is enforced while they are read (`connections/asgi.py`).
 from __future__ import annotations
 
 import time
+from functools import partial
 
 import psycopg
 from fastapi import FastAPI, Request, Response
@@ -19,6 +20,7 @@ from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.asgi import ClientDisconnected
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.definition.errors import ValueNotStorable
+from fennel_core.definition.openapi import describe
 from fennel_core.definition.routes import (
     API,
     branches,
@@ -61,6 +63,7 @@ def application(state: ServerState, health: HealthEndpoint) -> FastAPI:
     app.add_middleware(RequestMetrics)
     for router in ROUTERS:
         app.include_router(router)
+    app.openapi = partial(describe, app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app
 
 

@@ -92,6 +92,17 @@ def test_every_route_is_documented_and_every_documented_route_exists() -> None:
 # --- error codes ----------------------------------------------------------------------------------
 
 
+def test_the_openapi_description_has_every_route() -> None:
+    app = definition_server.application(cast(ServerState, object()), HealthEndpoint("test", {}))
+    described = {
+        normal(method.upper(), path)
+        for path, operations in app.openapi()["paths"].items()
+        for method in operations
+    }
+    about_itself = {"GET /api/v1/docs", "GET /api/v1/openapi.json"}
+    assert described == documented_routes() - about_itself
+
+
 def derived_from(*roots: str) -> set[str]:
     """Return the names of these classes and of all that derive from them."""
     bases = {
