@@ -66,7 +66,7 @@ def parse_log_body(body: bytes, rows_limit: int) -> tuple[LogBody, Payload]:
         request = _decode(body)
     except msgspec.ValidationError as wrong:
         raise _malformed(str(wrong)) from wrong
-    except msgspec.DecodeError as wrong:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
         request = _parse_leniently(body, wrong)
     try:
         table = json_table(request.data)

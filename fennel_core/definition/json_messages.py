@@ -20,7 +20,7 @@ async def json_body(request: Request, limit_bytes: int, fields: frozenset[str]) 
     body = await read_body(request.scope, request.receive, limit_bytes)
     try:
         value = msgspec.json.decode(body) if body.strip() else {}
-    except (msgspec.DecodeError, UnicodeDecodeError) as malformed:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as malformed:
         raise JsonMalformed(f"the request body is not valid JSON: {malformed}") from malformed
     if not isinstance(value, dict):
         raise JsonMalformed("the request body must be a JSON object")

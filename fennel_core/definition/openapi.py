@@ -58,7 +58,9 @@ _BODIES: Final[dict[tuple[str, str], Schema]] = {
         {"fields": _list_of(_TEXT), "timestamps": _list_of({})},
     ),
     ("post", f"{API}/dataset/{{name}}/erase"): _object({"erase_keys": _list_of(_OBJECT)}),
-    ("post", f"{API}/barrier"): _object({}, {"timeout_s": {"type": "number", "minimum": 0}}),
+    ("post", f"{API}/barrier"): _object(
+        {}, {"timeout_s": {"type": "number", "minimum": 0, "maximum": 3600}}
+    ),
     ("post", f"{API}/init"): _object({}, {"clone_from": _NAME}),
     ("post", f"{API}/secret/{{name}}"): _object({"value": _TEXT}),
     ("patch", f"{API}/secret/{{name}}"): _object({"value": _TEXT}),

@@ -57,7 +57,7 @@ class EraseService:
         """
         try:
             requested = _decode(body).erase_keys
-        except (msgspec.ValidationError, msgspec.DecodeError) as wrong:
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as wrong:
             text = (
                 f'the body of erase is malformed: {wrong}; send {{"erase_keys": '
                 "[{field: value}]} as JSON"

@@ -78,6 +78,7 @@ _decoders: dict[type[Any], Callable[[bytes], Any]] = {
     body: msgspec.json.Decoder(body).decode for body in (QueryBody, LookupBody, BarrierBody)
 }
 dump = msgspec.json.Encoder().encode
+LONGEST_BARRIER_S = 3600
 SURROGATE = b"\\ud"
 """The start of the escape of a surrogate in JSON text."""
 
@@ -88,7 +89,7 @@ def parse(body: bytes, kind: type[Body]) -> Body:
         found: Body = _decoders[kind](body)
     except msgspec.ValidationError as error:
         raise RequestMalformed(f"malformed body: {error}") from error
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return _parse_slowly(body, kind)
     return found
 
@@ -139,6 +140,19 @@ def lookup_body(body: bytes, limit_rows: int) -> LookupBody:
             f"{len(found.timestamps)} for {len(found.keys)}"
         )
     return found
+
+
+def barrier_timeout(body: bytes) -> float | None:
+    """Return the `timeout_s` of the body of `/barrier`, None if it has none; it may be empty.
+
+    Raises `RequestMalformed`, also for a value outside of 0 to `LONGEST_BARRIER_S`.
+    """
+    timeout_s = parse(body, BarrierBody).timeout_s if body else None
+    if timeout_s is not None and not 0 <= timeout_s <= LONGEST_BARRIER_S:
+        raise RequestMalformed(
+            f"`timeout_s` must be a number from 0 to {LONGEST_BARRIER_S}: it is {timeout_s}"
+        )
+    return timeout_s
 
 
 def key_columns(

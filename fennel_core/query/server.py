@@ -27,7 +27,7 @@ from fennel_core.connections.asgi import (
     read_body,
     send_json,
 )
-from fennel_core.query.bodies import BarrierBody, parse
+from fennel_core.query.bodies import barrier_timeout
 from fennel_core.query.errors import RequestMalformed, ResponseTruncated, UnknownRoute
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.service import Answer, QueryService
@@ -143,8 +143,7 @@ class QueryApplication:
             case ("POST", "barrier"):
                 key = await self._key(scope)
                 body = await read_body(scope, receive, self._limit_bytes)
-                timeout_s = parse(body, BarrierBody).timeout_s if body else None
-                answer = self._service.barrier(key, timeout_s)
+                answer = self._service.barrier(key, barrier_timeout(body))
             case _:
                 return await self._forward(words, scope, receive, send)
         return await _send_read(receive, send, answer)
