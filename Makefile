@@ -61,7 +61,7 @@ test: lint jars ## Run everything that CI runs; leaves the platform running
 	@$(CLI) up
 	.venv/bin/python -m tests.conformance.run --ratchet
 
-sim: env ## Simulate crashes, pauses, zombies and lost responses: `make sim WORLD=engine SEEDS=300`
+sim: env ## Simulate crashes, pauses, zombies and lost responses: `make sim WORLD=engine SEEDS=300` or WORLD=commit
 	.venv/bin/python -m tests.sim.run --world $(WORLD) --seeds $(SEEDS)
 
 faults: up ## Kill, disconnect and freeze services of the running platform during commits

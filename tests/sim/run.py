@@ -1,4 +1,4 @@
-"""Run many seeds of a simulated world: `make sim WORLD=engine SEEDS=300`.
+"""Run many seeds of a simulated world: `make sim WORLD=engine SEEDS=300`, or `WORLD=commit`.
 
 Stops at the first seed that violates a law and prints the command to reproduce it.
 """
@@ -10,16 +10,20 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Sequence
+from typing import Protocol
 
-if TYPE_CHECKING:
-    from tests.sim.engine.world import World
+
+class Simulated(Protocol):
+    """A finished run of any world."""
+
+    @property
+    def events(self) -> Sequence[str]: ...
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--world", choices=["engine"], default="engine")
+    parser.add_argument("--world", choices=["engine", "commit"], default="engine")
     parser.add_argument("--seeds", type=int, default=300, help="number of seeds")
     parser.add_argument("--first", type=int, default=0, help="the first seed")
     parser.add_argument(
@@ -33,6 +37,13 @@ def main() -> int:
 
     from tests.sim.engine.world import quiet, simulate
 
+    if arguments.world == "commit":
+        from tests.sim.commit import world as commit_world
+
+        if arguments.coverage:
+            parser.error("--coverage: only the engine's world measures it")
+        with commit_world.quiet():
+            return run(arguments, commit_world.simulate)
     with quiet():
         if arguments.coverage:
             from tests.sim.engine.line_coverage import covered
@@ -45,7 +56,7 @@ def main() -> int:
         return run(arguments, simulate)
 
 
-def run(arguments: argparse.Namespace, simulate: Callable[[int], World]) -> int:
+def run(arguments: argparse.Namespace, simulate: Callable[[int], Simulated]) -> int:
     began = time.monotonic()
     for done, seed in enumerate(range(arguments.first, arguments.first + arguments.seeds), 1):
         try:
@@ -54,7 +65,7 @@ def run(arguments: argparse.Namespace, simulate: Callable[[int], World]) -> int:
             traceback.print_exception(broken)
             print(
                 f"seed {seed} fails: python -m tests.sim.run --world {arguments.world} "
-                f"--first {seed} --seeds 1 --story"
+                f"--first {seed} --seeds 1 --events"
             )
             return 1
         if arguments.events:
