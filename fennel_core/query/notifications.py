@@ -18,7 +18,7 @@ from fennel_core.query.view_refresh import ViewRefresher
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 
-CHANNELS = ("registry", "catalog")
+CHANNELS = ("owners", "catalog")
 OWNERS_PAUSE_S = 0.1
 """Between two reads of the owners after notifications; callers that need newer ones do not wait."""
 log = logger(__name__)
@@ -43,7 +43,7 @@ class NotificationListener:
                     case ListenStarted():
                         self._owners_changed.set()
                         self._refresher.request_all()
-                    case Notification("registry", _):
+                    case Notification("owners", _):
                         self._owners_changed.set()
                     case Notification(_, payload):
                         self._refresher.request(branch_key(payload))

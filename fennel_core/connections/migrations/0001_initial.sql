@@ -153,7 +153,7 @@ CREATE TABLE secret (
     PRIMARY KEY (workspace, name)
 );
 
--- Wake-ups. Channels: 'registry' (jobs and owners changed) and 'catalog' (payload '<workspace>/<branch>': reload that branch).
+-- Wake-ups. Channels: 'registry' (slots: jobs changed, or job partitions are free), 'owners' (readers: job partitions have other owners) and 'catalog' (payload '<workspace>/<branch>': reload that branch).
 CREATE FUNCTION notify_registry() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('registry', '');

@@ -6,11 +6,15 @@ Ownership changes only by compare-and-set, under one clock.
 from __future__ import annotations
 
 import asyncio
+import random
 from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import aclosing
 from dataclasses import dataclass
+from functools import partial
 
 import pytest
 
+from fennel_core.bank import postgres_registry
 from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import PartitionReport, Registry, Slot
@@ -20,6 +24,7 @@ from fennel_core.vocab.ids import (
     EngineId,
     Epoch,
     JobId,
+    JobPartition,
     Millis,
     Offset,
     PartitionIndex,
@@ -27,6 +32,7 @@ from fennel_core.vocab.ids import (
     SlotName,
     TopicName,
 )
+from tests.support.polling import eventually
 
 LEASE = Millis(400)
 JOB = JobId("w.job.abc.1")
@@ -247,3 +253,93 @@ async def test_an_unreachable_database_is_system_unavailable(
         pass
     with pytest.raises(SystemUnavailable):
         await call(PostgresRegistry(closed))
+
+
+JOBS = [JobId(f"w.job.{number}.1") for number in range(40)]
+MANY = [(job, PartitionIndex(part)) for job in JOBS for part in range(4)]
+
+
+@pytest.fixture
+async def many(database: str) -> AsyncIterator[postgres.Pool]:
+    """A database with many job partitions, whose rows are stored in the reverse of their order."""
+    async with postgres.pool(database, name="test", size=12) as pool:
+        async with pool.connection() as connection:
+            for job in JOBS[::-1]:
+                await connection.execute(
+                    "INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', 'spec')", (job,)
+                )
+                await connection.execute(
+                    "INSERT INTO job_partition (job_id, part) SELECT %s, p FROM "
+                    "generate_series(3, 0, -1) p",
+                    (job,),
+                )
+        yield pool
+
+
+async def test_concurrent_statements_of_slots_do_not_deadlock(
+    many: postgres.Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        postgres_registry, "in_transaction", partial(postgres.in_transaction, attempts=1)
+    )
+    registry, orders = PostgresRegistry(many), random.Random(1)
+    epochs = await registry.claim([(key, NEVER) for key in MANY], A.id, Millis(60_000))
+    await registry.heartbeat(A, Millis(60_000))
+    assert len(epochs) == len(MANY)
+
+    def shuffled() -> list[tuple[JobPartition, Epoch]]:
+        return orders.sample(sorted(epochs.items()), len(MANY))
+
+    report = PartitionReport("running", 1, None)
+    for _ in range(25):
+        await asyncio.gather(
+            registry.heartbeat(A, Millis(60_000)),
+            *(registry.report({k: (e, report) for k, e in shuffled()}, A.id) for _ in range(4)),
+            *(registry.release(shuffled(), B.id) for _ in range(2)),
+            *(registry.claim(shuffled(), B.id, LEASE) for _ in range(2)),
+        )
+    seen = await registry.read(A.id)
+    assert all(lease.slot == A.id for job in seen.jobs for lease in job.leases.values())
+
+
+async def test_the_victim_of_a_deadlock_tries_again(many: postgres.Pool) -> None:
+    registry, first, last = PostgresRegistry(many), min(MANY), max(MANY)
+    lock = "SELECT FROM job_partition WHERE job_id = %s AND part = %s FOR UPDATE"
+    async with many.connection() as other:
+        await other.execute("SET deadlock_timeout = '60s'")  # the registry is the victim
+        async with other.transaction():
+            await other.execute(lock, last)
+            claiming = asyncio.create_task(
+                registry.claim([(first, NEVER), (last, NEVER)], A.id, LEASE)
+            )
+
+            async def waits() -> bool:
+                async with many.connection() as watching:
+                    row = await (
+                        await watching.execute(
+                            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock' "
+                            "AND datname = current_database()"
+                        )
+                    ).fetchone()
+                return row is not None and row[0] == 1
+
+            await eventually(waits, within_s=10)
+            await other.execute(lock, first)
+        await other.execute("RESET deadlock_timeout")
+    assert await claiming == {first: 1, last: 1}
+
+
+async def test_a_claim_wakes_readers_but_no_slot(many: postgres.Pool, database: str) -> None:
+    registry, woken = PostgresRegistry(many), []
+    async with aclosing(
+        postgres.listen(database, ["registry", "owners"], name="test-listener")
+    ) as events:
+        assert isinstance(await anext(events), postgres.ListenStarted)
+        await registry.claim([(MANY[0], NEVER)], A.id, LEASE)
+        await registry.claim([(MANY[0], NEVER)], B.id, LEASE)
+        await registry.release([(MANY[0], Epoch(1))], A.id)
+        for _ in range(3):
+            event = await asyncio.wait_for(anext(events), 5)
+            assert isinstance(event, postgres.Notification)
+            woken.append(event.channel)
+    assert woken == ["owners", "registry", "owners"]

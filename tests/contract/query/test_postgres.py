@@ -254,7 +254,7 @@ async def test_a_notification_updates_the_owner_of_a_partition(
     await db.slot("alive")
     await db.job("a")
     await db.own("a", 0, "alive")
-    await db.do("SELECT pg_notify('registry', '')")
+    await db.do("SELECT pg_notify('owners', '')")
     await eventually(lambda: owners.address((JobId("a"), 0)) == "/alive")
 
 
