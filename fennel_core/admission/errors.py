@@ -34,7 +34,8 @@ class RowLimitExceeded(AdmissionError):
 class RowsRejected(AdmissionError):
     """Rows do not fit the source; nothing of the request was written for the caller's branch.
 
-    `numbers` are their row numbers within the request, None when a whole column is at fault.
+    `numbers` are their row numbers within the request, None where user code failed without naming
+    a row.
     """
 
     CODE = "rows-refused"

@@ -5,7 +5,7 @@ The steps are preproc, where, cast, in this order, before anything is acknowledg
 preproc computes pass the same cast as logged values. The branch that logs gets all or nothing
 (`validate`). For other branches that have a source on the endpoint, bad rows are dead-lettered and
 the rest is accepted (`validate_or_dead_letter`): a pipeline in a colleague's branch never makes
-your request fail.
+your request fail. The same holds for requests that are older than the dataset (`source_replay`).
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import operator
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
 from typing import Any, Protocol, assert_never
@@ -32,7 +32,6 @@ from fennel_core.admission.errors import (
 )
 from fennel_core.admission.payload import Payload, descend
 from fennel_core.admission.selection import not_erased, sampled, within_bounds
-from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.executors.calls import AssignCall, ExecutorCall, FilterCall
 from fennel_core.executors.client import Callbacks
@@ -43,8 +42,17 @@ from fennel_core.expressions.evaluate import compile_columns
 from fennel_core.expressions.infer import infer
 from fennel_core.expressions.references import references
 from fennel_core.vocab import dtypes
-from fennel_core.vocab.dtypes import Dtype, Field
-from fennel_core.wire.connectors import Constant, EvalCode, EvalExpr, FromPayload, PreProc
+from fennel_core.vocab.dtypes import Dtype, Field, is_optional
+from fennel_core.vocab.ids import DatasetName
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire.connectors import (
+    Constant,
+    EvalCode,
+    EvalExpr,
+    FromPayload,
+    PreProc,
+    Source,
+)
 from fennel_core.wire.errors import BadColumn, RejectedRows
 from fennel_core.wire.expr import Expr
 from fennel_core.wire.json_decode import decode_column, decode_table
@@ -59,6 +67,19 @@ _json = msgspec.json.Encoder().encode
 ROWS_IN_LOOP = 2_000
 """Larger requests are cast in a thread, so that they do not delay small ones."""
 _VALUE = "value"
+
+
+class SourceDefinition(Protocol):
+    """The part of `SourceBinding` and `SourceReplaySpec` that validation uses."""
+
+    @property
+    def dataset(self) -> DatasetName: ...
+
+    @property
+    def source(self) -> Source: ...
+
+    @property
+    def schema(self) -> Schema: ...
 
 
 class CodeRunner(Protocol):
@@ -91,16 +112,14 @@ class DeadLetter:
 
 
 class Validator:
-    """Validates payloads for sources; `secret` reads a secret of the workspace for user code."""
+    """Validates payloads for sources; `callbacks` are the calls that user code may make."""
 
-    def __init__(
-        self, executors: CodeRunner, secret: Callable[[str], Awaitable[str | None]]
-    ) -> None:
+    def __init__(self, executors: CodeRunner, callbacks: Callbacks) -> None:
         self._executors = executors
-        self._callbacks = Callbacks(secret=secret)
+        self._callbacks = callbacks
 
     async def validate(
-        self, binding: SourceBinding, payload: Payload, erased: tuple[ErasedKeys, ...] = ()
+        self, binding: SourceDefinition, payload: Payload, erased: tuple[ErasedKeys, ...] = ()
     ) -> TypedRows:
         """Return the rows of `payload` that the source accepts; raises `RowsRejected`."""
         for field, step in binding.source.preproc:
@@ -115,29 +134,38 @@ class Validator:
             else:
                 table = decode_table(payload.columns, binding.schema, binding.dataset)
         except RejectedRows as rejected:
-            places = _places(rejected)
             raise RowsRejected(
-                str(rejected), None if places is None else payload.numbers[places]
+                str(rejected), payload.numbers[_places(rejected, payload)]
             ) from rejected
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
         return _selected(TypedRows(frame, payload.numbers), binding, erased)
 
     async def validate_or_dead_letter(
-        self, binding: SourceBinding, payload: Payload, erased: tuple[ErasedKeys, ...] = ()
+        self,
+        binding: SourceDefinition,
+        payload: Payload,
+        erased: tuple[ErasedKeys, ...] = (),
+        *,
+        attempts: int | None = ATTEMPTS,
     ) -> tuple[list[TypedRows], list[DeadLetter]]:
-        """Return the accepted rows and the rejected ones."""
+        """Return the accepted rows and the rejected ones.
+
+        An optional field that the whole request lacks is null: its sender may not know of it.
+        `attempts`: see `ATTEMPTS`; None: look for every bad row, and raise `SourceCodeFailed` when
+        user code could not be run, as for rows that no client waits for.
+        """
         good: list[TypedRows] = []
         dead: list[DeadLetter] = []
-        waiting, attempts = [payload], 0
+        waiting, tried = [_with_optional_columns(binding, payload)], 0
         while waiting:
             part = waiting.pop()
-            attempts += 1
+            tried += 1
             try:
                 good.append(await self.validate(binding, part, erased))
             except RowsRejected as refused:
                 bad = _split(part, refused)
-                if bad is None or attempts >= ATTEMPTS:
+                if bad is None or (attempts is not None and tried >= attempts):
                     dead.append(DeadLetter(refused.text, part))
                 elif refused.numbers is not None:
                     dead.append(DeadLetter(refused.text, bad[0]))
@@ -147,11 +175,13 @@ class Validator:
             except SourceCodeUnavailable:
                 raise  # This says nothing about the rows, so no rows are dead-lettered.
             except AdmissionError as failed:
+                if attempts is None:
+                    raise
                 dead.append(DeadLetter(failed.text, part))
         return good, dead
 
     async def _preprocessed(
-        self, binding: SourceBinding, payload: Payload, field: str, step: PreProc
+        self, binding: SourceDefinition, payload: Payload, field: str, step: PreProc
     ) -> list[Any]:
         """Return the JSON values that preproc computes for `field`."""
         match step:
@@ -189,7 +219,7 @@ class Validator:
                 assert_never(unreachable)
 
     async def _kept(
-        self, binding: SourceBinding, payload: Payload, where: EvalExpr | EvalCode
+        self, binding: SourceDefinition, payload: Payload, where: EvalExpr | EvalCode
     ) -> npt.NDArray[np.int64]:
         """Return the indexes of the rows that `where` keeps."""
         schema = {f.name: f.dtype for f in (*binding.schema.fields, *where.schema)}
@@ -212,7 +242,7 @@ class Validator:
 
     def _evaluated(
         self,
-        binding: SourceBinding,
+        binding: SourceDefinition,
         payload: Payload,
         expr: Expr,
         schema: Mapping[str, Dtype],
@@ -238,7 +268,7 @@ class Validator:
 
     async def _run(
         self,
-        binding: SourceBinding,
+        binding: SourceDefinition,
         payload: Payload,
         call: ExecutorCall,
         frame: pl.DataFrame,
@@ -267,7 +297,7 @@ def _program(expr: Expr, schema: tuple[tuple[str, Dtype], ...]) -> tuple[Any, Dt
     return compile_columns({_VALUE: (expr, dtype)}, columns), dtype
 
 
-def _preproc_schema(binding: SourceBinding, extra: tuple[Field, ...]) -> dict[str, Dtype]:
+def _preproc_schema(binding: SourceDefinition, extra: tuple[Field, ...]) -> dict[str, Dtype]:
     """Return the types of payload columns that a preproc reads.
 
     These are the dataset's fields without a preproc of their own, and the declared extra columns.
@@ -279,7 +309,7 @@ def _preproc_schema(binding: SourceBinding, extra: tuple[Field, ...]) -> dict[st
 
 
 def _typed(
-    binding: SourceBinding, payload: Payload, wanted: Mapping[str, Dtype]
+    binding: SourceDefinition, payload: Payload, wanted: Mapping[str, Dtype]
 ) -> tuple[pl.DataFrame, tuple[Field, ...]]:
     """Return the wanted columns, cast. A column with nulls is Optional whatever its declaration:
     `where` and preproc may handle nulls before the cast forbids them.
@@ -304,8 +334,17 @@ def _typed(
     return frame, tuple(fields)
 
 
+def _with_optional_columns(binding: SourceDefinition, payload: Payload) -> Payload:
+    """Return the payload with a column of nulls for each optional field that it lacks."""
+    known = {*payload.columns, *(name for name, _ in binding.source.preproc)}
+    for field in binding.schema.fields:
+        if is_optional(field.dtype) and field.name not in known:
+            payload = payload.having(field.name, [None] * len(payload))
+    return payload
+
+
 def _code_inputs(
-    binding: SourceBinding, payload: Payload, schema: Mapping[str, Dtype]
+    binding: SourceDefinition, payload: Payload, schema: Mapping[str, Dtype]
 ) -> tuple[pl.DataFrame, tuple[Field, ...], tuple[str, ...]]:
     """Return the whole payload for user code: declared columns cast, others as JSON text."""
     frame, fields = _typed(
@@ -329,7 +368,9 @@ def _json_values(values: pl.Series | pa.ChunkedArray, dtype: Dtype) -> list[Any]
     return encode_column(values, dtype)
 
 
-def _selected(rows: TypedRows, binding: SourceBinding, erased: tuple[ErasedKeys, ...]) -> TypedRows:
+def _selected(
+    rows: TypedRows, binding: SourceDefinition, erased: tuple[ErasedKeys, ...]
+) -> TypedRows:
     """Drop the rows outside `since` and `until`, outside the sample, or with an erased key."""
     source = binding.source
     if (
@@ -366,24 +407,28 @@ def _split(payload: Payload, refused: RowsRejected) -> tuple[Payload, Payload] |
     return None if middle == 0 else (payload.take(places[:middle]), payload.take(places[middle:]))
 
 
-def _places(rejected: RejectedRows) -> list[int] | None:
-    """Return the indexes of the rejected rows; None when a whole column is at fault."""
+def _places(rejected: RejectedRows, payload: Payload) -> list[int]:
+    """Return the indexes of the rejected rows: all of them when a column is missing."""
     places: list[int] = []
     for cause in rejected.causes:
         if not isinstance(cause, BadColumn):
-            return None
+            return list(range(len(payload)))
         places += [b.row for b in cause.bad]
-    return places or None
+    return places
 
 
 def _refusal(
-    binding: SourceBinding, payload: Payload, text: str, places: Sequence[int] | None = None
+    binding: SourceDefinition, payload: Payload, text: str, places: Sequence[int] | None = None
 ) -> RowsRejected:
     where = f"Schema validation failed during data insertion to `{binding.dataset}`: {text}"
     return RowsRejected(where, None if places is None else payload.numbers[list(places)])
 
 
-def _preproc_refusal(binding: SourceBinding, payload: Payload, text: str) -> RowsRejected:
+def _preproc_refusal(binding: SourceDefinition, payload: Payload, text: str) -> RowsRejected:
+    """Return the refusal of every row: a column is missing that the source's code reads."""
     return _refusal(
-        binding, payload, f"Error using pre_proc for dataset `{binding.dataset}`: {text}"
+        binding,
+        payload,
+        f"Error using pre_proc for dataset `{binding.dataset}`: {text}",
+        range(len(payload)),
     )

@@ -11,8 +11,15 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fennel_core.blueprints import identity
-from fennel_core.blueprints.logical import AssetKey, LogicalJob, LogicalOutput, LogicalTopic
-from fennel_core.operators.spec import StepSpec
+from fennel_core.blueprints.logical import (
+    AssetKey,
+    LogicalJob,
+    LogicalOutput,
+    LogicalSource,
+    LogicalTopic,
+    SourceReplay,
+)
+from fennel_core.operators.spec import SourceReplaySpec, StepSpec
 
 
 @dataclass(slots=True)
@@ -22,6 +29,7 @@ class Assembly:
     partitions: int
     topics: dict[AssetKey, LogicalTopic] = field(default_factory=dict)
     jobs: dict[AssetKey, LogicalJob] = field(default_factory=dict)
+    replays: dict[AssetKey, SourceReplay] = field(default_factory=dict)
 
     def add_topic(self, key: AssetKey, title: str, entity: str) -> AssetKey:
         """Add a topic unless it exists; return its key. The first title and entity win."""
@@ -31,6 +39,27 @@ class Assembly:
     def dead_letters(self) -> AssetKey:
         """Add the dead-letter topic of the workspace; return its key."""
         return self.add_topic(identity.dead_letters(), "the workspace", "")
+
+    def add_source_replay(self, source: LogicalSource) -> None:
+        """Add the job that recomputes the rows of a source from the requests of its endpoint."""
+        step = SourceReplaySpec(source.dataset, source.source, source.schema)
+        key = identity.source_replay(source.identity, step, source.topic)
+        if key in self.replays:
+            return
+        title = f"{source.dataset}: recompute from {source.webhook}/{source.endpoint}"
+        log = LogicalTopic(identity.replaylog(key), self.partitions, title, source.dataset)
+        job = LogicalJob(
+            key=key,
+            inputs=(source.raw_topic,),
+            outputs=(LogicalOutput(source.topic, source.schema.key_names),),
+            step=step,
+            replaylog=log.key,
+            dead_letters=self.dead_letters(),
+            partitions=self.partitions,
+            title=title,
+            entity=source.dataset,
+        )
+        self.replays[key] = SourceReplay(job, log)
 
     def add_job(
         self,

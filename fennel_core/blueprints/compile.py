@@ -62,13 +62,16 @@ def compile_datasets(inputs: Sequence[DatasetInput], partitions: int) -> Compile
         tuple(datasets),
         tuple(sources),
         partitions,
+        tuple(assembly.replays.values()),
     )
 
 
 def _add_source_topic(
     definition: DatasetInput, assembly: Assembly, sources: list[LogicalSource]
 ) -> AssetKey:
-    """Add the topic of a source dataset and one binding per webhook endpoint; return the topic."""
+    """Add the topic of a source dataset; per webhook endpoint, add a binding and the job that
+    recomputes its rows. Return the topic.
+    """
     dataset = definition.dataset
     named = [
         (identity.source_identity(s, dataset.schema, dataset.version), s)
@@ -76,11 +79,10 @@ def _add_source_topic(
     ]
     topic = identity.source_topic([i for i, _ in named], dataset.schema, dataset.version)
     assembly.add_topic(topic, dataset.name, dataset.name)
-    sources.extend(
-        _source_binding(i, s, s.table, definition, topic, assembly)
-        for i, s in named
-        if isinstance(s.table, WebhookEndpoint)
-    )
+    for i, s in named:
+        if isinstance(s.table, WebhookEndpoint):
+            sources.append(_source_binding(i, s, s.table, definition, topic, assembly))
+            assembly.add_source_replay(sources[-1])
     return topic
 
 

@@ -34,7 +34,7 @@ from typing import Any, Final
 
 from fennel_core.blueprints.logical import AssetKey, AssetKind
 from fennel_core.blueprints.stored_names import NAMES
-from fennel_core.operators.spec import StatelessOp, StepSpec, step_version
+from fennel_core.operators.spec import SourceReplaySpec, StatelessOp, StepSpec, step_version
 from fennel_core.vocab.ids import Identity
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.canonical_logic import source_logic
@@ -91,6 +91,13 @@ def job(
             salt,
             watermark,
         ),
+    )
+
+
+def source_replay(source: Identity, step: SourceReplaySpec, topic: AssetKey) -> AssetKey:
+    """Return the key of the job that recomputes the rows of a source into a dataset's topic."""
+    return AssetKey(
+        AssetKind.JOB, _hash("source_replay", source, step_version(step), topic.identity)
     )
 
 

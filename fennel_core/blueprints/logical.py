@@ -15,7 +15,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from fennel_core.operators.spec import StepSpec
+from fennel_core.operators.spec import SourceReplaySpec, StepSpec
 from fennel_core.vocab.ids import DatasetName, Identity
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.connectors import Source
@@ -125,14 +125,26 @@ class LogicalSource:
 
 
 @dataclass(frozen=True, slots=True)
+class SourceReplay:
+    """A job that recomputes the rows of a source from raw requests, with its replaylog."""
+
+    job: LogicalJob
+    replaylog: LogicalTopic
+
+
+@dataclass(frozen=True, slots=True)
 class Compiled:
-    """Everything one branch version needs, jobs in topological order."""
+    """Everything one branch version needs, jobs in topological order.
+
+    `replays`: the source replays that it may need as well; `source_replays.py` decides.
+    """
 
     topics: tuple[LogicalTopic, ...]
     jobs: tuple[LogicalJob, ...]
     datasets: tuple[LogicalDataset, ...]
     sources: tuple[LogicalSource, ...]
     partitions: int
+    replays: tuple[SourceReplay, ...] = ()
 
     def __post_init__(self) -> None:
         known = {t.key for t in self.topics}
@@ -141,10 +153,11 @@ class Compiled:
         assert all(known.issuperset(job.topics) for job in self.jobs), (
             "the topics of each job are listed"
         )
-        written = [o.topic for j in self.jobs for o in j.outputs] + list(
+        computed = [j for j in self.jobs if not isinstance(j.step, SourceReplaySpec)]
+        written = [o.topic for j in computed for o in j.outputs] + list(
             {s.topic for s in self.sources}
         )
-        assert len(set(written)) == len(written), "a topic has one writer"
+        assert len(set(written)) == len(written), "a topic has one writer, besides source replays"
 
     @property
     def blueprints(self) -> tuple[Blueprint, ...]:

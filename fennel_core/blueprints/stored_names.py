@@ -27,6 +27,7 @@ _STEPS: Final = (
     Stored("step.map", s.MapSpec, "inputs branches output"),
     Stored("step.map.stage", s.MapStage, "op output"),
     Stored("step.user_code", s.UserCodeSpec, "kind code column input output"),
+    Stored("step.source_replay", s.SourceReplaySpec, "dataset source schema"),
     Stored(
         "step.join",
         s.JoinSpec,

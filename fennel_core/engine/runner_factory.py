@@ -13,10 +13,12 @@ from typing import Protocol, TypeVar
 import polars as pl
 from rocksdict import Cache
 
+from fennel_core.admission.validator import Validator
 from fennel_core.bank.registry import Registry
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
-from fennel_core.engine import usercode
+from fennel_core.connections.erasures import Erased
+from fennel_core.engine import source_replay, usercode
 from fennel_core.engine.backfill.client import BackfillClient
 from fennel_core.engine.broker import Broker
 from fennel_core.engine.iteration import JobLogic, WorkerPool
@@ -26,12 +28,18 @@ from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import Hangar
 from fennel_core.operators.build import as_watermark_step, build
-from fennel_core.operators.spec import UserCodeSpec, step_version
+from fennel_core.operators.spec import (
+    SourceReplaySpec,
+    UserCodeSpec,
+    has_native_step,
+    step_version,
+)
 from fennel_core.operators.step import Outcome
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex, WorkspaceId
 
 T = TypeVar("T")
 CallbacksFor = Callable[[WorkspaceId], Callbacks]
+ReadErased = Callable[[WorkspaceId], Awaitable[Erased]]
 
 
 class SingleThreadPool:
@@ -93,6 +101,7 @@ class SlotRunnerFactory:
         snapshots: Snapshots,
         executors: Executors,
         callbacks: CallbacksFor,
+        read_erased: ReadErased,
         limits: RunnerLimits,
         pool: WorkerPool,
         backfill_client: BackfillClient,
@@ -110,6 +119,7 @@ class SlotRunnerFactory:
             callbacks,
             backfill_client,
         )
+        self._read_erased = read_erased
         self._specs: dict[JobId, Job] = {}
 
     async def make(self, job: JobId, part: PartitionIndex, epoch: Epoch) -> Runner | None:
@@ -119,12 +129,12 @@ class SlotRunnerFactory:
             if stored is None:
                 return None
             spec = self._specs[job] = stored_names.loads(stored, Job)
-        step = None if isinstance(spec.step, UserCodeSpec) else build(spec.step)
+        step = build(spec.step) if has_native_step(spec.step) else None
         logic = JobLogic(
             step,
             None if step is None else as_watermark_step(step),
             step_version(spec.step),
-            self._user_code(spec),
+            self._awaited(spec),
         )
         hangar = await self._snapshots.open(job, part, epoch, self._stores.open)
         return Runner(
@@ -139,16 +149,23 @@ class SlotRunnerFactory:
             self._backfill_client,
         )
 
-    def _user_code(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:
-        step = job.step
-        if not isinstance(step, UserCodeSpec):
-            return None
-        run = partial(self._executors.run, callbacks=self._callbacks(job.workspace))
-
-        async def run_user_code(batch: pl.DataFrame) -> Outcome:
-            return await usercode.run_user_code(run, step, job.title, batch)
-
-        return run_user_code
+    def _awaited(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:
+        """Return the computation of a job without a native step, None for other jobs."""
+        callbacks = self._callbacks(job.workspace)
+        match job.step:
+            case UserCodeSpec() as user_code:
+                run = partial(self._executors.run, callbacks=callbacks)
+                return partial(usercode.run_user_code, run, user_code, job.title)
+            case SourceReplaySpec() as replay:
+                return partial(
+                    source_replay.run_source_replay,
+                    Validator(self._executors, callbacks),
+                    partial(self._read_erased, job.workspace),
+                    replay,
+                    job.outputs[0].topic,
+                )
+            case _:
+                return None
 
     def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
         self._snapshots.discard_state(job, part, why)

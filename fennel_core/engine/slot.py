@@ -17,11 +17,15 @@ from functools import partial
 from pathlib import Path
 from typing import Final
 
+import psycopg
 import structlog
+from psycopg_pool import PoolTimeout
 
 from fennel_core.bank.postgres_registry import PostgresRegistry
 from fennel_core.bank.registry import Slot
-from fennel_core.connections import frames, postgres, secrets
+from fennel_core.connections import erasures, frames, postgres, secrets
+from fennel_core.connections.erasures import Erased
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.garbage import DeletionLimit
 from fennel_core.connections.installation import (
     installation_objects,
@@ -113,6 +117,7 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
             snapshots,
             executors,
             _callbacks(settings, pool),
+            partial(_erased, pool),
             RunnerLimits(settings.iteration_bytes, environment_hash()),
             workers,
             QueuedBackfillClient(
@@ -162,6 +167,14 @@ def _callbacks(settings: Settings, pool: postgres.Pool) -> CallbacksFor:
         return Callbacks(secret=partial(secrets.get, pool, sealer, workspace) if sealer else None)
 
     return callbacks
+
+
+async def _erased(pool: postgres.Pool, workspace: WorkspaceId) -> Erased:
+    """Return the erased keys of a workspace; raises SystemUnavailable."""
+    try:
+        return (await erasures.read(pool, workspace)).get(workspace, {})
+    except (psycopg.Error, PoolTimeout) as failed:
+        raise SystemUnavailable(f"Postgres: {failed}") from failed
 
 
 async def _wake_on_notify(dsn: str, supervisor: Supervisor) -> None:

@@ -27,7 +27,13 @@ import polars as pl
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine.broker import OutgoingRecord, Record
-from fennel_core.operators.spec import JoinSpec, MapSpec, TableSpec, UserCodeSpec
+from fennel_core.operators.spec import (
+    JoinSpec,
+    MapSpec,
+    SourceReplaySpec,
+    TableSpec,
+    UserCodeSpec,
+)
 from fennel_core.operators.step import OutputBatch
 from fennel_core.vocab.ids import Micros, partition_indexes
 from fennel_core.vocab.versions import SIGN
@@ -54,7 +60,7 @@ def batch_max_time(job: Job, source: int, batch: pl.DataFrame) -> Micros | None:
     `source`: number of the input. None if no row counts.
     """
     match job.step:
-        case MapSpec() | UserCodeSpec() | TableSpec():
+        case MapSpec() | UserCodeSpec() | SourceReplaySpec() | TableSpec():
             return None  # the rows that they emit count, and the watermarks that they received
         case JoinSpec(left=left, right=right, output=output):
             if source != 0 and not output.keyed:

@@ -15,12 +15,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from zlib import crc32
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from fennel_core.admission.dead_letters import dead_letter_frame
 from fennel_core.admission.validator import DeadLetter, TypedRows
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.ingest.acceptance import (
@@ -43,8 +43,6 @@ from fennel_core.vocab.versions import FORMAT_HEADER, IS_TOMBSTONE, POS, SIGN, e
 RAW_RECORD_BYTES = 1 << 20
 """Bodies per raw record, unless one request is larger."""
 REASON_HEADER = "reason"
-DEAD_COLUMNS = ("dataset", "row")
-"""A dead letter of ingest holds the name of the target dataset and the row as JSON text."""
 ROWS_PER_TRANSACTION = 1 << 32
 ADDED = pl.Series(SIGN, [1], dtype=pl.Int8)
 PRESENT = pl.Series(IS_TOMBSTONE, [False])
@@ -310,21 +308,11 @@ class _RawRecords:
 
 def _dead_letters(request: PreparedRequest, positions: pa.Array) -> Iterator[ProducerRecord]:
     for target, dead in request.dead:
-        rows = [
-            dict(zip(dead.payload.columns, values, strict=True))
-            for values in zip(*dead.payload.columns.values(), strict=True)
-        ]
-        texts = [msgspec.json.encode(row).decode() for row in rows]
-        frame = pl.DataFrame(
-            {DEAD_COLUMNS[0]: [target.binding.dataset] * len(texts), DEAD_COLUMNS[1]: texts}
-        )
-        own = pl.Series(POS, positions.take(pa.array(dead.payload.numbers)), dtype=pl.Binary)
-        headers = (FORMAT_HEADER, (REASON_HEADER, dead.reason.encode()))
         yield ProducerRecord(
             target.binding.dead_letters,
             request.round_robin % target.partitions,
-            encode_frame(frame.with_columns(own)),
-            headers,
+            encode_frame(dead_letter_frame(target.binding.dataset, dead, positions)),
+            (FORMAT_HEADER, (REASON_HEADER, dead.reason.encode())),
         )
 
 

@@ -21,6 +21,7 @@ from fennel_core.connections.errors import (
     TransactionAborted,
     TransactionOutcomeUnknown,
 )
+from fennel_core.executors.client import Callbacks
 from fennel_core.ingest import source_metrics
 from fennel_core.ingest.batches import PreparedRequest, TargetRows
 from fennel_core.ingest.catalogs import Catalogs, EndpointTarget
@@ -134,7 +135,8 @@ class LogService:
         version: CatalogVersion,
         targets: tuple[EndpointTarget, ...],
     ) -> PreparedRequest:
-        validator = Validator(self._executors, lambda name: self._secret(workspace, name))
+        callbacks = Callbacks(secret=lambda name: self._secret(workspace, name))
+        validator = Validator(self._executors, callbacks)
         entries: list[TargetRows] = []
         dead: list[tuple[EndpointTarget, DeadLetter]] = []
         for target in targets:

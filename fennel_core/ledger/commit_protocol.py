@@ -30,6 +30,7 @@ from fennel_core.blueprints.commit_plan import BankFacts, CommitPlan, plan_commi
 from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
 from fennel_core.blueprints.plan_entries import Notice, PlanRecord
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
+from fennel_core.blueprints.source_replays import all_keys, with_needed_replays
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.audit_log import AssetAction, log_steps
@@ -80,7 +81,7 @@ async def bank_facts(
     """Read the planner's input; a plan that will be executed needs the workspace's lock."""
     mine = await tx.bank.references(branch.workspace, branch.name)
     unshared = await tx.bank.unheld(mine, ignoring=branch.name)
-    alive = await tx.bank.alive(branch.workspace, [b.key for b in compiled.blueprints])
+    alive = await tx.bank.alive(branch.workspace, all_keys(compiled))
     leaving = await tx.bank.assets(set(mine) - set(alive.values()))
     catalog = None if branch.target is None else await tx.catalog(branch.target)
     return BankFacts(
@@ -118,7 +119,7 @@ async def preview(
     async def make_plan(tx: LedgerTransaction) -> CommitPlan:
         branch = await open_branch(tx, workspace, name)
         facts = await bank_facts(tx, branch, compiled, UNNAMED_INCARNATION)
-        return plan_commit(facts, compiled, notices)
+        return plan_commit(facts, with_needed_replays(compiled, facts.alive), notices)
 
     commit_plan = await context.ledger.run(make_plan)
     if not backfill:
@@ -169,7 +170,8 @@ async def reserve(
             if other.branch == row.branch and other.state in BETWEEN_T1_AND_T2:
                 return BranchBusy(other.id)
         facts = await bank_facts(tx, branch, compiled, await tx.bank.next_incarnation())
-        commit_plan = plan_commit(facts, compiled, notices)
+        needed = with_needed_replays(compiled, facts.alive)
+        commit_plan = plan_commit(facts, needed, notices)
         if not row.options.backfill:
             _check_backfill(commit_plan, compiled)
         await tx.bank.add(
@@ -183,7 +185,7 @@ async def reserve(
         # An adopted asset may still be pending in another commit: this commit creates it too.
         pending = [h.id for h in await tx.bank.summaries(wanted) if h.state is AssetState.PENDING]
         await tx.add_entries(LedgerKind.CREATION, row.workspace, id_, pending)
-        catalog = resolve_catalog(compiled, row.workspace, commit_plan.ids())
+        catalog = resolve_catalog(needed, row.workspace, commit_plan.ids())
         await tx.set_compiled(id_, base, merged, stored_names.dumps(catalog), commit_plan.record)
         await apply_commit_event(tx, row, CommitEvent.RESERVE)
         return await commit_row(tx, id_)

@@ -1,6 +1,6 @@
 """Build the step that runs a job's specification.
 
-User code has no step: it waits for an executor, so the engine runs it (`spec.UserCodeSpec`).
+What waits for an executor has no step: the engine runs it (`spec.has_native_step`).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fennel_core.operators.aggregate.keyed_input import (
 from fennel_core.operators.aggregate.read_time import ReadTimeAggregateStep
 from fennel_core.operators.changelog.step import ChangelogStep
 from fennel_core.operators.dedup.step import DedupStep
-from fennel_core.operators.errors import UserCodeHasNoStep
+from fennel_core.operators.errors import NoNativeStep
 from fennel_core.operators.first_latest.step import FirstStep, LatestStep
 from fennel_core.operators.intervals.step import IntervalsStep
 from fennel_core.operators.join.stream_table import StreamTableJoinStep
@@ -30,6 +30,7 @@ from fennel_core.operators.spec import (
     IntervalsSpec,
     JoinSpec,
     MapSpec,
+    SourceReplaySpec,
     StepSpec,
     TableSpec,
     UserCodeSpec,
@@ -47,7 +48,7 @@ def build(spec: StepSpec) -> OperatorStep:
     """Return the step of a specification.
 
     Raises UnsupportedAggregation or UnsupportedWindow for a combination that has no defined result,
-    UserCodeHasNoStep for user code.
+    NoNativeStep for what the engine awaits (`spec.has_native_step`).
     """
     match spec:
         case TableSpec():
@@ -70,8 +71,8 @@ def build(spec: StepSpec) -> OperatorStep:
             return SessionWindowsStep(spec)
         case WindowsSpec():
             return HoppingWindowsStep(spec)
-        case UserCodeSpec():
-            raise UserCodeHasNoStep("the engine runs user code through an executor, not by a step")
+        case UserCodeSpec() | SourceReplaySpec():
+            raise NoNativeStep(f"the engine awaits {type(spec).__name__}; it is not a step")
         case unreachable:
             assert_never(unreachable)
 

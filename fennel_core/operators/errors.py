@@ -31,10 +31,10 @@ class UnsupportedWindow(OperatorError):
     code: ClassVar[str] = "unsupported-window"
 
 
-class UserCodeHasNoStep(OperatorError):
-    """A step was requested for user code, which the engine runs through an executor.
+class NoNativeStep(OperatorError):
+    """A step was requested for what the engine awaits instead, such as user code.
 
-    Raised by `build.build`: a caller checks for `UserCodeSpec` first.
+    Raised by `build.build`: a caller checks `spec.has_native_step` first.
     """
 
-    code: ClassVar[str] = "user-code-has-no-step"
+    code: ClassVar[str] = "no-native-step"

@@ -12,8 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from fennel_core.vocab.dtypes import Field, Optional, Timestamp
+from fennel_core.vocab.ids import DatasetName
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
+from fennel_core.wire.connectors import Source
 from fennel_core.wire.pycode import PyCode
 
 VALID_TO = "__valid_to"
@@ -82,6 +84,23 @@ class UserCodeSpec:
     column: Field | None
     input: Schema
     output: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class SourceReplaySpec:
+    """Type the raw requests of an endpoint that ingest has not typed for the dataset itself. Input
+    0: the endpoint's raw topic (`vocab.raw_batches`). Output 0: the dataset's topic, which ingest
+    writes, too.
+    """
+
+    dataset: DatasetName
+    source: Source
+    schema: Schema
+
+    @property
+    def output(self) -> Schema:
+        """The schema of the output, under the name that every step with an output has."""
+        return self.schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,6 +212,7 @@ StepSpec = (
     TableSpec
     | MapSpec
     | UserCodeSpec
+    | SourceReplaySpec
     | JoinSpec
     | AggregateSpec
     | FirstLatestSpec
@@ -207,6 +227,7 @@ _VERSIONS: Mapping[type, int] = {
     TableSpec: 1,
     MapSpec: 1,
     UserCodeSpec: 1,
+    SourceReplaySpec: 1,
     JoinSpec: 1,
     AggregateSpec: 1,
     FirstLatestSpec: 1,
@@ -222,6 +243,14 @@ def step_version(spec: StepSpec) -> int:
     the step's results or its state format change.
     """
     return _VERSIONS[type(spec)]
+
+
+def has_native_step(spec: StepSpec) -> bool:
+    """Return whether `build.build` makes the step; the engine awaits other code for the rest.
+
+    Such a job has no state, so replay never computes it again.
+    """
+    return not isinstance(spec, UserCodeSpec | SourceReplaySpec)
 
 
 def needs_watermark(spec: StepSpec) -> bool:

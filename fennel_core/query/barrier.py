@@ -81,9 +81,13 @@ def layers(jobs: Sequence[Job]) -> list[list[Job]]:
     return out
 
 
-def source_partitions(catalog: Catalog) -> list[TopicPartition]:
-    """Return every partition of every source topic of a branch version."""
-    topics = dict.fromkeys(binding.topic for binding in catalog.sources)
+def source_partitions(catalog: Catalog, jobs: Sequence[Job]) -> list[TopicPartition]:
+    """Return every partition of every topic that ingest alone writes for a branch version.
+
+    A topic that a source replay writes, too, is read when that job has been waited for.
+    """
+    replayed = {output.topic for job in jobs for output in job.outputs}
+    topics = dict.fromkeys(b.topic for b in catalog.sources if b.topic not in replayed)
     return [(topic, part) for topic in topics for part in partition_indexes(catalog.partitions)]
 
 
@@ -118,8 +122,8 @@ class Barrier:
         Raises `JobParked`, `BarrierTimeout` (naming job, partition and lag) and `ViewOutdated`.
         """
         deadline = asyncio.get_running_loop().time() + timeout_s
-        sources = source_partitions(catalog)
-        ends, jobs = await asyncio.gather(self._topics.ends(sources), self._specs_of(catalog.jobs))
+        jobs = await self._specs_of(catalog.jobs)
+        ends = await self._topics.ends(source_partitions(catalog, jobs))
         for layer in layers(jobs):
             inputs = {
                 (topic, part)

@@ -41,6 +41,13 @@ def stamp(hlc: Hlc, server: int, rows: int, first_row: int = 0) -> pa.Array:
     return fixed.cast(pa.large_binary())
 
 
+def following(first: bytes, rows: int) -> pa.Array:
+    """Return the positions of `rows` consecutive rows of one request, of which `first` is first."""
+    assert len(first) == LENGTH, "rows of a request have no extended positions"
+    ((hlc, server, row),) = np.frombuffer(first, dtype=_LAYOUT).tolist()
+    return stamp(hlc, server, rows, row)
+
+
 def extend(positions: pa.Array, elements: pa.Array) -> pa.Array:
     """Return each position with a 4-byte element appended.
 

@@ -11,8 +11,9 @@ from typing import Any
 from fennel_core.blueprints.commit_plan import asset_id
 from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.compiler_input import DatasetInput
-from fennel_core.blueprints.logical import Compiled
+from fennel_core.blueprints.logical import AssetKind, Compiled
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
+from fennel_core.blueprints.source_replays import with_needed_replays
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
@@ -87,6 +88,8 @@ def _twice() -> tuple[str, expr.Expr, dtypes.Dtype]:
 def example() -> tuple[Compiled, tuple[Job, ...], Catalog]:
     """Return the example commit as blueprints, as jobs and as a catalog."""
     compiled = compile_datasets(example_datasets(), 4)
+    raw = {t.key for t in compiled.topics if t.key.kind is AssetKind.RAW}
+    compiled = with_needed_replays(compiled, raw)
     names = {b.key: asset_id(SHOP, b.key, 1) for b in compiled.blueprints}
     jobs = tuple(resolve_job(job, SHOP, names) for job in compiled.jobs)
     return compiled, jobs, resolve_catalog(compiled, SHOP, names)

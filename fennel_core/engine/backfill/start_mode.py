@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fennel_core.blueprints.spec import Job
-from fennel_core.operators.spec import UserCodeSpec, needs_watermark
+from fennel_core.operators.spec import has_native_step, needs_watermark
 from fennel_core.vocab.ids import Offset, TopicName
 
 REMEDY: Final = (
@@ -60,8 +60,8 @@ StartMode = StartLive | StartWithBackfill | InputLost
 
 def batch_obstacle(job: Job) -> str | None:
     """Return why a batch cannot compute this job; None if it can."""
-    if isinstance(job.step, UserCodeSpec):
-        return "it runs user code, which a batch cannot await"
+    if not has_native_step(job.step):
+        return "it runs user code or admits raw requests, which a batch cannot await"
     if needs_watermark(job.step) or any(output.watermark for output in job.outputs):
         return "it closes windows by event time or writes watermarks, which history does not have"
     return None

@@ -41,7 +41,7 @@ from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import Hangar, HangarCorrupt
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.operators.build import as_watermark_step, build
-from fennel_core.operators.spec import UserCodeSpec, step_version
+from fennel_core.operators.spec import has_native_step, step_version
 from fennel_core.operators.step import Outcome
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
@@ -207,14 +207,12 @@ async def _run_drill(task: DrillTask) -> DrillFinding:
 
 
 def replay_logic(job: Job) -> JobLogic:
-    """Return the logic that a replay runs: user code is never run, and it has no state."""
+    """Return the logic that a replay runs: what the engine awaits never runs and has no state."""
 
     async def refuse(_: pl.DataFrame) -> Outcome:
-        raise ReplayMismatch(
-            "the job runs user code, which has no state, but its marker records mutations of state"
-        )
+        raise ReplayMismatch("the job has no state, but its marker records mutations of state")
 
-    step = None if isinstance(job.step, UserCodeSpec) else build(job.step)
+    step = build(job.step) if has_native_step(job.step) else None
     return JobLogic(
         step,
         None if step is None else as_watermark_step(step),

@@ -5,6 +5,7 @@ import pytest
 
 from fennel_core.admission.payload import Payload, descend
 from fennel_core.admission.validator import RowsRejected, Validator
+from fennel_core.executors.client import NO_CALLBACKS
 from fennel_core.vocab.dtypes import Field, Int, Optional, Timestamp
 from fennel_core.vocab.ids import Micros
 from fennel_core.wire import expr as e
@@ -14,11 +15,7 @@ from tests.support.ingest_world import KEYED, NoExecutors, binding, source
 AT_MS = 1_700_000_000_000
 
 
-async def no_secret(_: str) -> str | None:
-    return None
-
-
-VALIDATOR = Validator(NoExecutors(), no_secret)
+VALIDATOR = Validator(NoExecutors(), NO_CALLBACKS)
 
 
 def payload(**columns: list) -> Payload:

@@ -49,7 +49,7 @@ async def test_a_cancelled_runner_closes_its_store_for_the_next_owner(
 ) -> None:
     stores, busy, unused = RocksStores(tmp_path, 1 << 20), BusyWorker(), cast(Any, None)
     runner_factory = SlotRunnerFactory(
-        unused, unused, stores, unused, unused, unused, LIMITS, busy.pool, unused
+        unused, unused, stores, unused, unused, unused, unused, LIMITS, busy.pool, unused
     )
     runner = runner_over(stores.open(JOB, PART))
     other = busy.take()
