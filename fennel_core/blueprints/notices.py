@@ -11,8 +11,9 @@ from typing import Final
 
 from fennel_core.blueprints.plan_entries import Notice
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.vocab.dtypes import show
 from fennel_core.wire.connectors import Webhook
-from fennel_core.wire.entities import Dataset, Pipeline
+from fennel_core.wire.entities import Dataset, IndexSide, Pipeline
 from fennel_core.wire.operators import Aggregate, Count, Quantile, WindowOp
 
 _DAY_US: Final = 86_400_000_000
@@ -23,8 +24,11 @@ DEFAULT_WEBHOOK_RETENTION_US: Final = 7 * _DAY_US
 """The client's default `retention` of a webhook."""
 
 
-def definition_notices(graph: Graph) -> tuple[Notice, ...]:
-    """Return the notices about the definitions of a valid graph, in their order."""
+def definition_notices(graph: Graph, before: Graph | None = None) -> tuple[Notice, ...]:
+    """Return the notices about the definitions of a valid commit, in their order.
+
+    `before`: the definitions that the branch has now.
+    """
     notices = [notice for dataset in graph.datasets for notice in _dataset(graph, dataset)]
     notices += [notice for pipeline in graph.pipelines for notice in _pipeline(graph, pipeline)]
     notices += [
@@ -46,7 +50,22 @@ def definition_notices(graph: Graph) -> tuple[Notice, ...]:
         )
         for suite in graph.expectations
     ]
+    if before is not None:
+        notices += _feature_types(graph, before)
     return tuple(notices)
+
+
+def _feature_types(graph: Graph, before: Graph) -> Iterator[Notice]:
+    """Yield the features that have another type; those of user code need a new version instead."""
+    for feature in graph.features:
+        old = before.feature(feature.ref)
+        if old is not None and old.dtype != feature.dtype:
+            yield Notice(
+                "feature-type-changed",
+                feature.ref.fqn,
+                f"feature `{feature.ref.fqn}` is `{show(feature.dtype)}` and was "
+                f"`{show(old.dtype)}`; its consumers receive the new type",
+            )
 
 
 def _dataset(graph: Graph, dataset: Dataset) -> Iterator[Notice]:
@@ -64,6 +83,20 @@ def _dataset(graph: Graph, dataset: Dataset) -> Iterator[Notice]:
                 dataset.name,
                 f"dataset `{dataset.name}`: the duration {_duration(index.duration_us)} of its "
                 f"{index.side.value} index is recorded; lookups find older rows too",
+            )
+    if dataset.schema.keyed and not graph.has_index(dataset.name, IndexSide.ONLINE):
+        readers = sorted(
+            ref.fqn
+            for extractor in graph.extractors
+            if dataset.name in extractor.datasets
+            for ref in extractor.output_refs
+        )
+        if readers:
+            yield Notice(
+                "online-index-missing",
+                dataset.name,
+                f"dataset `{dataset.name}` has no online index; queries of {', '.join(readers)} "
+                "are refused until it has one",
             )
     if not graph.sources_of(dataset.name) and not graph.pipelines_of(dataset.name):
         yield Notice(

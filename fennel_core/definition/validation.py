@@ -138,7 +138,9 @@ def _valid(
     return ValidDefinitions(
         graph,
         assemble_request(graph, received.request.message, parts),
-        definition_notices(build_graph(received.request)),
+        definition_notices(
+            build_graph(received.request), None if before is None else build_graph(before.request)
+        ),
     )
 
 

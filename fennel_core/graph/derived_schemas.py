@@ -248,6 +248,8 @@ def _explode(columns: Sequence[str], schema: Schema) -> Schema:
 
 def _keyed_by(by: Sequence[str], schema: Schema) -> Schema:
     expect_keys(by)
+    if len(set(by)) != len(by):
+        raise SchemaMismatch(f"`groupby` names a column twice: {list(by)}; name each once")
     keys = tuple(find_column(name, schema, "groupby") for name in by)
     return Schema(keys, tuple(f for f in schema.values if f.name not in by), schema.timestamp)
 

@@ -31,6 +31,13 @@ def check_fields(graph: Graph, before: Graph | None) -> Iterator[Problem]:
                     "platform itself; rename the field"
                 )
                 yield Problem("reserved-field", dataset.name, text)
+        for name in dataset.erase_keys:
+            if name not in dataset.schema.key_names:
+                text = (
+                    f"Field: {name} not in a key field in dataset `{dataset.name}`, so it cannot "
+                    "be an erase key"
+                )
+                yield Problem("erase-key", dataset.name, text)
         for key in dataset.schema.keys:
             if is_optional(key.dtype):
                 text = (

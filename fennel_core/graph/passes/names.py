@@ -21,6 +21,7 @@ def unique_names(graph: Graph, before: Graph | None) -> Iterator[Problem]:
         ("Featureset", (f.name for f in graph.featuresets)),
         ("Feature", (f.ref.fqn for f in graph.features)),
         ("Pipeline", (f"{p.dataset}.{p.name}" for p in graph.pipelines)),
+        ("Extractor", (x.fqn for x in graph.extractors)),
     )
     for kind, names in kinds:
         for name, count in Counter(names).items():

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.vocab.dtypes import show
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire.canonical_logic import (
     dataset_logic,
@@ -47,6 +48,7 @@ def require_new_version_on_change(graph: Graph, before: Graph | None) -> Iterato
             yield Problem("dataset-version", dataset.name, text)
     for extractor in graph.extractors:
         yield from _extractor(before, extractor)
+        yield from _feature_types(before, graph, extractor)
 
 
 def _difference(before: Graph, old: Dataset, after: Graph, new: Dataset) -> str | None:
@@ -127,3 +129,20 @@ def _extractor(before: Graph, extractor: Extractor) -> Iterator[Problem]:
         f"its version is {extractor.version} as before"
     )
     yield Problem("extractor-version", extractor.fqn, text)
+
+
+def _feature_types(before: Graph, graph: Graph, extractor: Extractor) -> Iterator[Problem]:
+    """Check the types of features that user code computes: its consumers read the new type."""
+    if not isinstance(extractor.kind, PyFunc):
+        return
+    for ref in extractor.output_refs:
+        old, new = before.feature(ref), graph.feature(ref)
+        provider = before.extractor_of(ref)
+        if old is None or new is None or provider is None or old.dtype == new.dtype:
+            continue
+        if provider.name == extractor.name and extractor.version <= provider.version:
+            text = (
+                f"please increment the version of extractor `{extractor.fqn}`: feature `{ref.fqn}` "
+                f"is `{show(new.dtype)}` and was `{show(old.dtype)}`"
+            )
+            yield Problem("extractor-version", ref.fqn, text)

@@ -6,8 +6,9 @@ from dataclasses import replace
 
 from fennel_core.blueprints.notices import definition_notices
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.vocab.dtypes import Float
 from fennel_core.wire.entities import Index, IndexSide
-from tests.support.commit_graphs import graph
+from tests.support.commit_graphs import edit, graph
 
 
 def texts(g: Graph) -> list[str]:
@@ -27,7 +28,10 @@ def test_recorded_commits_have_these_notices() -> None:
         "expectations-not-evaluated Events: dataset `Events`: its expectations are recorded and "
         "not evaluated yet",
     ]
-    assert texts(graph("featuresets")) == []
+    assert texts(graph("featuresets")) == [
+        "online-index-missing Items: dataset `Items` has no online index; queries of "
+        "BasketFeatures.price are refused until it has one"
+    ]
 
 
 def test_a_dataset_whose_sources_the_environment_removed_gets_no_rows() -> None:
@@ -41,3 +45,18 @@ def test_a_duration_of_an_index_is_named() -> None:
     g = replace(g, indices=(*g.indices, Index("Users", 1, IndexSide.OFFLINE, 60_000_000)))
     (notice,) = [n for n in definition_notices(g) if n.code == "index-duration-not-applied"]
     assert "1m of its offline index" in notice.text
+
+
+def test_a_feature_with_another_type_is_named() -> None:
+    g = graph("featuresets")
+    changed = replace(
+        g,
+        features=edit(
+            g.features,
+            lambda f: f.ref.fqn == "Request.user",
+            lambda f: replace(f, dtype=Float()),
+        ),
+    )
+    (notice,) = [n for n in definition_notices(changed, g) if n.code == "feature-type-changed"]
+    assert notice.entity == "Request.user"
+    assert len(definition_notices(g, g)) == len(definition_notices(g))

@@ -12,427 +12,28 @@ import pytest
 from fennel_core.graph.entity_graph import Graph, merge_incremental
 from fennel_core.graph.passes import INCREMENTAL_RULES, RULES, validate
 from fennel_core.graph.passes.capabilities import DEFAULT_EVERY_US, refuse_unserved
-from fennel_core.graph.passes.cycles import forbid_cycles
-from fennel_core.graph.passes.expressions import check_expressions
-from fennel_core.graph.passes.extractors import one_extractor_per_feature
-from fennel_core.graph.passes.fields import check_fields
-from fennel_core.graph.passes.indices import indices_need_keys
-from fennel_core.graph.passes.lookups import check_lookups
-from fennel_core.graph.passes.names import unique_names
-from fennel_core.graph.passes.pipelines import one_pipeline_per_dataset
+from fennel_core.graph.passes.connectors import one_definition_per_connector
+from fennel_core.graph.passes.dependencies import declare_dependencies
 from fennel_core.graph.passes.references import resolve_references
 from fennel_core.graph.passes.schemas import check_operator_schemas
-from fennel_core.graph.passes.sinks import sinks_only_on_derived
-from fennel_core.graph.passes.sources import check_sources
 from fennel_core.graph.passes.supersets import keep_features
-from fennel_core.graph.passes.terminals import terminals_are_last
 from fennel_core.graph.passes.versions import require_new_version_on_change
-from fennel_core.vocab.dtypes import Field, Float, Optional, Str
-from fennel_core.wire.connectors import Cdc, EvalExpr, Sampling, WebhookEndpoint
-from fennel_core.wire.entities import FeatureRef, Index, IndexSide, ListLookup, Lookup, PyFunc
-from fennel_core.wire.expr import Literal, Ref
-from fennel_core.wire.operators import (
-    Aggregate,
-    AssignExpr,
-    Dedup,
-    Drop,
-    Emit,
-    ExpDecay,
-    FilterExpr,
-    Tumbling,
-    WindowOp,
+from fennel_core.wire.connectors import (
+    Cdc,
+    WebhookEndpoint,
 )
+from fennel_core.wire.operators import (
+    Dedup,
+)
+from tests.support.broken_commits import CASES
 from tests.support.commit_graphs import (
     TESTS,
-    edit,
-    edit_dataset,
-    edit_extractor,
     edit_operator,
     edit_source,
     graph,
-    number,
-    values,
     without_dataset,
 )
-
-
-def retype(feature: str, dtype):
-    def change(g: Graph) -> Graph:
-        return replace(
-            g,
-            features=edit(
-                g.features, lambda f: f.ref.fqn == feature, lambda f: replace(f, dtype=dtype)
-            ),
-        )
-
-    return change
-
-
-def loop(g: Graph) -> Graph:
-    """Users is computed from what is computed from it."""
-    pipeline = next(p for p in g.pipelines if p.dataset == "UserChanges")
-    return replace(
-        g, pipelines=(*g.pipelines, replace(pipeline, dataset="Users", inputs=("UserChanges",)))
-    )
-
-
-def loop_features(g: Graph) -> Graph:
-    return edit_extractor(
-        g, PyFunc, lambda x: replace(x, inputs=(FeatureRef("UserFeatures", "length"),))
-    )
-
-
-def add_lookup_key(g: Graph) -> Graph:
-    return edit_extractor(g, Lookup, lambda x: replace(x, inputs=x.inputs * 2))
-
-
-def copy_reads_terminal(g: Graph) -> Graph:
-    def pipelines(p):
-        return replace(p, inputs=("Continuously",))
-
-    return replace(g, pipelines=edit(g.pipelines, lambda p: p.dataset == "Both", pipelines))
-
-
-def drop_after_aggregate(g: Graph) -> Graph:
-    aggregate = next(
-        o for o in g.operators if o.dataset == "Decaying" and isinstance(o.kind, Aggregate)
-    )
-    follower = replace(aggregate, id="last", kind=Drop(aggregate.id, ()))
-    return replace(
-        g,
-        operators=(
-            *(replace(o, is_root=False) if o is aggregate else o for o in g.operators),
-            follower,
-        ),
-    )
-
-
-def key_orders(g: Graph) -> Graph:
-    """The left side of the join, which has `within`, gets a key."""
-
-    def keyed(d):
-        return replace(d, schema=replace(d.schema, keys=(number("order_id"),), values=rest(d)))
-
-    def rest(d):
-        return tuple(f for f in d.schema.values if f.name != "order_id")
-
-    return edit_dataset(g, "Orders", keyed)
-
-
-# name, pass, recorded commit, how it is broken
-CASES = [
-    (
-        "dataset twice",
-        unique_names,
-        "operators",
-        lambda g: replace(g, datasets=(*g.datasets, g.datasets[0])),
-    ),
-    (
-        "feature twice",
-        unique_names,
-        "featuresets",
-        lambda g: replace(g, features=(*g.features, g.features[0])),
-    ),
-    (
-        "field twice",
-        check_fields,
-        "operators",
-        lambda g: edit_dataset(g, "Users", values(number("age"))),
-    ),
-    (
-        "field of the platform",
-        check_fields,
-        "operators",
-        lambda g: edit_dataset(g, "Users", values(number("__pos"))),
-    ),
-    (
-        "key that may be null",
-        check_fields,
-        "operators",
-        lambda g: edit_dataset(
-            g,
-            "Users",
-            lambda d: replace(d, schema=replace(d.schema, keys=(Field("user", Optional(Str())),))),
-        ),
-    ),
-    ("input missing", resolve_references, "operators", lambda g: without_dataset(g, "Users")),
-    (
-        "looked-up dataset missing",
-        resolve_references,
-        "featuresets",
-        lambda g: without_dataset(g, "Items"),
-    ),
-    (
-        "featureset missing",
-        resolve_references,
-        "featuresets",
-        lambda g: replace(
-            g,
-            featuresets=g.featuresets[1:],
-            features=tuple(f for f in g.features if f.ref.featureset != "Request"),
-        ),
-    ),
-    (
-        "feature missing",
-        resolve_references,
-        "featuresets",
-        lambda g: replace(g, features=g.features[1:]),
-    ),
-    (
-        "owner missing",
-        resolve_references,
-        "connectors",
-        lambda g: replace(g, datasets=g.datasets[1:]),
-    ),
-    (
-        "no root",
-        resolve_references,
-        "operators",
-        lambda g: replace(
-            g,
-            operators=edit(
-                g.operators, lambda o: o.dataset == "Both", lambda o: replace(o, is_root=False)
-            ),
-        ),
-    ),
-    (
-        "operand missing",
-        resolve_references,
-        "operators",
-        lambda g: edit_operator(g, "Decaying", Aggregate, lambda k: replace(k, operand="x")),
-    ),
-    ("dataset computed from itself", forbid_cycles, "operators", loop),
-    ("feature computed from itself", forbid_cycles, "featuresets", loop_features),
-    (
-        "two pipelines",
-        one_pipeline_per_dataset,
-        "operators",
-        lambda g: replace(g, pipelines=(*g.pipelines, replace(g.pipelines[0], name="again"))),
-    ),
-    (
-        "pipeline of another version",
-        one_pipeline_per_dataset,
-        "operators",
-        lambda g: edit_dataset(g, "Both", lambda d: replace(d, version=4)),
-    ),
-    (
-        "source and pipeline",
-        check_sources,
-        "operators",
-        lambda g: replace(g, sources=(*g.sources, replace(g.sources[0], dataset="Both"))),
-    ),
-    (
-        "append with keys",
-        check_sources,
-        "operators",
-        lambda g: edit_source(g, "Users", lambda s: replace(s, cdc=Cdc.APPEND)),
-    ),
-    (
-        "upsert without keys",
-        check_sources,
-        "operators",
-        lambda g: edit_source(g, "Orders", lambda s: replace(s, cdc=Cdc.UPSERT)),
-    ),
-    (
-        "source of another version",
-        check_sources,
-        "operators",
-        lambda g: edit_source(g, "Orders", lambda s: replace(s, version=3)),
-    ),
-    (
-        "unknown preproc field",
-        check_sources,
-        "connectors",
-        lambda g: edit_source(
-            g, "Events", lambda s: replace(s, preproc=(*s.preproc, ("none", s.preproc[0][1])))
-        ),
-    ),
-    (
-        "computed timestamp",
-        check_sources,
-        "connectors",
-        lambda g: edit_source(
-            g, "Events", lambda s: replace(s, preproc=(("at", EvalExpr(Ref("plain"), ())),))
-        ),
-    ),
-    (
-        "since after until",
-        check_sources,
-        "operators",
-        lambda g: edit_source(g, "Orders", lambda s: replace(s, since_us=2, until_us=1)),
-    ),
-    (
-        "bounded without idleness",
-        check_sources,
-        "operators",
-        lambda g: edit_source(g, "Orders", lambda s: replace(s, bounded=True)),
-    ),
-    (
-        "unknown sampling column",
-        check_sources,
-        "operators",
-        lambda g: edit_source(g, "Orders", lambda s: replace(s, sampling=Sampling(0.1, ("x",)))),
-    ),
-    (
-        "sink on a source",
-        sinks_only_on_derived,
-        "connectors",
-        lambda g: replace(g, sinks=(replace(g.sinks[0], dataset="Events"),)),
-    ),
-    ("every connector", refuse_unserved, "connectors", lambda g: g),
-    (
-        "change feed through a webhook",
-        refuse_unserved,
-        "operators",
-        lambda g: edit_source(g, "Orders", lambda s: replace(s, cdc=Cdc.DEBEZIUM)),
-    ),
-    (
-        "options of sources that are polled",
-        refuse_unserved,
-        "operators",
-        lambda g: edit_source(
-            g, "Orders", lambda s: replace(s, every_us=60, cursor="at", timestamp_field="day")
-        ),
-    ),
-    (
-        "decay over windows that close",
-        refuse_unserved,
-        "operators",
-        lambda g: edit_operator(
-            g,
-            "Decaying",
-            Aggregate,
-            lambda k: replace(
-                k, specs=tuple(replace(s, window=Tumbling(3_600_000_000, 0)) for s in k.specs)
-            ),
-        ),
-    ),
-    (
-        "decay in a windowed groupby",
-        refuse_unserved,
-        "operators",
-        lambda g: edit_operator(
-            g,
-            "Sessions",
-            WindowOp,
-            lambda k: replace(k, specs=(ExpDecay("heat", k.window, "amount", 1_000_000),)),
-        ),
-    ),
-    (
-        "final sessions",
-        refuse_unserved,
-        "operators",
-        lambda g: edit_operator(g, "Sessions", WindowOp, lambda k: replace(k, emit=Emit.FINAL)),
-    ),
-    ("within of a keyed left side", refuse_unserved, "operators", key_orders),
-    (
-        "index without keys",
-        indices_need_keys,
-        "operators",
-        lambda g: replace(g, indices=(*g.indices, Index("Orders", 1, IndexSide.ONLINE, None))),
-    ),
-    (
-        "field not computed",
-        check_operator_schemas,
-        "operators",
-        lambda g: edit_dataset(g, "Both", values(number("more"))),
-    ),
-    (
-        "operator on a missing column",
-        check_operator_schemas,
-        "operators",
-        lambda g: edit_operator(g, "Decaying", Aggregate, lambda k: replace(k, keys=("nobody",))),
-    ),
-    (
-        "aggregations that did not travel",
-        check_operator_schemas,
-        "operators",
-        lambda g: edit_operator(
-            g, "Sessions", WindowOp, lambda k: replace(k, specs=(), specs_known=False)
-        ),
-    ),
-    (
-        "filter that is not a bool",
-        check_expressions,
-        "connectors",
-        lambda g: edit_operator(g, "Copied", FilterExpr, lambda k: replace(k, expr=Ref("id"))),
-    ),
-    (
-        "filter on a missing column",
-        check_expressions,
-        "connectors",
-        lambda g: edit_operator(g, "Copied", FilterExpr, lambda k: replace(k, expr=Ref("nobody"))),
-    ),
-    (
-        "assigned column of another type",
-        check_expressions,
-        "operators",
-        lambda g: edit_operator(
-            g,
-            "Stateless",
-            AssignExpr,
-            lambda k: replace(
-                k, columns=tuple((n, Literal('"x"', Str()), d) for n, _, d in k.columns)
-            ),
-        ),
-    ),
-    (
-        "preproc of another type",
-        check_expressions,
-        "connectors",
-        lambda g: edit_source(
-            g,
-            "Events",
-            lambda s: replace(
-                s, preproc=(("computed", EvalExpr(Ref("raw"), (Field("raw", Str()),))),)
-            ),
-        ),
-    ),
-    (
-        "where that is not a bool",
-        check_expressions,
-        "connectors",
-        lambda g: edit_source(g, "Events", lambda s: replace(s, where=EvalExpr(Ref("plain"), ()))),
-    ),
-    (
-        "feature of another type",
-        check_expressions,
-        "featuresets",
-        retype("UserFeatures.double_age", Str()),
-    ),
-    ("operator after a terminal", terminals_are_last, "operators", drop_after_aggregate),
-    ("terminal dataset as input", terminals_are_last, "operators", copy_reads_terminal),
-    (
-        "two providers",
-        one_extractor_per_feature,
-        "featuresets",
-        lambda g: replace(g, extractors=(*g.extractors, g.extractors[-1])),
-    ),
-    (
-        "no index",
-        check_lookups,
-        "featuresets",
-        lambda g: replace(g, indices=tuple(i for i in g.indices if i.dataset != "Items")),
-    ),
-    (
-        "unknown field",
-        check_lookups,
-        "featuresets",
-        lambda g: edit_extractor(
-            g, Lookup, lambda x: replace(x, kind=replace(x.kind, field=number("none")))
-        ),
-    ),
-    (
-        "field of another type",
-        check_lookups,
-        "featuresets",
-        lambda g: edit_extractor(
-            g, ListLookup, lambda x: replace(x, kind=replace(x.kind, field=Field("price", Str())))
-        ),
-    ),
-    ("too many keys", check_lookups, "featuresets", add_lookup_key),
-    ("key of another type", check_lookups, "featuresets", retype("BasketFeatures.item", Float())),
-]
+from tests.support.graph_edits import call, other_retention
 
 
 def served(g: Graph) -> Graph:
@@ -542,3 +143,24 @@ def test_each_branch_of_a_pipeline_reports_its_own_mismatch():
     assert len(texts) == 2
     assert "no_Session" in texts[0]
     assert "no_Tumbling" in texts[1]
+
+
+def test_a_removed_dataset_that_is_still_read_is_reported_once_with_the_clients_text():
+    before = graph("operators")
+    g = without_dataset(before, "Users")
+    texts = [p.text for p in resolve_references(g, before) if p.entity == "Users"]
+    assert texts == [
+        "Dataset `Users` is an input to the pipelines: `['Enriched.joined', 'UserChanges.changes']`"
+        " but is not synced. Please add it to the sync call."
+    ]
+    assert not [p for p in resolve_references(g, before) if "not found in the graph" in p.text]
+
+
+def test_a_connector_may_change_while_other_datasets_keep_the_earlier_definition():
+    before = graph("operators")
+    assert list(one_definition_per_connector(other_retention(before), before)) == []
+
+
+def test_code_that_looks_up_a_dataset_outside_the_commit_is_accepted():
+    g = call("def f(cls, ts):\n    return Elsewhere.lookup(ts)")(graph("featuresets"))
+    assert list(declare_dependencies(g, None)) == []
