@@ -51,6 +51,12 @@ class Job:
     title: str
     """For people: `Dataset.pipeline: aggregate`."""
 
+    @property
+    def topics(self) -> frozenset[TopicName]:
+        """Return every topic that the job reads or writes."""
+        outputs = (output.topic for output in self.outputs)
+        return frozenset((*self.inputs, *outputs, self.replaylog, self.dead_letters))
+
 
 @dataclass(frozen=True, slots=True)
 class DatasetView:

@@ -245,7 +245,7 @@ async def create_assets(context: LedgerContext, id_: CommitId) -> Commit:
             raise stored_error(row)
         return row
     error = KafkaUnavailable(
-        f"Kafka did not respond while topics were created, so nothing changed: {reason}. "
+        f"Kafka could not create the topics now, so nothing changed: {reason}. "
         "Commit again when Kafka is available"
     )
     await fail_commit(context, id_, error)

@@ -1,7 +1,8 @@
 """Work off the destruction ledger of a workspace.
 
-Jobs are stopped first. Topics are deleted only when every condemned job has stopped, because a
-running job could still write to them. A commit is settled when no destruction entry waits for it.
+Jobs are stopped first. A topic is deleted only when every condemned job that reads or writes it has
+stopped, because a running job could still write to it; a job that does not stop keeps only its own
+topics. A commit is settled when no destruction entry waits for it.
 """
 
 from __future__ import annotations
@@ -66,8 +67,10 @@ async def _stop_jobs(
         removed = set(await tx.remove_stopped_jobs([JobId(h.id) for h in jobs]))
         stopped = [h for h in jobs if JobId(h.id) in removed]
         await _record_destroyed(tx, entries, stopped)
-    topics = [h for h in holdings if h.key.kind is not AssetKind.JOB]
-    return stopped, topics if len(stopped) == len(jobs) else [], entries
+    running = {JobId(h.id) for h in jobs} - {JobId(h.id) for h in stopped}
+    in_use = await tx.topics_of_jobs(running)
+    topics = [h for h in holdings if h.key.kind is not AssetKind.JOB and h.id not in in_use]
+    return stopped, topics, entries
 
 
 async def _record_destroyed(

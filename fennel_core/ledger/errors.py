@@ -161,7 +161,7 @@ class AssetNotCreated(LedgerApiError):
 
 
 class KafkaUnavailable(LedgerApiError):
-    """Raised when Kafka did not respond to any attempt to create topics. Commit again later."""
+    """Raised when no attempt to create topics succeeded. Commit again later."""
 
     STATUS = 503
     CODE = "kafka-unavailable"

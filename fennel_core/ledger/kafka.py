@@ -40,8 +40,18 @@ _UNKNOWN_OUTCOME: Final = frozenset(
         KafkaError.REQUEST_TIMED_OUT,
         KafkaError.NOT_CONTROLLER,
         KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.BROKER_NOT_AVAILABLE,
+        KafkaError.LEADER_NOT_AVAILABLE,
+        KafkaError.NETWORK_EXCEPTION,
+        KafkaError.THROTTLING_QUOTA_EXCEEDED,
+        KafkaError.INVALID_REPLICATION_FACTOR,
     }
 )
+"""Errors after which the same request may succeed soon.
+
+A broker that restarts is missing from the cluster for a while, and then there are fewer brokers
+than replicas. If that stays so, the commit fails after its attempts, with the broker's text.
+"""
 
 
 class KafkaTopicAdmin:

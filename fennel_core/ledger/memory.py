@@ -282,6 +282,10 @@ class MemoryLedgerTransaction:
     async def registered_jobs(self, workspace: WorkspaceId) -> list[JobId]:
         return sorted(id_ for id_, row in self.jobs.items() if row.spec.workspace == workspace)
 
+    async def topics_of_jobs(self, jobs: Iterable[JobId]) -> frozenset[AssetId]:
+        specs = [self.jobs[job].spec for job in jobs if job in self.jobs]
+        return frozenset(AssetId(topic) for spec in specs for topic in spec.topics)
+
     async def retire_jobs(self, jobs: Iterable[JobId]) -> None:
         for job in set(jobs) & self.jobs.keys():
             self.jobs[job] = replace(self.jobs[job], retired=True)

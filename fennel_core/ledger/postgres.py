@@ -410,6 +410,11 @@ class PostgresLedgerTransaction:
             )
         ]
 
+    async def topics_of_jobs(self, jobs: Iterable[JobId]) -> frozenset[AssetId]:
+        rows = await self._rows("SELECT spec FROM job WHERE id = ANY(%s::text[])", (list(jobs),))
+        specs = [stored_names.loads(bytes(spec), Job) for (spec,) in rows]
+        return frozenset(AssetId(topic) for spec in specs for topic in spec.topics)
+
     async def retire_jobs(self, jobs: Iterable[JobId]) -> None:
         await self._execute(
             "UPDATE job SET desired = 'remove' WHERE id = ANY(%s::text[]) AND desired <> 'remove'",

@@ -319,6 +319,10 @@ class LedgerTransaction(Protocol):
         """Return the registered jobs of a workspace."""
         ...
 
+    async def topics_of_jobs(self, jobs: Iterable[JobId]) -> frozenset[AssetId]:
+        """Return the topics that registered jobs read or write."""
+        ...
+
     async def retire_jobs(self, jobs: Iterable[JobId]) -> None:
         """Request the engines to stop these jobs and to delete their local state."""
         ...

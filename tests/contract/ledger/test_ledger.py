@@ -192,6 +192,9 @@ async def test_a_workspace_with_condemned_assets_is_read_until_they_are_destroye
 ) -> None:
     worker = Worker(ledger)
     await worker.run(FIRST, "a")
+    (job,) = await ledger.run(lambda tx: tx.registered_jobs(SHOP))
+    topics = await ledger.run(lambda tx: tx.topics_of_jobs([job]))
+    assert topics == set(worker.topics.partition_counts)
     await ledger.run(lambda tx: condemn_all(tx, FIRST))
     assert await ledger.run(lambda tx: tx.workspaces_with_condemned()) == [SHOP]
     await destroy_condemned(worker.context, SHOP)

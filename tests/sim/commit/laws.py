@@ -172,6 +172,9 @@ class Laws:
         held = {id_ for _, id_ in bank.reservations} | {id_ for _, _, id_ in bank.refs}
         lost = held & set(names)
         require(not lost, f"{sorted(lost)[:2]} are destroyed although they are held")
+        for job in self._world.ledger.state.jobs.values():
+            used = job.spec.topics & set(names)
+            require(not used, f"{sorted(used)[:2]} are destroyed although {job.spec.id} uses them")
 
     # --- at rest ----------------------------------------------------------------------------------
 
