@@ -65,6 +65,7 @@ def _list_offsets(
     specs: Mapping[TopicPartition, OffsetSpec],
     timeout_s: float,
     skip_unknown: bool = False,
+    isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
 ) -> dict[TopicPartition, Offset]:
     """Return one offset for each partition; retry while leaders are being elected."""
     found: dict[TopicPartition, Offset] = {}
@@ -72,7 +73,7 @@ def _list_offsets(
     while left:
         requested = {RdTopicPartition(*partition): spec for partition, spec in left.items()}
         futures: Mapping[Any, Any] = admin.list_offsets(
-            requested, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_s
+            requested, isolation_level=isolation, request_timeout=timeout_s
         )
         for at, future in futures.items():
             partition = (TopicName(at.topic), PartitionIndex(at.partition))
@@ -98,6 +99,18 @@ def starts(
 ) -> dict[TopicPartition, Offset]:
     """Return the first offset of each log."""
     return _list_offsets(admin, dict.fromkeys(partitions, OffsetSpec.earliest()), timeout_s)
+
+
+def high_watermarks(
+    admin: AdminClient, partitions: Sequence[TopicPartition], timeout_s: float
+) -> dict[TopicPartition, Offset]:
+    """Return the end of each log including open transactions.
+
+    The broker acknowledges a commit before it writes the transaction markers, so for a moment the
+    last stable offset excludes rows that a client knows to be accepted.
+    """
+    specs = dict.fromkeys(partitions, OffsetSpec.latest())
+    return _list_offsets(admin, specs, timeout_s, isolation=IsolationLevel.READ_UNCOMMITTED)
 
 
 def offsets_at_time(

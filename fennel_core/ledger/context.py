@@ -29,6 +29,7 @@ class LedgerTimings:
     create_attempts: int = 5
     retry_seconds: float = 0.5
     warm_poll_seconds: float = 0.05
+    longest_warm_poll_seconds: float = 0.5
     first_warm_seconds: float = 1.0
     """How long to wait for jobs without a backlog. Reads are correct without them, and commits
     should be quick.

@@ -9,7 +9,7 @@ broker retention, because the broker does not know which consumers still need a 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException
@@ -19,9 +19,10 @@ from confluent_kafka.cimpl import NewTopic as KafkaTopic
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config
+from fennel_core.connections.offsets import high_watermarks
 from fennel_core.ledger.topics import TopicRefusal, TopicSpec
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import TopicName
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
 REQUEST_SECONDS: Final = 15.0
 RESPONSE_SECONDS: Final = 20.0
@@ -118,6 +119,15 @@ class KafkaTopicAdmin:
     def _names(self) -> list[TopicName]:
         try:
             return sorted(self._client().list_topics(timeout=REQUEST_SECONDS).topics)
+        except KafkaException as error:
+            raise SystemUnavailable(f"Kafka: {error}") from error
+
+    async def ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Offset]:
+        return await asyncio.to_thread(self._ends, sorted(partitions))
+
+    def _ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, Offset]:
+        try:
+            return high_watermarks(self._client(), partitions, REQUEST_SECONDS)
         except KafkaException as error:
             raise SystemUnavailable(f"Kafka: {error}") from error
 

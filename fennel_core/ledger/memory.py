@@ -19,6 +19,7 @@ from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
 from fennel_core.ledger.store import (
     Branch,
+    CatchUp,
     Commit,
     CommitError,
     LedgerEntry,
@@ -66,6 +67,7 @@ class MemoryLedgerTransaction:
     jobs: dict[JobId, JobRow] = field(default_factory=dict)
     partitions: dict[JobPartition, PartitionProgress] = field(default_factory=dict)
     orphan_since: dict[str, int] = field(default_factory=dict)
+    catch_ups: dict[CommitId, CatchUp] = field(default_factory=dict)
     partition_counts: dict[WorkspaceId, int] = field(default_factory=dict)
     plans: dict[CommitId, PlanRecord] = field(default_factory=dict)
 
@@ -82,6 +84,7 @@ class MemoryLedgerTransaction:
             dict(self.jobs),
             dict(self.partitions),
             dict(self.orphan_since),
+            dict(self.catch_ups),
             dict(self.partition_counts),
             dict(self.plans),
         )
@@ -198,6 +201,12 @@ class MemoryLedgerTransaction:
     async def set_stuck(self, id_: CommitId, jobs: Sequence[StuckJob]) -> None:
         self.commits[id_] = replace(self.commits[id_], stuck=tuple(jobs))
 
+    async def catch_up(self, id_: CommitId) -> CatchUp:
+        return self.catch_ups.get(id_, CatchUp())
+
+    async def set_catch_up(self, id_: CommitId, catch_up: CatchUp) -> None:
+        self.catch_ups[id_] = catch_up
+
     async def next_attempt(self, id_: CommitId, seen: int) -> int | None:
         row = self.commits[id_]
         if row.attempt != seen:
@@ -271,13 +280,19 @@ class MemoryLedgerTransaction:
             if job.id not in self.jobs:
                 self.jobs[job.id] = JobRow(job)
                 self.partitions |= {
-                    (job.id, index): PartitionProgress(job.id, index, "idle", None, None)
+                    (job.id, index): PartitionProgress(job.id, index, "idle", None)
                     for index in partition_indexes(job.partitions)
                 }
 
     async def partition_progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]:
-        wanted = set(jobs)
-        return [p for (job, _), p in sorted(self.partitions.items()) if job in wanted]
+        wanted = {id_ for id_ in jobs if id_ in self.jobs}
+        return [
+            p
+            if self.jobs[job].leased_until_ms > self.now_ms()
+            else PartitionProgress(job, part, "idle", None)
+            for (job, part), p in sorted(self.partitions.items())
+            if job in wanted
+        ]
 
     async def registered_jobs(self, workspace: WorkspaceId) -> list[JobId]:
         return sorted(id_ for id_, row in self.jobs.items() if row.spec.workspace == workspace)

@@ -32,6 +32,7 @@ from fennel_core.connections.postgres import (
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
 from fennel_core.ledger.store import (
     Branch,
+    CatchUp,
     Commit,
     CommitError,
     CommitOptions,
@@ -41,7 +42,17 @@ from fennel_core.ledger.store import (
     PartitionProgress,
     StuckJob,
 )
-from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, Millis, WorkspaceId
+from fennel_core.vocab.ids import (
+    AssetId,
+    BranchName,
+    CommitId,
+    JobId,
+    Millis,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    WorkspaceId,
+)
 
 T = TypeVar("T")
 Values = Sequence[Any] | Mapping[str, Any]
@@ -109,6 +120,14 @@ ADD_PARTS = """
     INSERT INTO job_partition (job_id, part) SELECT j.id, p FROM unnest(%s::text[], %s::int[]) AS j
         (id, partitions),
         generate_series(0, j.partitions - 1) AS p ON CONFLICT DO NOTHING
+"""
+PROGRESS = """
+    SELECT p.job_id, p.part, CASE WHEN o.live THEN p.status ELSE 'idle' END,
+        CASE WHEN o.live THEN p.error END, CASE WHEN o.live THEN p.applied ELSE '{}' END
+    FROM job_partition p, LATERAL (
+        SELECT coalesce(p.slot_id IS NOT NULL AND p.lease_until > now(), false)
+    ) AS o (live)
+    WHERE p.job_id = ANY(%s::text[]) ORDER BY p.job_id, p.part
 """
 REMOVE_STOPPED = """
     DELETE FROM job WHERE id = ANY(%(ids)s::text[]) AND desired = 'remove'
@@ -289,6 +308,15 @@ class PostgresLedgerTransaction:
         rows = [{"job": j.job, "title": j.title, "error": j.error} for j in jobs]
         await self._execute("UPDATE commit SET stuck = %s WHERE id = %s", (Jsonb(rows), id_))
 
+    async def catch_up(self, id_: CommitId) -> CatchUp:
+        rows = await self._rows("SELECT catch_up FROM commit WHERE id = %s", (id_,))
+        return _catch_up(rows[0][0]) if rows and rows[0][0] is not None else CatchUp()
+
+    async def set_catch_up(self, id_: CommitId, catch_up: CatchUp) -> None:
+        await self._execute(
+            "UPDATE commit SET catch_up = %s WHERE id = %s", (Jsonb(_stored(catch_up)), id_)
+        )
+
     async def next_attempt(self, id_: CommitId, seen: int) -> int | None:
         query = (
             "UPDATE commit SET attempt = attempt + 1 WHERE id = %s AND attempt = %s "
@@ -396,11 +424,7 @@ class PostgresLedgerTransaction:
             await self._execute(ADD_PARTS, ([j.id for j in jobs], [j.partitions for j in jobs]))
 
     async def partition_progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]:
-        query = (
-            "SELECT job_id, part, status, lag, error FROM job_partition WHERE job_id = "
-            "ANY(%s::text[]) ORDER BY job_id, part"
-        )
-        return [PartitionProgress(*row) for row in await self._rows(query, (list(jobs),))]
+        return [PartitionProgress(*row) for row in await self._rows(PROGRESS, (list(jobs),))]
 
     async def registered_jobs(self, workspace: WorkspaceId) -> list[JobId]:
         return [
@@ -470,6 +494,26 @@ class PostgresLedger:
         raise SystemUnavailable(
             f"the platform's database rolled back the same transaction {ABORTED_ATTEMPTS} times"
         ) from aborted
+
+
+def _stored(catch_up: CatchUp) -> dict[str, Any]:
+    ends: dict[str, dict[str, int]] = {}
+    for (topic, part), offset in catch_up.ends.items():
+        ends.setdefault(topic, {})[str(part)] = offset
+    return {
+        "ends": ends,
+        "backlog": catch_up.backlog,
+        "previous_backlog": catch_up.previous_backlog,
+    }
+
+
+def _catch_up(stored: dict[str, Any]) -> CatchUp:
+    ends = {
+        (TopicName(topic), PartitionIndex(int(part))): Offset(offset)
+        for topic, offsets in stored["ends"].items()
+        for part, offset in offsets.items()
+    }
+    return CatchUp(ends, stored["backlog"], stored["previous_backlog"])
 
 
 def _commit(row: tuple[Any, ...]) -> Commit:

@@ -1,21 +1,67 @@
 """Decide whether the new jobs of a commit are ready to serve reads.
 
-Pure functions over what the engines reported. A job is ready when each of its partitions has been
-at the end of its inputs once since T2. Reads must wait for *required* jobs only: those that have a
-backlog, because an input existed before the commit.
+Pure functions over three facts: the new jobs in layers, what they must have applied (`CatchUp`),
+and what the owners of their partitions report to have applied.
+
+Theory. Reads must wait for the *required* jobs: those with a backlog, because an input existed
+before the commit, and the jobs downstream of them. A job over an empty topic is not ready when it
+has read that topic to its end, because its upstream may not have written it yet. So jobs are judged
+in layers, as the query barrier does: the ends of the inputs of a layer are read *after* the layer
+before has passed its own, and they are fixed, so a log that grows without end is no obstacle. When
+the last layer has passed, everything accepted before the first ends were read is visible to lookups
+of the new jobs.
+
+Rows that arrived meanwhile are not. After an hour of catching up that is an hour of rows, which
+reads of the previous version have seen. So the round is repeated with new ends until a round starts
+without a backlog, or with one that is no longer less than half of the previous: then the new jobs
+are as close to their inputs as they get.
+
+Only reports under a live lease count, for earlier layers as well: the owner of a partition that
+passed may have died since.
+
+Example. Job A reads `orders` (10 records) and writes `totals`; job B reads `totals`. Round 1: A
+must have applied 10 of `orders`; then `totals` has 7 records, which B must have applied. Meanwhile
+2 records were added to `orders`, so round 2 requires 12 of `orders`, then 8 of `totals`. Round 3
+starts with nothing to apply: ready.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 
+from fennel_core.blueprints.job_layers import input_partitions
 from fennel_core.blueprints.logical import AssetKey, LogicalJob
-from fennel_core.ledger.store import PartitionProgress
-from fennel_core.vocab.ids import JobId, JobPartition
+from fennel_core.blueprints.spec import Job
+from fennel_core.ledger.store import CatchUp, PartitionProgress
+from fennel_core.vocab.ids import (
+    JobId,
+    JobPartition,
+    Offset,
+    TopicName,
+    TopicPartition,
+    partition_indexes,
+)
 
 RUNNING = "running"
 PARKED = "parked"
+
+
+@dataclass(frozen=True, slots=True)
+class WarmingJobs:
+    """The new jobs of a commit: the required ones in layers, and the others."""
+
+    layers: tuple[tuple[Job, ...], ...]
+    optional: frozenset[JobId]
+
+    @property
+    def required(self) -> frozenset[JobId]:
+        return frozenset(job.id for layer in self.layers for job in layer)
+
+    @property
+    def ids(self) -> tuple[JobId, ...]:
+        """All of them."""
+        return tuple(sorted(self.required | self.optional))
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +71,15 @@ class Ready:
 
 @dataclass(frozen=True, slots=True)
 class CatchingUp:
-    """Job partitions that have not caught up. `required`: reads must wait for one of them."""
+    """Job partitions that have not caught up.
+
+    `required`: reads must wait for one of them. `records`: how many they still have to apply, as
+    far as that is known.
+    """
 
     behind: frozenset[JobPartition]
     required: bool
+    records: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,16 +93,23 @@ class BlockedByParkedJob:
     required: bool
 
 
+@dataclass(frozen=True, slots=True)
+class ReadEnds:
+    """All earlier layers have passed: read the ends of these inputs of `layer` and judge again."""
+
+    layer: tuple[Job, ...]
+    partitions: frozenset[TopicPartition]
+
+
+@dataclass(frozen=True, slots=True)
+class NextRound:
+    """All layers have passed, but rows arrived meanwhile: judge again from `catch_up`."""
+
+    catch_up: CatchUp
+
+
 Readiness = Ready | CatchingUp | BlockedByParkedJob
-
-
-def caught_up(progress: Iterable[PartitionProgress]) -> frozenset[JobPartition]:
-    """Return the partitions that are at the end of their inputs now.
-
-    Being there once since T2 is enough, because the end offsets of that moment were passed. Under
-    load a lag of exactly 0 is observed only now and then.
-    """
-    return frozenset((p.job, p.partition) for p in progress if p.status == RUNNING and p.lag == 0)
+Judgement = Readiness | ReadEnds | NextRound
 
 
 def jobs_with_backlog(
@@ -81,25 +139,63 @@ def jobs_with_backlog(
 
 
 def judge_readiness(
-    progress: Collection[PartitionProgress],
-    caught_up_before: frozenset[JobPartition],
-    required: Collection[JobId],
-) -> Readiness:
-    """Judge the new jobs by their reported progress and by earlier observations.
+    jobs: WarmingJobs, catch_up: CatchUp, progress: Collection[PartitionProgress]
+) -> Judgement:
+    """Judge the new jobs by what their owners report.
 
-    Reads must wait for the jobs in `required`. If one of them is parked, that is reported before
-    any job that still catches up.
+    A parked job that reads must wait for is reported before any job that still catches up.
     """
-    done = caught_up_before | caught_up(progress)
-    behind = frozenset((p.job, p.partition) for p in progress) - done
-    if not behind:
-        return Ready()
-    parked = {
-        p.job: p.error or "no error was reported"
-        for p in progress
-        if p.status == PARKED and (p.job, p.partition) in behind
-    }
-    reads_wait = any(job in required for job, _ in behind)
-    if parked and (not reads_wait or any(job in required for job in parked)):
-        return BlockedByParkedJob(tuple(sorted(parked.items())), reads_wait)
-    return CatchingUp(behind, reads_wait)
+    parked = {p.job: p.error or "no error was reported" for p in progress if p.status == PARKED}
+    if errors := {job: error for job, error in parked.items() if job in jobs.required}:
+        return BlockedByParkedJob(tuple(sorted(errors.items())), required=True)
+    applied = {(p.job, p.partition): p.applied for p in progress if p.status == RUNNING}
+    behind: dict[JobPartition, int] = {}
+    for layer in jobs.layers:
+        unread = input_partitions(layer) - catch_up.ends.keys()
+        if unread and not behind:
+            return ReadEnds(layer, frozenset(unread))
+        if unread:
+            break
+        behind |= _behind(layer, catch_up.ends, applied)
+    if behind:
+        return CatchingUp(frozenset(behind), required=True, records=sum(behind.values()))
+    if _must_repeat(catch_up):
+        return NextRound(CatchUp(previous_backlog=catch_up.backlog))
+    if errors := {job: error for job, error in parked.items() if job in jobs.optional}:
+        return BlockedByParkedJob(tuple(sorted(errors.items())), required=False)
+    idle = frozenset((p.job, p.partition) for p in progress) - applied.keys()
+    return CatchingUp(idle, required=False) if idle else Ready()
+
+
+def with_ends(
+    catch_up: CatchUp,
+    layer: Sequence[Job],
+    ends: Mapping[TopicPartition, Offset],
+    progress: Iterable[PartitionProgress],
+) -> CatchUp:
+    """Return `catch_up` with the ends of the inputs of the next layer, which were just read."""
+    known = {**catch_up.ends, **ends}
+    applied = {(p.job, p.partition): p.applied for p in progress if p.status == RUNNING}
+    backlog = sum(_behind(layer, known, applied).values())
+    return replace(catch_up, ends=known, backlog=catch_up.backlog + backlog)
+
+
+def _behind(
+    layer: Iterable[Job],
+    ends: Mapping[TopicPartition, Offset],
+    applied: Mapping[JobPartition, Mapping[TopicName, Offset]],
+) -> dict[JobPartition, int]:
+    """Return the job partitions that do not run or have not passed the ends, with the distance."""
+    behind: dict[JobPartition, int] = {}
+    for job in layer:
+        for part in partition_indexes(job.partitions):
+            reached = applied.get((job.id, part), {})
+            records = sum(max(0, ends[t, part] - reached.get(t, Offset(0))) for t in job.inputs)
+            if records or (job.id, part) not in applied:
+                behind[job.id, part] = records
+    return behind
+
+
+def _must_repeat(catch_up: CatchUp) -> bool:
+    previous = catch_up.previous_backlog
+    return catch_up.backlog > 0 and (previous is None or 2 * catch_up.backlog < previous)

@@ -11,8 +11,8 @@ change was already made.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol, TypeVar
 
@@ -26,7 +26,10 @@ from fennel_core.vocab.ids import (
     CommitId,
     JobId,
     Millis,
+    Offset,
     PartitionIndex,
+    TopicName,
+    TopicPartition,
     WorkspaceId,
 )
 
@@ -120,13 +123,30 @@ class LedgerEntry:
 
 @dataclass(frozen=True, slots=True)
 class PartitionProgress:
-    """A job partition as its engine reported it last. `lag` in records; None: unknown."""
+    """A job partition as its owner reported it last; `idle` if it has no owner with a live lease.
+
+    `applied`: the next offset per input topic while it is running, else empty.
+    """
 
     job: JobId
     partition: PartitionIndex
     status: str
-    lag: int | None
     error: str | None
+    applied: Mapping[TopicName, Offset] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CatchUp:
+    """What the new jobs of a warming commit must have applied before reads move.
+
+    `ends`: the ends of their inputs, read layer by layer in the current round. `backlog`: records
+    below these ends that were not applied when the ends were read. `previous_backlog`: that of the
+    round before; None in the first one. `readiness.py` explains the rounds.
+    """
+
+    ends: Mapping[TopicPartition, Offset] = field(default_factory=dict)
+    backlog: int = 0
+    previous_backlog: int | None = None
 
 
 class LedgerTransaction(Protocol):
@@ -243,6 +263,14 @@ class LedgerTransaction(Protocol):
         """Set the jobs that keep reads from moving to the commit now."""
         ...
 
+    async def catch_up(self, id_: CommitId) -> CatchUp:
+        """Return what the commit's new jobs must have applied; empty before warming."""
+        ...
+
+    async def set_catch_up(self, id_: CommitId, catch_up: CatchUp) -> None:
+        """Store what the commit's new jobs must have applied."""
+        ...
+
     async def next_attempt(self, id_: CommitId, seen: int) -> int | None:
         """Count one more hand-over to the orchestrator and return its number.
 
@@ -312,7 +340,7 @@ class LedgerTransaction(Protocol):
         ...
 
     async def partition_progress(self, jobs: Iterable[JobId]) -> list[PartitionProgress]:
-        """Return what engines reported last about every partition of `jobs`."""
+        """Return what owners with a live lease reported last about every partition of `jobs`."""
         ...
 
     async def registered_jobs(self, workspace: WorkspaceId) -> list[JobId]:

@@ -10,12 +10,13 @@ Jobs need no such interface: a job is a row of the registry, inserted by the com
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
 from fennel_core.blueprints.logical import AssetKind
-from fennel_core.vocab.ids import TopicName
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
 
 class TopicRefusal(str):
@@ -46,6 +47,13 @@ class TopicAdmin(Protocol):
         """Return the names of all topics."""
         ...
 
+    async def ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Offset]:
+        """Return the high watermark of each topic partition.
+
+        Not the last stable offset: that may exclude rows which a client knows to be accepted.
+        """
+        ...
+
 
 class MemoryTopicAdmin:
     """Topics as a dict of partition counts."""
@@ -54,6 +62,8 @@ class MemoryTopicAdmin:
         self.partition_counts: dict[TopicName, int] = {}
         self.refusals: dict[TopicName, TopicRefusal] = {}
         """Topics that a test wants `create` to refuse."""
+        self.log_ends: dict[TopicPartition, Offset] = {}
+        """Ends of the partitions that hold records."""
 
     async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
         self.partition_counts |= {
@@ -68,3 +78,9 @@ class MemoryTopicAdmin:
 
     async def names(self) -> list[TopicName]:
         return sorted(self.partition_counts)
+
+    async def ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Offset]:
+        unknown = sorted({topic for topic, _ in partitions} - self.partition_counts.keys())
+        if unknown:
+            raise SystemUnavailable(f"topic `{unknown[0]}` does not exist")
+        return {at: self.log_ends.get(at, Offset(0)) for at in partitions}

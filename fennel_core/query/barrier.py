@@ -20,12 +20,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
+from fennel_core.blueprints.job_layers import input_partitions, layers
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.frames import RemoteError
 from fennel_core.query.errors import BarrierTimeout, JobParked, SlotUnresponsive, ViewOutdated
 from fennel_core.query.owners import Owners
 from fennel_core.query.slot_connections import SlotConnections, retry_reason
-from fennel_core.vocab.ids import JobId, JobPartition, TopicName, TopicPartition, partition_indexes
+from fennel_core.vocab.ids import JobId, JobPartition, TopicPartition, partition_indexes
 
 WAIT_SLICE_MS = 1_000
 """The longest wait of one request to a slot, so that a change of owners is noticed."""
@@ -60,25 +61,6 @@ class BarrierTarget:
 
     def item(self) -> list[object]:
         return [*self.partition, self.offsets]
-
-
-def layers(jobs: Sequence[Job]) -> list[list[Job]]:
-    """Group jobs (inputs before consumers) into layers.
-
-    A job is in the first layer after all jobs that write its inputs.
-    """
-    depth: dict[JobId, int] = {}
-    written: dict[TopicName, int] = {}
-    for job in jobs:
-        depth[job.id] = max(
-            (written[topic] + 1 for topic in job.inputs if topic in written), default=0
-        )
-        for output in job.outputs:
-            written[output.topic] = max(written.get(output.topic, 0), depth[job.id])
-    out: list[list[Job]] = [[] for _ in range(1 + max(depth.values(), default=-1))]
-    for job in jobs:
-        out[depth[job.id]].append(job)
-    return out
 
 
 def source_partitions(catalog: Catalog, jobs: Sequence[Job]) -> list[TopicPartition]:
@@ -125,13 +107,7 @@ class Barrier:
         jobs = await self._specs_of(catalog.jobs)
         ends = await self._topics.ends(source_partitions(catalog, jobs))
         for layer in layers(jobs):
-            inputs = {
-                (topic, part)
-                for job in layer
-                for topic in job.inputs
-                for part in partition_indexes(job.partitions)
-            }
-            unknown = [place for place in inputs if place not in ends]
+            unknown = [place for place in input_partitions(layer) if place not in ends]
             if unknown:
                 ends = {**ends, **await self._topics.ends(unknown)}
             await self._wait_for(targets(layer, ends), deadline, timeout_s)

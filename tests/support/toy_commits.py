@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.logical import (
     AssetKey,
@@ -9,6 +11,7 @@ from fennel_core.blueprints.logical import (
     Compiled,
     LogicalDataset,
     LogicalJob,
+    LogicalOutput,
     LogicalTopic,
 )
 from fennel_core.operators import spec
@@ -26,38 +29,69 @@ def key(kind: AssetKind, *words: str) -> AssetKey:
 def toy(*words: str, partitions: int = 2) -> Compiled:
     """Compile a commit of one keyed dataset with a table job per word.
 
-    Words that end in `-` get no job; equal words are equal assets.
+    `a`: a source dataset. `b<a`: a dataset that a pipeline job computes from the content of `a`;
+    `b<a+c` reads two. `b@2<a` is another version of the same dataset. Words that end in `-` get no
+    table job; equal words are equal assets.
     """
     dead = LogicalTopic(key(AssetKind.DEAD, "dead"), partitions, "dead letters", "")
     topics, jobs, datasets = [dead], [], []
+    # An input is named by what stands before its `<`, and its identity covers its own inputs.
+    content = {}
     for text in words:
         word = text.removesuffix("-")
-        content = LogicalTopic(key(AssetKind.TOPIC, word), partitions, word, word)
-        if text != word:
-            topics.append(content)
-            datasets.append(
-                LogicalDataset(
-                    DatasetName(word), 1, SCHEMA, content.key, None, False, False, (), True
-                )
-            )
-            continue
-        log = LogicalTopic(key(AssetKind.REPLAYLOG, word), partitions, word, word)
-        job = LogicalJob(
-            key(AssetKind.JOB, word),
-            (content.key,),
-            (),
-            spec.TableSpec(SCHEMA),
-            log.key,
-            dead.key,
-            partitions,
-            f"{word}: table",
-            word,
-        )
-        topics += [content, log]
-        jobs.append(job)
+        name, _, inputs = word.partition("<")
+        read = [content[each] for each in inputs.split("+") if each]
+        identity = key(AssetKind.TOPIC, word, *(str(each.key.identity) for each in read))
+        dataset = name.partition("@")[0]
+        topic = content[name] = LogicalTopic(identity, partitions, dataset, dataset)
+        topics.append(topic)
+        if read:
+            job, log = _job("pipeline", identity, tuple(each.key for each in read), dead, topic)
+            topics.append(log)
+            jobs.append(replace(job, outputs=(LogicalOutput(topic.key, ()),)))
+        served_by = None
+        if text == word:
+            job, log = _job("table", identity, (topic.key,), dead, topic)
+            topics.append(log)
+            jobs.append(job)
+            served_by = job.key
         datasets.append(
             LogicalDataset(
-                DatasetName(word), 1, SCHEMA, content.key, job.key, True, False, (), True
+                DatasetName(topic.title),
+                1,
+                SCHEMA,
+                topic.key,
+                served_by,
+                served_by is not None,
+                False,
+                (),
+                not read,
             )
         )
     return Compiled(tuple(topics), tuple(jobs), tuple(datasets), (), partitions)
+
+
+def _job(
+    role: str,
+    content: AssetKey,
+    inputs: tuple[AssetKey, ...],
+    dead: LogicalTopic,
+    topic: LogicalTopic,
+) -> tuple[LogicalJob, LogicalTopic]:
+    """Return a job of the dataset with `content`, and its replaylog."""
+    words = (role, content.identity)
+    log = LogicalTopic(
+        key(AssetKind.REPLAYLOG, *words), topic.partitions, topic.title, topic.entity
+    )
+    job = LogicalJob(
+        key(AssetKind.JOB, *words),
+        inputs,
+        (),
+        spec.TableSpec(SCHEMA),
+        log.key,
+        dead.key,
+        topic.partitions,
+        f"{topic.title}: {role}",
+        topic.entity,
+    )
+    return job, log

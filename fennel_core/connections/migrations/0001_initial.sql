@@ -27,6 +27,7 @@ CREATE TABLE commit (
     catalog     bytea,                                 -- canonical blueprints.spec.Catalog, resolved to physical names
     plan        jsonb,                                 -- blueprints.plan_entries.PlanRecord, from T1 on
     stuck       jsonb NOT NULL DEFAULT '[]',           -- parked jobs that keep reads from moving: [{job, title, error}]
+    catch_up    jsonb,                                 -- while warming: what the new jobs must have applied (ledger/readiness.py)
     error       text,
     error_code  text,
     error_status integer,                              -- HTTP status of the error

@@ -221,7 +221,7 @@ async def test_an_error_before_the_commit_point_is_returned_and_undoes_the_commi
 
 async def test_a_first_version_with_a_parked_job_serves_reads_and_reports_the_job() -> None:
     server = await CommitServerWorld.open()
-    server.world.parked = {"Profiles: table"}
+    server.world.engines.parked = {"Profiles: table"}
     lines = (await server.commits.commit(request(FEATURES))).lines
     assert lines[-1] == "! job `Profiles: table` is parked: bad code"
 
@@ -234,7 +234,7 @@ def without_readers(message: services_pb2.SyncRequest) -> None:
 async def test_a_parked_job_keeps_reads_on_the_previous_version_and_is_reported() -> None:
     server = await CommitServerWorld.open()
     await server.commits.commit(request(changed(FEATURES, without_readers)))
-    server.world.parked = {"Profiles: table"}
+    server.world.engines.parked = {"Profiles: table"}
     began = server.commits.now()
     lines = (await server.commits.commit(request(FEATURES))).lines
     assert server.commits.now() - began < server.commits.timeout_seconds, (
@@ -244,12 +244,12 @@ async def test_a_parked_job_keeps_reads_on_the_previous_version_and_is_reported(
     assert lines[-1].startswith("! the new jobs have not caught up yet")
     row = server.world.ledger.state.branch_rows[SHOP, MAIN_BRANCH]
     assert (row.target, row.serving) == ("c2", "c1")
-    server.world.parked = {"Items: table"}
+    server.world.engines.parked = {"Items: table"}
     await server.world.reconcile_once()
     assert [job.title for job in server.world.ledger.state.commits["c2"].stuck] == [
         "Items: table"
     ], "a job that has recovered is not listed any more"
-    server.world.parked = set()
+    server.world.engines.parked = set()
     await server.world.settle()
     assert server.world.ledger.state.commits["c2"].stuck == ()
     server.world.check()

@@ -32,7 +32,7 @@ async def two_abandoned_commits() -> World:
         await create_assets(context, commit)
         await switch(context, commit)
     world.now_ms += 100_000
-    world.engines()
+    world.engines.turn()
     return world
 
 
