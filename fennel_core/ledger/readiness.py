@@ -11,7 +11,7 @@ before has passed its own, and they are fixed, so a log that grows without end i
 the last layer has passed, everything accepted before the first ends were read is visible to lookups
 of the new jobs.
 
-Rows that arrived meanwhile are not. After an hour of catching up that is an hour of rows, which
+Rows that arrived later are not. After an hour of catching up that is an hour of rows, which
 reads of the previous version have seen. So the round is repeated with new ends until a round starts
 without a backlog, or with one that is no longer less than half of the previous: then the new jobs
 are as close to their inputs as they get.
@@ -20,7 +20,7 @@ Only reports under a live lease count, for earlier layers as well: the owner of 
 passed may have died since.
 
 Example. Job A reads `orders` (10 records) and writes `totals`; job B reads `totals`. Round 1: A
-must have applied 10 of `orders`; then `totals` has 7 records, which B must have applied. Meanwhile
+must have applied 10 of `orders`; then `totals` has 7 records, which B must have applied. By then
 2 records were added to `orders`, so round 2 requires 12 of `orders`, then 8 of `totals`. Round 3
 starts with nothing to apply: ready.
 """
@@ -103,7 +103,7 @@ class ReadEnds:
 
 @dataclass(frozen=True, slots=True)
 class NextRound:
-    """All layers have passed, but rows arrived meanwhile: judge again from `catch_up`."""
+    """All layers have passed, but rows have arrived since: judge again from `catch_up`."""
 
     catch_up: CatchUp
 

@@ -14,7 +14,7 @@ from fennel_core.blueprints.spec import Catalog, Job, Output, SourceBinding
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
 from fennel_core.operators.spec import TableSpec
-from fennel_core.query.barrier import Barrier, layers, targets
+from fennel_core.query.barrier import Barrier, layers, source_partitions, targets
 from fennel_core.query.errors import BarrierTimeout, JobParked, ViewOutdated
 from fennel_core.query.owners import Owners, Parked
 from fennel_core.query.slot_connections import SlotConnections
@@ -43,6 +43,19 @@ MAP, JOIN, TABLE = (
     job("map", ["source"], ["mapped"]),
     job("join", ["mapped", "other"], ["joined"]),
     job("table", ["joined"]),
+)
+
+
+SOURCE = SourceBinding(
+    identity=Identity("s"),
+    webhook="w",
+    endpoint="e",
+    source=None,  # type: ignore[arg-type]  # the barrier looks at topics only
+    dataset=USERS.name,
+    schema=USERS.schema,
+    topic=TopicName("source"),
+    raw_topic=TopicName("raw"),
+    dead_letters=TopicName("dead"),
 )
 
 
@@ -131,21 +144,16 @@ async def test_ends_are_read_after_the_jobs_before_them_are_done(chain: Chain) -
     assert asked == [{"source"}, {"mapped", "other"}, {"joined"}]
 
 
+def test_a_topic_that_a_source_replay_writes_is_read_after_that_job() -> None:
+    catalog = Catalog(WORKSPACE, (), (SOURCE,), (), PARTITIONS)
+    assert {topic for topic, _ in source_partitions(catalog, [MAP])} == {"source"}
+    assert source_partitions(catalog, [job("replay", ["raw"], ["source"]), MAP]) == []
+
+
 async def test_rows_logged_during_the_call_are_not_waited_for(chain: Chain) -> None:
-    source = SourceBinding(
-        identity=Identity("s"),
-        webhook="w",
-        endpoint="e",
-        source=None,  # type: ignore[arg-type]  # the barrier looks at topics only
-        dataset=USERS.name,
-        schema=USERS.schema,
-        topic=TopicName("source"),
-        raw_topic=TopicName("raw"),
-        dead_letters=TopicName("dead"),
-    )
     chain.end("source", 10)
     waiting = asyncio.create_task(
-        chain.barrier.wait(replace(chain.catalog, sources=(source,)), 5.0)
+        chain.barrier.wait(replace(chain.catalog, sources=(SOURCE,)), 5.0)
     )
     await eventually(lambda: chain.waited_for("map"))
     chain.end("source", 99)
