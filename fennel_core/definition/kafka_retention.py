@@ -195,9 +195,10 @@ class KafkaRetention:
         found: dict[TopicPartition, list[RequiredOffset]] = defaultdict(list)
         kept: set[str] = set()
         backfilled = set(await self._rows(BACKFILLED))
+        snapshots = await self._snapshots.pointers.all()
         for job in jobs.values():
             for part in map(PartitionIndex, range(job.partitions)):
-                pointers = await self._snapshots.pointers.of(job.id, part)
+                pointers = snapshots.get((job.id, part), [])
                 kept |= {pointer.manifest for pointer in pointers}
                 positions = [await self._position(pointer) for pointer in pointers]
                 for topic in (*job.inputs, job.replaylog):

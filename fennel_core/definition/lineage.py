@@ -9,12 +9,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
+from graphlib import TopologicalSorter
 from typing import Any
 
 from fennel_core.blueprints import stored_names
-from fennel_core.blueprints.spec import Catalog
+from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.vocab.dtypes import show
-from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.vocab.ids import DatasetName, WorkspaceId
 from fennel_core.wire.connectors import Table, WebhookEndpoint
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.entities import Dataset, Featureset, Metadata, SyncRequest
@@ -23,12 +25,30 @@ NameFilter = frozenset[str] | None
 """Names to select; None selects all."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class BranchVersion:
     """One version of a branch: its definitions and its catalog."""
 
     request: SyncRequest
     catalog: Catalog
+
+    @cached_property
+    def views(self) -> Mapping[str, DatasetView]:
+        """The catalog's view of each dataset."""
+        return {view.name: view for view in self.catalog.datasets}
+
+    @cached_property
+    def upstream_tags(self) -> Mapping[DatasetName, frozenset[str]]:
+        """The tags of each dataset and of all datasets upstream of it."""
+        inputs = {dataset.name: set[DatasetName]() for dataset in self.request.datasets}
+        for pipeline in self.request.pipelines:
+            inputs[pipeline.dataset].update(pipeline.inputs)
+        own = {dataset.name: dataset.metadata.tags for dataset in self.request.datasets}
+        found: dict[DatasetName, frozenset[str]] = {}
+        for name in TopologicalSorter(inputs).static_order():
+            upstream = (found[each] for each in inputs[name])
+            found[name] = frozenset(own[name]).union(*upstream)
+        return found
 
     @classmethod
     def decode(cls, merged: bytes, catalog: bytes) -> BranchVersion:
@@ -88,7 +108,7 @@ def _schema(_: BranchVersion, dataset: Dataset) -> dict[str, Any]:
 
 
 def _physical(version: BranchVersion, dataset: Dataset) -> dict[str, Any]:
-    view = next((d for d in version.catalog.datasets if d.name == dataset.name), None)
+    view = version.views.get(dataset.name)
     return {} if view is None else {"topic": view.topic, "served_by": view.served_by}
 
 
@@ -107,7 +127,7 @@ DATASET: Mapping[str, Callable[[BranchVersion, Any], Any]] = {
     "retention": lambda _, d: d.history_us // 1_000_000,
     "metaflags": lambda _, d: _flags(d.metadata),
     "tags": lambda _, d: list(d.metadata.tags),
-    "lineage_tags": lambda version, d: sorted(_tags_upstream(version, d.name)),
+    "lineage_tags": lambda version, d: sorted(version.upstream_tags[d.name]),
     "pycode": lambda _, d: d.pycode.core_code,
     "is_source_dataset": lambda _, d: d.is_source,
     "sink_destination": lambda version, d: [
@@ -125,25 +145,13 @@ FEATURESET: Mapping[str, Callable[[BranchVersion, Any], Any]] = {
             for e in version.request.extractors
             if e.featureset == f.name
             for d in e.datasets
-            for t in _tags_upstream(version, d)
+            for t in version.upstream_tags[d]
         }
         | set(f.metadata.tags)
     ),
     "pycode": lambda _, f: f.pycode.core_code,
     "features": _features,
 }
-
-
-def _tags_upstream(version: BranchVersion, name: str) -> set[str]:
-    """Return the tags of the dataset and of all datasets upstream of it."""
-    seen: set[str] = set()
-    todo = [name]
-    while todo:
-        here = todo.pop()
-        if here not in seen:
-            seen.add(here)
-            todo += [i for p in version.request.pipelines if p.dataset == here for i in p.inputs]
-    return {tag for d in version.request.datasets if d.name in seen for tag in d.metadata.tags}
 
 
 def lineage(version: BranchVersion) -> dict[str, list[dict[str, str]]]:

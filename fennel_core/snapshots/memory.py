@@ -30,6 +30,9 @@ class MemoryPointers:
     async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:
         return [row for row in reversed(self._rows) if (row.job, row.part) == (job, part)]
 
+    async def all(self) -> dict[JobPartition, list[Pointer]]:
+        return {partition: await self.of(*partition) for partition in await self.partitions()}
+
     async def partitions(self) -> list[JobPartition]:
         return sorted({(row.job, row.part) for row in self._rows})
 

@@ -29,6 +29,10 @@ OF: Final = """
     SELECT job_id, part, number, epoch, manifest, sha256, taken_at FROM snapshot
     WHERE job_id = %s AND part = %s ORDER BY number DESC
 """
+ALL: Final = """
+    SELECT job_id, part, number, epoch, manifest, sha256, taken_at FROM snapshot
+    ORDER BY number DESC
+"""
 PARTITIONS: Final = "SELECT DISTINCT job_id, part FROM snapshot ORDER BY job_id, part"
 
 
@@ -46,10 +50,13 @@ class PostgresPointers:
             return await (await connection.execute(ADD, values)).fetchone() is not None
 
     async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:
-        return [
-            Pointer(JobId(r[0]), PartitionIndex(r[1]), r[2], Epoch(r[3]), r[4], r[5], r[6])
-            for r in await self._rows(OF, (job, part))
-        ]
+        return [_pointer(row) for row in await self._rows(OF, (job, part))]
+
+    async def all(self) -> dict[JobPartition, list[Pointer]]:
+        found: dict[JobPartition, list[Pointer]] = {}
+        for pointer in map(_pointer, await self._rows(ALL)):
+            found.setdefault((pointer.job, pointer.part), []).append(pointer)
+        return found
 
     async def partitions(self) -> list[JobPartition]:
         return [(JobId(job), PartitionIndex(part)) for job, part in await self._rows(PARTITIONS)]
@@ -71,3 +78,7 @@ class PostgresPointers:
         async with postgres.connection_of(self._pool) as connection:
             rows = await (await connection.execute(statement, values)).fetchall()
         return cast(list[tuple[Any, ...]], rows)
+
+
+def _pointer(row: tuple[Any, ...]) -> Pointer:
+    return Pointer(JobId(row[0]), PartitionIndex(row[1]), row[2], Epoch(row[3]), *row[4:])

@@ -50,6 +50,10 @@ class Pointers(Protocol):
         """Return the pointers of a job partition, newest first."""
         ...
 
+    async def all(self) -> dict[JobPartition, list[Pointer]]:
+        """Return the pointers of every job partition that has one, each list newest first."""
+        ...
+
     async def partitions(self) -> list[JobPartition]:
         """Return every job partition that has a pointer, whether its job still exists or not."""
         ...

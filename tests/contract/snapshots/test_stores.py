@@ -55,6 +55,10 @@ async def test_pointers_of_a_partition_are_listed_newest_first(rows: Rows) -> No
     found = await rows.pointers.of(JOB, PART)
     assert [p.manifest for p in found] == ["d", "c", "a"]
     assert await rows.pointers.partitions() == [(JOB, other), PARTITION]
+    assert await rows.pointers.all() == {
+        PARTITION: found,
+        (JOB, other): await rows.pointers.of(JOB, other),
+    }
     await rows.pointers.remove(found[1:])
     assert [p.manifest for p in await rows.pointers.of(JOB, PART)] == ["d"]
 

@@ -198,6 +198,9 @@ class SimPointers:
     async def of(self, job: JobId, part: PartitionIndex) -> list[Pointer]:
         return await self._process.ask(lambda: self._rows.of(job, part), SystemUnavailable)
 
+    async def all(self) -> dict[JobPartition, list[Pointer]]:
+        return await self._process.ask(lambda: self._rows.all(), SystemUnavailable)
+
     async def partitions(self) -> list[JobPartition]:
         return await self._process.ask(lambda: self._rows.partitions(), SystemUnavailable)
 
