@@ -7,13 +7,15 @@ supervisor reacts to a failed runner by class:
 - `ProducerFenced`, `EpochSuperseded`: ownership is lost; drop the job partition.
 - `StateUnusable`: discard the state, restore an older snapshot or replay, and park the job
   partition with the reason until that has succeeded.
-- Other classes: park the job partition with the error; try again with back-off.
+- `OutputTooLarge`, `OutputTopicMissing` and other classes: park the job partition with the error;
+  try again with back-off.
 """
 
 from __future__ import annotations
 
 from typing import ClassVar
 
+from fennel_core.connections.errors import TransactionAborted
 from fennel_core.vocab.ids import Offset, TopicName
 
 
@@ -33,6 +35,18 @@ class ProducerFenced(BrokerError):
     """A newer producer with this transactional id was opened. Stop: you are not the owner."""
 
     code = "producer-fenced"
+
+
+class OutputTooLarge(EngineError):
+    """A record exceeds what Kafka accepts. The job parks: it would emit the same record again."""
+
+    code = "output-too-large"
+
+
+class OutputTopicMissing(EngineError, TransactionAborted):
+    """A topic that the job writes does not exist; nothing was written. The job parks."""
+
+    code = "output-topic-missing"
 
 
 class OffsetTruncated(BrokerError):

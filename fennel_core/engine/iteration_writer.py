@@ -23,17 +23,12 @@ from typing import Final
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.errors import TransactionAborted
-from fennel_core.engine.broker import FetchedRecords, OutgoingRecord, Producer
+from fennel_core.engine.broker import FetchedRecords, OutgoingRecord
 from fennel_core.engine.iteration import IterationComputer, IterationResult
+from fennel_core.engine.owned_producer import OwnedProducer
 from fennel_core.engine.state_progress import STATE_FORMAT, PartitionState
 from fennel_core.engine.watermarks import OutputWatermarks
-from fennel_core.replaylog.marker import (
-    ConsumedRange,
-    EpochMarker,
-    IterationMarker,
-    Marker,
-    encode_marker,
-)
+from fennel_core.replaylog.marker import ConsumedRange, IterationMarker, encode_marker
 from fennel_core.vocab.ids import Epoch, Offset, PartitionIndex
 
 COMMIT_ATTEMPTS: Final = 3
@@ -54,7 +49,7 @@ class IterationWriter:
         environment: str,
         computer: IterationComputer,
         state: PartitionState,
-        producer: Producer | None,
+        producer: OwnedProducer | None,
     ) -> None:
         """`producer` None: nothing is written to the log, only to the state."""
         self._job, self._part, self._epoch = job, part, epoch
@@ -95,14 +90,8 @@ class IterationWriter:
             replayed,
         )
 
-    async def write_epoch(self) -> Offset:
-        """Write the epoch marker of this ownership; return the end of the replaylog after it."""
-        assert self._producer is not None, "a job with outputs has a producer"
-        written = await self._producer.commit([self._to_replaylog(EpochMarker(self._epoch))])
-        return written[(self._job.replaylog, self._part)]
-
     async def _commit(
-        self, producer: Producer, result: IterationResult, covered: tuple[ConsumedRange, ...]
+        self, producer: OwnedProducer, result: IterationResult, covered: tuple[ConsumedRange, ...]
     ) -> Offset:
         marker = IterationMarker(
             self._epoch,
@@ -116,15 +105,12 @@ class IterationWriter:
         records = [
             *result.outgoing,
             *self._watermarks.records(result.outcome.emits, result.max_time),
-            self._to_replaylog(marker),
+            OutgoingRecord(self._job.replaylog, self._part, encode_marker(marker)),
         ]
         for attempt in range(1, COMMIT_ATTEMPTS + 1):
             try:
-                return (await producer.commit(records))[(self._job.replaylog, self._part)]
+                return await producer.commit(records, self._state.progress.replayed)
             except TransactionAborted:
                 if attempt == COMMIT_ATTEMPTS:
                     raise
         raise AssertionError("unreachable: the last attempt returns or raises")
-
-    def _to_replaylog(self, marker: Marker) -> OutgoingRecord:
-        return OutgoingRecord(self._job.replaylog, self._part, encode_marker(marker))

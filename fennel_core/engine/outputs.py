@@ -9,10 +9,13 @@ import polars as pl
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.operators.step import DeadRows, OutputBatch
+from fennel_core.vocab.ids import TopicName
 from fennel_core.vocab.keys import key_bytes, partition_of
 from fennel_core.vocab.versions import FORMAT_HEADER, encode_frame
 
 REASON_HEADER = "reason"
+RECORD_BYTES = 16 << 20
+"""Largest record of several rows: half of what Kafka accepts (`connections.kafka`)."""
 _PART = "__part"
 _ROW = "__row"
 
@@ -20,9 +23,10 @@ _ROW = "__row"
 def output_records(
     job: Job, part: int, emits: tuple[OutputBatch, ...], dead: tuple[DeadRows, ...]
 ) -> list[OutgoingRecord]:
-    """Return one record per emit and output partition it touches; rows keep their order.
+    """Return a record per emit and output partition it touches; rows keep their order.
 
-    `part`: partition of the job, for dead letters and for outputs without a key.
+    Rows that do not fit into one record are split. `part`: partition of the job, for dead letters
+    and for outputs without a key.
     """
     out: list[OutgoingRecord] = []
     for emit in emits:
@@ -30,17 +34,24 @@ def output_records(
         for target, frame in split_by_partition(
             emit.frame, output.partition_by, job.partitions, part
         ):
-            out.append(OutgoingRecord(output.topic, target, encode_frame(frame), (FORMAT_HEADER,)))
-    out += [
-        OutgoingRecord(
-            job.dead_letters,
-            part,
-            encode_frame(d.frame),
-            (FORMAT_HEADER, (REASON_HEADER, d.reason.encode())),
-        )
-        for d in dead
-    ]
+            out += _records(output.topic, target, frame, (FORMAT_HEADER,))
+    for d in dead:
+        headers = (FORMAT_HEADER, (REASON_HEADER, d.reason.encode()))
+        out += _records(job.dead_letters, part, d.frame, headers)
     return out
+
+
+def _records(
+    topic: TopicName, part: int, frame: pl.DataFrame, headers: tuple[tuple[str, bytes], ...]
+) -> Iterator[OutgoingRecord]:
+    """Yield the rows as one record, or as several of at most `RECORD_BYTES` and at least a row."""
+    value = encode_frame(frame)
+    if len(value) <= RECORD_BYTES or len(frame) == 1:
+        yield OutgoingRecord(topic, part, value, headers)
+        return
+    half = len(frame) // 2
+    yield from _records(topic, part, frame[:half], headers)
+    yield from _records(topic, part, frame[half:], headers)
 
 
 def split_by_partition(

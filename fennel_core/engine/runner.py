@@ -30,11 +30,12 @@ import asyncio
 from collections.abc import Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from typing import Final
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine.backfill.client import BackfillClient
 from fennel_core.engine.backfill.publisher import BackfillPublisher
-from fennel_core.engine.broker import Broker, Producer
+from fennel_core.engine.broker import Broker
 from fennel_core.engine.errors import (
     LogTruncated,
     OffsetBeyondEnd,
@@ -44,11 +45,15 @@ from fennel_core.engine.errors import (
 )
 from fennel_core.engine.iteration import IterationComputer, JobLogic, WorkerPool
 from fennel_core.engine.iteration_writer import IterationWriter
+from fennel_core.engine.owned_producer import OwnedProducer
 from fennel_core.engine.replay import ReplaylogReplay, replay_inputs
 from fennel_core.engine.state_progress import PartitionState, StateProgress
 from fennel_core.hangar.store import Hangar
 from fennel_core.operators.step import OperatorStep, StateReader
 from fennel_core.vocab.ids import Epoch, Offset, PartitionIndex, TopicName, TopicPartition
+
+PRODUCER_IDLE_S: Final = 60.0
+"""A producer without a commit for one to two of these intervals is closed until it is needed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +64,7 @@ class RunnerLimits:
     """Input bytes of one iteration, unless a single record is larger."""
     environment: str
     """Hash of the platform's pinned environment, stored in markers."""
+    producer_idle_s: float = PRODUCER_IDLE_S
 
 
 class Runner:
@@ -209,16 +215,23 @@ class Runner:
         if not self.job.outputs:
             await self._publish_and_read(self._writer(None))
             return
-        producer = await self._broker.producer(f"{self.job.id}-{self.part}")
+        producer = OwnedProducer(
+            self._broker,
+            f"{self.job.id}-{self.part}",
+            (self.job.replaylog, self.part),
+            self.epoch,
+        )
+        closing = asyncio.create_task(_close_while_idle(producer, self._limits.producer_idle_s))
         try:
-            writer = self._writer(producer)
-            await self._replay_to_end(writer)
-            await self._publish_and_read(writer)
+            await self._replay_to_end(producer)
+            await self._publish_and_read(self._writer(producer))
         finally:
+            closing.cancel()
+            await asyncio.wait([closing])
             await producer.close()
 
-    async def _replay_to_end(self, writer: IterationWriter) -> None:
-        end = await writer.write_epoch()
+    async def _replay_to_end(self, producer: OwnedProducer) -> None:
+        end = await producer.open()
         if self._state.progress.replayed > end:
             raise OffsetBeyondEnd(
                 (self.job.replaylog, self.part), self._state.progress.replayed, end
@@ -267,7 +280,7 @@ class Runner:
             self._set_status("stopped")
             await subscription.close()
 
-    def _writer(self, producer: Producer | None) -> IterationWriter:
+    def _writer(self, producer: OwnedProducer | None) -> IterationWriter:
         return IterationWriter(
             self.job,
             self.part,
@@ -311,3 +324,9 @@ class Runner:
     def _notify(self) -> None:
         changed, self._changed = self._changed, asyncio.Event()
         changed.set()
+
+
+async def _close_while_idle(producer: OwnedProducer, idle_s: float) -> None:
+    while True:
+        await asyncio.sleep(idle_s)
+        await producer.close_if_idle()

@@ -22,7 +22,13 @@ import structlog
 
 from fennel_core.bank.registry import PartitionReport, Registry, RegistryState, Slot
 from fennel_core.connections.errors import ConnectionsError, ObjectStoreUnavailable
-from fennel_core.engine.errors import BrokerError, EpochSuperseded, ProducerFenced, StateUnusable
+from fennel_core.engine.errors import (
+    BrokerError,
+    EpochSuperseded,
+    OutputTopicMissing,
+    ProducerFenced,
+    StateUnusable,
+)
 from fennel_core.engine.local_state import LocalStateGarbage
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.runner_factory import RunnerFactory
@@ -268,8 +274,8 @@ class Supervisor:
                 bound.warning("ownership lost", error=str(superseded))
                 hosted.lost = True
                 self.wake.set()
-            except ObjectStoreUnavailable as unavailable:
-                # The state cannot be restored: report it, because commits may wait for this job.
+            except (ObjectStoreUnavailable, OutputTopicMissing) as unavailable:
+                # Retried like any failure, but reported: commits may wait for this job.
                 bound.warning("job parked", error=str(unavailable))
                 hosted.error = f"{type(unavailable).__name__}: {unavailable}"
             except (BrokerError, ConnectionsError) as unavailable:

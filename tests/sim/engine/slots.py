@@ -42,7 +42,7 @@ from tests.sim.engine.memoized_step import MemoizedStep
 
 LEASE_MS: Final = Millis(1_800)
 POLL_MS: Final = 600
-LIMITS: Final = RunnerLimits(iteration_bytes=6_000, environment="simulated")
+LIMITS: Final = RunnerLimits(iteration_bytes=6_000, environment="simulated", producer_idle_s=0.7)
 
 
 @cache

@@ -16,6 +16,7 @@ from fennel_core.connections import installation
 from fennel_core.connections.installation import InstallationObjects
 from fennel_core.engine.kafka import consumer
 from fennel_core.engine.local_state import LocalStateGarbage
+from fennel_core.engine.owned_producer import OwnedProducer
 from fennel_core.engine.replay import ReplaylogReplay
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.snapshots.memory import MemoryPointers
@@ -25,6 +26,7 @@ from fennel_core.vocab.ids import (
     JobId,
     JobPartition,
     Millis,
+    Offset,
     PartitionIndex,
     SlotId,
 )
@@ -146,6 +148,16 @@ def test_a_database_that_uses_the_bucket_of_another_installation_is_caught(
 
     monkeypatch.setattr(InstallationObjects, "_require_owner", claim)
     assert any("another database pruned" in str(broken) for broken in map(outcome, range(4)))
+
+
+def test_an_idle_owner_that_does_not_look_for_a_later_one_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def blind(self: OwnedProducer, known: Offset, end: Offset) -> None:
+        pass  # a later owner is not noticed
+
+    monkeypatch.setattr(OwnedProducer, "_require_newest", blind)
+    assert any("after epoch" in str(broken) for broken in map(outcome, range(CAUGHT_WITHIN)))
 
 
 def test_keys_without_the_installation_are_caught(monkeypatch: pytest.MonkeyPatch) -> None:
