@@ -142,6 +142,7 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
         )
         drills = DrillRunner(settings, state_dir, context, workers)
         server = await frames.serve(slot.address, SlotService(supervisor, snapshots, drills))
+        bound = await asyncio.to_thread(_inode, Path(slot.address))
         helpers = [
             asyncio.create_task(_wake_on_notify(dsn, supervisor)),
             asyncio.create_task(_stop_with_host(supervisor)),
@@ -154,8 +155,24 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
                 helper.cancel()
             server.close()
             await broker.close()
-            await asyncio.to_thread(Path(slot.address).unlink, missing_ok=True)
+            await asyncio.to_thread(_unlink_own, Path(slot.address), bound)
             log.info("slot is down", slot=slot.id)
+
+
+def _inode(path: Path) -> int | None:
+    try:
+        return path.stat().st_ino
+    except FileNotFoundError:
+        return None
+
+
+def _unlink_own(path: Path, bound: int | None) -> None:
+    """Remove our socket's path, unless a later process of this slot has bound it since.
+
+    A slot that hangs at its end (in a commit, for seconds) is outlived by its own successor.
+    """
+    if bound is not None and _inode(path) == bound:
+        path.unlink(missing_ok=True)
 
 
 def _callbacks(settings: Settings, pool: postgres.Pool) -> CallbacksFor:
