@@ -245,12 +245,11 @@ class RowChangePointStep(ChangePointStep):
         grouped = self._grouping.group(batch)
         ts = grouped.records.ts
         changes = self.changes(ts)
-        added = ts[grouped.records.weight > 0]
         return BatchEffect(
             dict(self._tiles.add(reads, grouped.keys, grouped.records, grouped.starts)),
             contributions_of(grouped, changes),
             reach_of(grouped, self.reach(ts)),
-            Micros(int(added.max())) if len(added) else None,
+            self._grouping.largest_event_time(batch),
         )
 
 

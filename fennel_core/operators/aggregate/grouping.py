@@ -18,6 +18,7 @@ from fennel_core.aggregates.records import (
     column_kind,
     records_of_frame,
 )
+from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import POS, SIGN
@@ -50,6 +51,7 @@ class Grouping:
     ) -> None:
         assert not schema.keyed, "a keyed input reaches an aggregation with validity intervals"
         self._keys = keys
+        self._timestamp = schema.timestamp
         self._time = along or schema.timestamp
         self.layout = _layout(schema, aggregators)
 
@@ -70,6 +72,15 @@ class Grouping:
             self._records(batch).take(rows),
             np.cumsum(lengths) - lengths,
         )
+
+    def largest_event_time(self, batch: pl.DataFrame) -> Micros | None:
+        """Return the largest timestamp of the rows that a batch adds, None if it adds none.
+
+        Not of the column that counts in its place: the watermark that other partitions send is one
+        of timestamps, and results must not depend on the partition of a row.
+        """
+        largest = batch.filter(pl.col(SIGN) > 0)[self._timestamp].cast(pl.Int64).max()
+        return Micros(largest) if isinstance(largest, int) else None
 
     def _records(self, batch: pl.DataFrame) -> Records:
         return records_of_frame(

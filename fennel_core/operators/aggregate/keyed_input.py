@@ -203,7 +203,6 @@ class EmittedKeyedAggregateStep(ChangePointStep):
 
     def __init__(self, spec: AggregateSpec) -> None:
         assert not spec.terminal, "see KeyedAggregateStep"
-        self._time = spec.along or spec.input.timestamp
         self._intervals = validity_intervals(spec)
         self._grouping = Grouping(spec.input, spec.keys, _AT, ())
         names = [name for one in self._intervals for name in one.names]
@@ -214,8 +213,7 @@ class EmittedKeyedAggregateStep(ChangePointStep):
 
     def add_batch(self, reads: StateReader, batch: pl.DataFrame) -> BatchEffect:
         added = _add_intervals(self._intervals, reads, batch)
-        latest = batch.filter(pl.col(SIGN) > 0)[self._time].cast(pl.Int64).max()
-        batch_max_time = Micros(latest) if isinstance(latest, int) else None
+        batch_max_time = self._grouping.largest_event_time(batch)
         if added.changes.is_empty():
             return BatchEffect(added.puts, NO_CONTRIBUTIONS, [], batch_max_time)
         grouped = self._grouping.group(added.changes)

@@ -147,7 +147,7 @@ def test_there_is_a_version_wherever_a_row_begins_or_ceases_to_count(
         patch.setattr(tile_writer, "BLOCK_RECORDS", 1)
         state, emitted = run(step, history, INPUT, canonical=False)
     added = [c.row for batch in history.batches for c in batch if c.sign > 0]
-    seen = max((row[along or "t"] for row in added), default=-SECOND)
+    seen = max((row["t"] for row in added), default=-SECOND)
     for watermark in (seen, seen + 5 * SECOND):
         emitted += [emit.frame for emit in step.advance(state, watermark).emits]
         visible = 10**15 if family == "moving" else watermark - lookback
