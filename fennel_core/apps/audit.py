@@ -103,9 +103,12 @@ def confirmed(first: Iterable[Finding], second: Iterable[Finding]) -> tuple[Find
     return tuple(each for each in second if (each.problem, each.subject) in before)
 
 
+_WITH_TOPIC = frozenset({AssetState.CREATED, AssetState.LIVE, AssetState.RETAINED})
+
+
 def _topics(facts: AuditFacts) -> Iterator[Finding]:
     for id_, asset in facts.assets.items():
-        if asset.is_job or asset.state not in {AssetState.CREATED, AssetState.LIVE}:
+        if asset.is_job or asset.state not in _WITH_TOPIC:
             continue
         found = facts.topics.get(TopicName(id_))
         if found is None:

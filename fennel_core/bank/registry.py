@@ -45,7 +45,7 @@ class RegisteredJob:
 
     id: JobId
     desired: str
-    """`run`, or `remove`: stop it and delete its local state."""
+    """`run`, `pause`: stop it and keep its state, or `remove`: stop it and delete its state."""
     leases: Mapping[PartitionIndex, Lease]
 
 

@@ -5,7 +5,8 @@ be mistaken for a later one. Of each (workspace, kind, identity) at most one ass
 (pending, created or live) and can be shared.
 
 An asset is *held* by references (of branch versions) and by reservations (of commits in progress).
-An asset that is not held may be condemned, that is, marked for deletion. All methods run inside a
+An asset that is not held may be *retained* for a grace period, in which a commit can revive it, and
+then condemned, that is, marked for deletion. All methods run inside a
 transaction of the caller. To decide on held assets, take `lock` first, so that no other commit of
 the workspace can hold an asset that is about to be condemned.
 
@@ -30,6 +31,7 @@ class AssetState(StrEnum):
     CREATED = "created"
     FAILED = "failed"
     LIVE = "live"
+    RETAINED = "retained"
     CONDEMNED = "condemned"
     DELETED = "deleted"
 

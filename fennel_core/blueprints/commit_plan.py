@@ -13,16 +13,20 @@ so an outdated plan makes the printed plan wrong, but never the bank.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
-from fennel_core.blueprints.logical import AssetKey, Blueprint, Compiled, LogicalJob
+from fennel_core.blueprints.logical import AssetKey, AssetKind, Blueprint, Compiled, LogicalJob
 from fennel_core.blueprints.plan_entries import (
     Notice,
     PlanAction,
     PlanEntry,
     PlanRecord,
+    RowAmount,
 )
 from fennel_core.blueprints.plan_reasons import ReasonFinder, dataset_forms
+from fennel_core.blueprints.plan_text import amount_text, duration_text
+from fennel_core.blueprints.revival import RetainedAsset, revivable
+from fennel_core.blueprints.source_replays import with_needed_replays
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.vocab.ids import AssetId, WorkspaceId
 
@@ -35,6 +39,8 @@ class BankFacts:
     that can be shared. `mine`: assets that the branch references now. `leaving`: the blueprints of
     those of `mine` that are not wanted. `shared`: those of `mine` that another branch or a running
     commit holds as well. `before`: the version that the branch has now, None if it is empty.
+    `retained`: the retained asset of each wanted key that has one. `grace_ms`: how long released
+    assets are retained, 0 for not at all. `messages`: how many topics hold, where that is known.
     """
 
     workspace: WorkspaceId
@@ -44,6 +50,9 @@ class BankFacts:
     leaving: Mapping[AssetId, Blueprint] = field(default_factory=dict)
     shared: frozenset[AssetId] = frozenset()
     before: Catalog | None = None
+    retained: Mapping[AssetKey, RetainedAsset] = field(default_factory=dict)
+    grace_ms: int = 0
+    messages: Mapping[AssetId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,40 +106,82 @@ def incarnation_of(id_: AssetId) -> int:
     return int(id_.rpartition(".")[2])
 
 
-def plan_commit(facts: BankFacts, compiled: Compiled, notices: Iterable[Notice] = ()) -> CommitPlan:
-    """Return the plan that turns the assets of the branch into those of `compiled`."""
-    wanted = tuple(_planned(facts, blueprint) for blueprint in compiled.blueprints)
-    actions = [_action(facts, planned) for planned in wanted]
+def plan_commit(
+    facts: BankFacts,
+    compiled: Compiled,
+    notices: Iterable[Notice] = (),
+    *,
+    allow_data_loss: bool = True,
+) -> CommitPlan:
+    """Return the plan that turns the assets of the branch into those of `compiled`.
+
+    `allow_data_loss`: the grace period of rows that only the branch holds has an end.
+    """
+    revived = revivable(compiled, facts.alive, facts.retained)
+    wanted = tuple(_planned(facts, revived, blueprint) for blueprint in compiled.blueprints)
+    actions = [_action(facts, revived, planned) for planned in wanted]
+    existing = {
+        planned.blueprint.key: planned.id
+        for planned, action in zip(wanted, actions, strict=True)
+        if action is not PlanAction.CREATE
+    }
+    amounts = rows_to_recompute(compiled, existing, facts.messages)
     reasons = ReasonFinder(
         dataset_forms(facts.before),
         dataset_forms(compiled),
         (p.blueprint for p, a in zip(wanted, actions, strict=True) if a is not PlanAction.KEEP),
         facts.leaving.values(),
     )
-    entries = [
-        _entry(
-            action,
-            planned.id,
-            planned.blueprint,
-            "the definitions still need it"
-            if action is PlanAction.KEEP
-            else reasons.why_new(planned.blueprint),
-        )
-        for planned, action in zip(wanted, actions, strict=True)
-    ]
+    entries = []
+    for planned, action in zip(wanted, actions, strict=True):
+        keep = action is PlanAction.KEEP
+        why = "the definitions still need it" if keep else reasons.why_new(planned.blueprint)
+        entry = _entry(action, planned.id, planned.blueprint, why)
+        entries.append(replace(entry, rows_to_recompute=amounts.get(planned.blueprint.key)))
     for id_, blueprint in sorted(facts.leaving.items()):
-        action = PlanAction.RELEASE if id_ in facts.shared else PlanAction.DESTROY
-        entries.append(_entry(action, id_, blueprint, reasons.why_leaving(blueprint)))
-    return CommitPlan(wanted, tuple(entries), tuple(notices))
+        why = reasons.why_leaving(blueprint)
+        entries.append(_leaving(facts, id_, blueprint, why, allow_data_loss=allow_data_loss))
+    losses = [_loss(entry) for entry in entries if entry.loses_rows]
+    return CommitPlan(wanted, tuple(entries), (*notices, *losses))
 
 
-def _planned(facts: BankFacts, blueprint: Blueprint) -> PlannedAsset:
-    alive = facts.alive.get(blueprint.key)
+def with_replays(facts: BankFacts, compiled: Compiled) -> Compiled:
+    """Return the commit with the source replays that it needs.
+
+    A replay that was retained before it had finished is revived together with its topic.
+    """
+    every = with_needed_replays(compiled, {replay.job.key for replay in compiled.replays})
+    revived = revivable(every, facts.alive, facts.retained)
+    return with_needed_replays(compiled, {*facts.alive, *revived})
+
+
+def _loss(entry: PlanEntry) -> Notice:
+    """Return the notice about rows that only one asset holds."""
+    amount = amount_text(entry.rows_lost)
+    what = f"what endpoint `{entry.title}` received ({amount})"
+    if entry.action is PlanAction.DESTROY:
+        text = f"{what} is destroyed"
+    elif entry.retained_ms is None:
+        text = f"{what} is kept until its loss is confirmed: commit with allow_data_loss"
+    else:
+        ends = duration_text(entry.retained_ms)
+        text = f"{what} is destroyed after {ends} unless a commit needs it again"
+    return Notice("rows-lost", entry.entity, text)
+
+
+def _planned(
+    facts: BankFacts, revived: Mapping[AssetKey, AssetId], blueprint: Blueprint
+) -> PlannedAsset:
+    existing = facts.alive.get(blueprint.key) or revived.get(blueprint.key)
     new = asset_id(facts.workspace, blueprint.key, facts.incarnation)
-    return PlannedAsset(new if alive is None else alive, blueprint)
+    return PlannedAsset(new if existing is None else existing, blueprint)
 
 
-def _action(facts: BankFacts, planned: PlannedAsset) -> PlanAction:
+def _action(
+    facts: BankFacts, revived: Mapping[AssetKey, AssetId], planned: PlannedAsset
+) -> PlanAction:
+    if planned.blueprint.key in revived:
+        return PlanAction.REVIVE
     if planned.blueprint.key not in facts.alive:
         return PlanAction.CREATE
     return PlanAction.KEEP if planned.id in facts.mine else PlanAction.ADOPT
@@ -138,6 +189,62 @@ def _action(facts: BankFacts, planned: PlannedAsset) -> PlanAction:
 
 def _entry(action: PlanAction, id_: AssetId, blueprint: Blueprint, reason: str) -> PlanEntry:
     return PlanEntry(action, blueprint.key.kind, id_, blueprint.title, blueprint.entity, reason)
+
+
+def _leaving(
+    facts: BankFacts, id_: AssetId, blueprint: Blueprint, reason: str, *, allow_data_loss: bool
+) -> PlanEntry:
+    """Return the entry of an asset that the new version does not have.
+
+    Only the requests of an endpoint are lost with their topic: everything else is computed from
+    them, and can be computed again.
+    """
+    if id_ in facts.shared:
+        return _entry(PlanAction.RELEASE, id_, blueprint, reason)
+    action = PlanAction.RETAIN if facts.grace_ms else PlanAction.DESTROY
+    entry = _entry(action, id_, blueprint, reason)
+    if blueprint.key.kind is AssetKind.RAW:
+        entry = replace(entry, rows_lost=RowAmount(facts.messages.get(id_)))
+    if action is PlanAction.RETAIN and (allow_data_loss or not entry.loses_rows):
+        entry = replace(entry, retained_ms=facts.grace_ms)
+    return entry
+
+
+def measured_topics(facts: BankFacts, compiled: Compiled) -> frozenset[AssetId]:
+    """Return the topics whose size a plan mentions: endpoints that leave, inputs of new jobs."""
+    existing = {**facts.alive, **revivable(compiled, facts.alive, facts.retained)}
+    endpoints = {id_ for id_, b in facts.leaving.items() if b.key.kind is AssetKind.RAW}
+    inputs = {
+        existing[key]
+        for job in compiled.jobs
+        if job.key not in existing
+        for key in job.inputs
+        if key in existing
+    }
+    return frozenset(endpoints - facts.shared | inputs)
+
+
+def rows_to_recompute(
+    compiled: Compiled, existing: Mapping[AssetKey, AssetId], messages: Mapping[AssetId, int]
+) -> dict[AssetKey, RowAmount]:
+    """Return how much each new job over existing data has to read.
+
+    `existing`: assets that the commit does not create. The amount of a job whose input is computed
+    by another such job is unknown.
+    """
+    found: dict[AssetKey, RowAmount] = {}
+    recomputed_topics: set[AssetKey] = set()
+    for job in compiled.jobs:
+        if job.key in existing:
+            continue
+        counts = [messages.get(existing[key]) for key in job.inputs if key in existing]
+        if any(key in recomputed_topics for key in job.inputs):
+            counts.append(None)
+        if counts:
+            known = [count for count in counts if count is not None]
+            found[job.key] = RowAmount(sum(known) if len(known) == len(counts) else None)
+            recomputed_topics |= {output.topic for output in job.outputs}
+    return found
 
 
 def recomputed(plan: CommitPlan, compiled: Compiled) -> tuple[str, ...]:

@@ -33,14 +33,14 @@ class PlanAction(StrEnum):
     """Another branch has it; this one will share it."""
     KEEP = "keep"
     """The branch has it already."""
+    REVIVE = "revive"
+    """It was retained with its rows and its state, and is used again."""
     RELEASE = "release"
     """The branch stops using it; another branch or commit still does."""
+    RETAIN = "retain"
+    """Nothing uses it any more; it is deleted after a grace period unless it is revived."""
     DESTROY = "destroy"
     """Nothing uses it any more, so it is deleted with its rows."""
-
-
-LEAVING: Final = frozenset({PlanAction.RELEASE, PlanAction.DESTROY})
-"""Actions on assets that the new version does not have."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +58,7 @@ class PlanEntry:
     empty for what belongs to the whole workspace. `reason` says why the action is necessary.
     `rows_lost`: rows that no other asset holds and that disappear with this one.
     `rows_to_recompute`: existing rows that a new job has to read.
+    `retained_ms`: how long a retained asset can be revived; None: until its loss is confirmed.
     """
 
     action: PlanAction
@@ -68,6 +69,12 @@ class PlanEntry:
     reason: str
     rows_lost: RowAmount | None = None
     rows_to_recompute: RowAmount | None = None
+    retained_ms: int | None = None
+
+    @property
+    def loses_rows(self) -> bool:
+        """True unless it is certain that no row disappears with the asset."""
+        return self.rows_lost is not None and self.rows_lost.messages != 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,7 +23,7 @@ _NOUN: Final = {
 def render(record: PlanRecord) -> tuple[str, ...]:
     """Return the lines of a plan; the last one has the totals."""
     lines = [
-        f"{_verb(entry.action)} {_NOUN[entry.kind]} of {entry.title} ({_why(entry)})"
+        entry_line(entry)
         for entry in record.entries
         if entry.action is not PlanAction.KEEP and entry.kind is not AssetKind.REPLAYLOG
     ]
@@ -31,15 +31,26 @@ def render(record: PlanRecord) -> tuple[str, ...]:
     return (*lines, *notices, totals(record))
 
 
+def entry_line(entry: PlanEntry) -> str:
+    """Return the line of one asset."""
+    return f"{_verb(entry.action)} {_NOUN[entry.kind]} of {entry.title} ({_why(entry)})"
+
+
 def totals(record: PlanRecord) -> str:
-    """Return the line with the number of assets by action; destroyed ones are released too."""
+    """Return the line with the number of assets by action.
+
+    What is retained or destroyed is released, too.
+    """
     count = Counter(entry.action for entry in record.entries)
     destroyed = count[PlanAction.DESTROY]
+    released = count[PlanAction.RELEASE] + count[PlanAction.RETAIN] + destroyed
     parts = [
         f"{count[PlanAction.CREATE]} created",
         f"{count[PlanAction.KEEP]} kept",
         f"{count[PlanAction.ADOPT]} adopted",
-        f"{count[PlanAction.RELEASE] + destroyed} released",
+        *([f"{count[PlanAction.REVIVE]} revived"] if count[PlanAction.REVIVE] else []),
+        f"{released} released",
+        *([f"{count[PlanAction.RETAIN]} retained"] if count[PlanAction.RETAIN] else []),
         f"{destroyed} destroyed",
     ]
     return f"assets: {', '.join(parts)}"
@@ -53,8 +64,12 @@ def _verb(action: PlanAction) -> str:
             return "~ adopt"
         case PlanAction.KEEP:
             return "= keep"
+        case PlanAction.REVIVE:
+            return "~ revive"
         case PlanAction.RELEASE:
             return "- release"
+        case PlanAction.RETAIN:
+            return "- release and retain"
         case PlanAction.DESTROY:
             return "- release and destroy"
         case unreachable:
@@ -65,11 +80,27 @@ def _why(entry: PlanEntry) -> str:
     parts = [entry.reason]
     if entry.action is PlanAction.ADOPT:
         parts.append("shared with another branch")
+    if entry.action is PlanAction.RETAIN:
+        parts.append(_retained(entry))
     if entry.rows_lost is not None:
         parts.append(f"rows lost: {amount_text(entry.rows_lost)}")
     if entry.rows_to_recompute is not None:
         parts.append(f"rows to recompute: {amount_text(entry.rows_to_recompute)}")
     return "; ".join(parts)
+
+
+def _retained(entry: PlanEntry) -> str:
+    if entry.retained_ms is None:
+        return "retained until its loss is confirmed with allow_data_loss"
+    return f"destroyed after {duration_text(entry.retained_ms)} unless a commit needs it again"
+
+
+def duration_text(ms: int) -> str:
+    """Return a duration in its largest whole unit."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1000)):
+        if ms % size == 0 and ms >= size:
+            return f"{ms // size} {unit}"
+    return f"{ms} ms"
 
 
 def amount_text(amount: RowAmount | None) -> str:
@@ -78,4 +109,4 @@ def amount_text(amount: RowAmount | None) -> str:
         return ""
     if amount.messages is None:
         return "unknown"
-    return f"those of {amount.messages:,} message{'' if amount.messages == 1 else 's'}"
+    return f"those of at most {amount.messages:,} message{'' if amount.messages == 1 else 's'}"

@@ -33,7 +33,13 @@ class CommitRequest:
 def digest_of(request: CommitRequest) -> str:
     """Return a digest of everything in the request."""
     options = json.dumps(
-        [request.workspace, request.branch, request.options.incremental, request.options.backfill]
+        [
+            request.workspace,
+            request.branch,
+            request.options.incremental,
+            request.options.backfill,
+            request.options.allow_data_loss,
+        ]
     )
     return hashlib.sha256(options.encode() + b"\0" + request.body).hexdigest()
 

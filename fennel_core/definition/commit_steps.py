@@ -103,6 +103,7 @@ class CommitSteps:
             request.branch,
             compiled,
             backfill=request.options.backfill,
+            allow_data_loss=request.options.allow_data_loss,
             notices=checked.definitions.notices,
         )
         return CommitReport(plan)
@@ -262,7 +263,12 @@ def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
     timings = LedgerTimings(
         lease_ms=Millis(settings.commit_lease_ms), orphan_grace_ms=Millis(settings.orphan_grace_ms)
     )
-    context = LedgerContext(PostgresLedger(pool), KafkaTopicAdmin(settings), asyncio.sleep, timings)
+    context = LedgerContext(
+        PostgresLedger(pool, Millis(settings.destroy_grace_ms)),
+        KafkaTopicAdmin(settings),
+        asyncio.sleep,
+        timings,
+    )
     return CommitSteps(
         context,
         client_program_runner(settings),
@@ -291,16 +297,12 @@ def _run(work: Callable[[CommitSteps], Awaitable[T]]) -> T:
     return asyncio.run(main())
 
 
-def submit_commit(
-    workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True
-) -> str:
+def submit_commit(workspace: str, branch: str, body: bytes, options: CommitOptions) -> str:
     """Validate and store a commit that did not come through the server; return its id.
 
     Raises ApiError with all problems.
     """
-    request = CommitRequest(
-        WorkspaceId(workspace), BranchName(branch), body, CommitOptions(incremental, backfill)
-    )
+    request = CommitRequest(WorkspaceId(workspace), BranchName(branch), body, options)
 
     async def submit(steps: CommitSteps) -> str:
         await _open_dev_workspace(steps, request.workspace)
@@ -312,12 +314,10 @@ def submit_commit(
 
 
 def preview_commit(
-    workspace: str, branch: str, body: bytes, *, incremental: bool = False, backfill: bool = True
+    workspace: str, branch: str, body: bytes, options: CommitOptions
 ) -> tuple[str, ...]:
     """Return the plan of a commit as lines, without changing anything."""
-    request = CommitRequest(
-        WorkspaceId(workspace), BranchName(branch), body, CommitOptions(incremental, backfill)
-    )
+    request = CommitRequest(WorkspaceId(workspace), BranchName(branch), body, options)
 
     async def preview(steps: CommitSteps) -> tuple[str, ...]:
         await _open_dev_workspace(steps, request.workspace)

@@ -62,7 +62,8 @@ TOPICS: Final = """
 """
 EXPIRING: Final = (AssetKind.TOPIC.value, AssetKind.RAW.value, AssetKind.REPLAYLOG.value)
 BACKFILLED: Final = "SELECT job_id, part FROM backfill WHERE manifest IS NOT NULL"
-JOBS: Final = "SELECT id, spec FROM job WHERE desired = 'run'"
+JOBS: Final = "SELECT id, spec FROM job WHERE desired <> 'remove'"
+"""Paused jobs, too: a commit may revive them, and then they read on from their offsets."""
 log = logger(__name__)
 NEEDED_LOST: Final = gauge(
     "fennel_core_needed_records_lost",

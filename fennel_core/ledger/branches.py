@@ -24,6 +24,7 @@ from fennel_core.ledger.store import Branch, LedgerKind, LedgerTransaction
 from fennel_core.ledger.transitions import (
     apply_commit_event,
     condemn,
+    expire_retained,
     fail_locked_commit,
     lock_open_workspace,
     locked_commit_row,
@@ -93,6 +94,7 @@ async def drop_closed_workspace(context: LedgerContext, workspace: WorkspaceId) 
         for id_ in await tx.open_commits(workspace):
             await _stop_commit(tx, id_)
         await _remove_branches(tx, workspace, [b.name for b in await tx.branches(workspace)])
+        await expire_retained(tx, workspace, all_of_them=True)
 
     async def remove(tx: LedgerTransaction) -> bool:
         if await tx.bank.lock(workspace):

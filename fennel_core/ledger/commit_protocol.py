@@ -19,18 +19,26 @@ waits for B's job and moves reads; destruction then removes what only the old ve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
 
 from fennel_core.bank.store import Asset, AssetState
 from fennel_core.blueprints import stored_names
-from fennel_core.blueprints.commit_plan import BankFacts, CommitPlan, plan_commit, recomputed
+from fennel_core.blueprints.commit_plan import (
+    BankFacts,
+    CommitPlan,
+    measured_topics,
+    plan_commit,
+    recomputed,
+    with_replays,
+)
 from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
-from fennel_core.blueprints.plan_entries import Notice, PlanRecord
+from fennel_core.blueprints.plan_entries import Notice, PlanAction, PlanRecord
+from fennel_core.blueprints.plan_text import entry_line
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
-from fennel_core.blueprints.source_replays import all_keys, with_needed_replays
+from fennel_core.blueprints.source_replays import all_keys
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.audit_log import AssetAction, log_steps
@@ -40,6 +48,7 @@ from fennel_core.ledger.errors import (
     BackfillNeeded,
     CommitConflict,
     CommitOutOfOrder,
+    DataLossNotConfirmed,
     KafkaUnavailable,
 )
 from fennel_core.ledger.lifecycle import (
@@ -66,9 +75,11 @@ from fennel_core.ledger.transitions import (
     stored_error,
     supersede_stale_commits,
 )
+from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Millis, TopicName, WorkspaceId
 
+log = logger(__name__)
 UNNAMED_INCARNATION: Final = 0
 """Incarnation in the plan of a preview, which names no asset."""
 
@@ -76,14 +87,22 @@ UNNAMED_INCARNATION: Final = 0
 
 
 async def bank_facts(
-    tx: LedgerTransaction, branch: Branch, compiled: Compiled, incarnation: int
+    tx: LedgerTransaction,
+    branch: Branch,
+    compiled: Compiled,
+    incarnation: int,
+    messages: Mapping[AssetId, int],
 ) -> BankFacts:
-    """Read the planner's input; a plan that will be executed needs the workspace's lock."""
+    """Read the planner's input; a plan that will be executed needs the workspace's lock.
+
+    `messages`: how many messages topics hold, where that was measured.
+    """
     mine = await tx.bank.references(branch.workspace, branch.name)
     unshared = await tx.bank.unheld(mine, ignoring=branch.name)
     alive = await tx.bank.alive(branch.workspace, all_keys(compiled))
     leaving = await tx.bank.assets(set(mine) - set(alive.values()))
     catalog = None if branch.target is None else await tx.catalog(branch.target)
+    missing = [key for key in all_keys(compiled) if key not in alive]
     return BankFacts(
         workspace=branch.workspace,
         incarnation=incarnation,
@@ -92,7 +111,45 @@ async def bank_facts(
         leaving={asset.id: asset.blueprint for asset in leaving},
         shared=frozenset(mine) - frozenset(unshared),
         before=None if catalog is None else stored_names.loads(catalog, Catalog),
+        retained=await tx.retained(branch.workspace, missing) if missing else {},
+        grace_ms=tx.destroy_grace_ms,
+        messages=messages,
     )
+
+
+async def _draft_facts(
+    tx: LedgerTransaction, workspace: WorkspaceId, name: BranchName, compiled: Compiled
+) -> BankFacts:
+    branch = await open_branch(tx, workspace, name)
+    return await bank_facts(tx, branch, compiled, UNNAMED_INCARNATION, {})
+
+
+async def _count_messages(
+    context: LedgerContext, facts: BankFacts, compiled: Compiled
+) -> Mapping[AssetId, int]:
+    """Measure the topics whose amounts the plan needs: outside of a transaction, because it may
+    take seconds. Nothing is known about a topic that could not be measured.
+    """
+    names = measured_topics(facts, compiled)
+    try:
+        counts = await context.topics.message_counts(
+            {TopicName(id_): compiled.partitions for id_ in names}
+        )
+    except SystemUnavailable as unavailable:
+        log.warning("topics could not be measured", topics=len(names), error=str(unavailable))
+        return {}
+    return {AssetId(name): count for name, count in counts.items()}
+
+
+def _check_data_loss(row: Commit, commit_plan: CommitPlan) -> None:
+    """Refuse to destroy accepted rows at once, unless the author of the commit confirmed it."""
+    losing = [
+        entry
+        for entry in commit_plan.entries
+        if entry.action is PlanAction.DESTROY and entry.loses_rows
+    ]
+    if losing and not row.options.allow_data_loss:
+        raise DataLossNotConfirmed([entry_line(entry) for entry in losing])
 
 
 def _check_backfill(commit_plan: CommitPlan, compiled: Compiled) -> None:
@@ -108,6 +165,7 @@ async def preview(
     compiled: Compiled,
     *,
     backfill: bool,
+    allow_data_loss: bool = True,
     notices: Sequence[Notice] = (),
 ) -> PlanRecord:
     """Return the plan of a commit, without changing anything.
@@ -116,12 +174,10 @@ async def preview(
     a commit that runs at the same time may make the plan out of date.
     """
 
-    async def make_plan(tx: LedgerTransaction) -> CommitPlan:
-        branch = await open_branch(tx, workspace, name)
-        facts = await bank_facts(tx, branch, compiled, UNNAMED_INCARNATION)
-        return plan_commit(facts, with_needed_replays(compiled, facts.alive), notices)
-
-    commit_plan = await context.ledger.run(make_plan)
+    facts = await context.ledger.run(lambda tx: _draft_facts(tx, workspace, name, compiled))
+    needed = with_replays(facts, compiled)
+    facts = replace(facts, messages=await _count_messages(context, facts, needed))
+    commit_plan = plan_commit(facts, needed, notices, allow_data_loss=allow_data_loss)
     if not backfill:
         _check_backfill(commit_plan, compiled)
     return commit_plan.record
@@ -158,6 +214,14 @@ async def reserve(
     is undone because another was faster. Raises ApiError; nothing has changed then.
     """
 
+    messages: Mapping[AssetId, int] = {}
+    received = await context.ledger.run(lambda tx: commit_row(tx, id_))
+    if received.state is CommitState.RECEIVED:
+        draft = await context.ledger.run(
+            lambda tx: _draft_facts(tx, received.workspace, received.branch, compiled)
+        )
+        messages = await _count_messages(context, draft, with_replays(draft, compiled))
+
     async def plan_and_reserve(tx: LedgerTransaction) -> Commit | BranchMoved | BranchBusy:
         row = await locked_commit_row(tx, id_)
         if row.state is not CommitState.RECEIVED:
@@ -169,9 +233,13 @@ async def reserve(
         for other in await tx.open_commit_rows(row.workspace):
             if other.branch == row.branch and other.state in BETWEEN_T1_AND_T2:
                 return BranchBusy(other.id)
-        facts = await bank_facts(tx, branch, compiled, await tx.bank.next_incarnation())
-        needed = with_needed_replays(compiled, facts.alive)
-        commit_plan = plan_commit(facts, needed, notices)
+        incarnation = await tx.bank.next_incarnation()
+        facts = await bank_facts(tx, branch, compiled, incarnation, messages)
+        needed = with_replays(facts, compiled)
+        commit_plan = plan_commit(
+            facts, needed, notices, allow_data_loss=row.options.allow_data_loss
+        )
+        _check_data_loss(row, commit_plan)
         if not row.options.backfill:
             _check_backfill(commit_plan, compiled)
         await tx.bank.add(
@@ -348,6 +416,7 @@ async def switch(context: LedgerContext, id_: CommitId) -> Commit:
 async def _reference_reserved(tx: LedgerTransaction, row: Commit) -> list[Asset]:
     """Turn reservations into references, register the new jobs and return them."""
     reserved = await tx.bank.summaries(await tx.bank.reserved(row.id))
+    await tx.end_grace([h.id for h in reserved if h.state is AssetState.RETAINED])
     names = {h.key: h.id for h in reserved}
     new_jobs = await tx.bank.assets(
         h.id for h in reserved if h.key.kind is AssetKind.JOB and h.state is AssetState.CREATED

@@ -1,4 +1,4 @@
-"""Work off the destruction ledger of a workspace.
+"""Work off the destruction ledger of a workspace, after condemning what was retained long enough.
 
 Jobs are stopped first. A topic is deleted only when every condemned job that reads or writes it has
 stopped, because a running job could still write to it; a job that does not stop keeps only its own
@@ -20,6 +20,7 @@ from fennel_core.ledger.transitions import (
     apply_asset_event,
     apply_commit_event,
     apply_entry_event,
+    expire_retained,
 )
 from fennel_core.vocab.ids import AssetId, JobId, TopicName, WorkspaceId
 
@@ -56,6 +57,7 @@ async def _stop_jobs(
     Returns the jobs that were removed now, the topics that may be deleted, and all open entries.
     """
     await tx.bank.lock(workspace)
+    await expire_retained(tx, workspace)
     entries = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
     if not entries:
         return [], [], []

@@ -154,6 +154,23 @@ class BackfillNeeded(LedgerApiError):
         )
 
 
+class DataLossNotConfirmed(LedgerApiError):
+    """Raised when a commit would destroy accepted rows at once and its author did not confirm it.
+
+    `lines`: the lines of the plan about the assets whose rows would be lost.
+    """
+
+    STATUS = 409
+    CODE = "data-loss-not-confirmed"
+
+    def __init__(self, lines: Sequence[str]) -> None:
+        plan = "\n".join(lines)
+        super().__init__(
+            f"the commit would destroy accepted rows, so nothing changed:\n{plan}\n"
+            "Send it with allow_data_loss=true to confirm, or keep a source on the endpoint"
+        )
+
+
 class AssetNotCreated(LedgerApiError):
     """Raised when Kafka rejects a topic of the commit. The text contains the broker's reason."""
 

@@ -17,12 +17,13 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic as KafkaTopic
 
 from fennel_core.blueprints.logical import AssetKind
+from fennel_core.connections import offsets
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config
 from fennel_core.connections.offsets import high_watermarks
 from fennel_core.ledger.topics import TopicRefusal, TopicSpec
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition, partition_indexes
 
 REQUEST_SECONDS: Final = 15.0
 RESPONSE_SECONDS: Final = 20.0
@@ -130,6 +131,22 @@ class KafkaTopicAdmin:
             return high_watermarks(self._client(), partitions, REQUEST_SECONDS)
         except KafkaException as error:
             raise SystemUnavailable(f"Kafka: {error}") from error
+
+    async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
+        return await asyncio.to_thread(self._message_counts, topics)
+
+    def _message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
+        parts = [
+            (topic, part) for topic, count in topics.items() for part in partition_indexes(count)
+        ]
+        try:
+            found = offsets.bounds(self._client(), parts, REQUEST_SECONDS, skip_unknown=True)
+        except KafkaException as error:
+            raise SystemUnavailable(f"Kafka: {error}") from error
+        counts: dict[TopicName, int] = {}
+        for (topic, _), (_, end) in found.items():
+            counts[topic] = counts.get(topic, 0) + end
+        return counts
 
 
 def _gather(futures: Mapping[str, Any], *, success_code: int) -> dict[TopicName, TopicRefusal]:

@@ -22,7 +22,8 @@ a commit are T1 (reserve), create, T2 (switch), serve and destroy.
     pending        create_ok → created; create_failed → failed; undone → condemned
     created        switched → live; undone → condemned
     failed         undone → condemned
-    live           released → condemned
+    live           released → condemned; retained → retained
+    retained       switched → live; expired → condemned
     condemned      destroyed → deleted
     deleted        no event changes it
 
@@ -86,6 +87,8 @@ class AssetEvent(StrEnum):
     SWITCHED = "switched"
     UNDONE = "undone"
     RELEASED = "released"
+    RETAINED = "retained"
+    EXPIRED = "expired"
     DESTROYED = "destroyed"
 
 
@@ -179,8 +182,13 @@ ASSET = LifeCycle[AssetState, AssetEvent](
         (_A.FAILED, _AE.UNDONE): _A.CONDEMNED,
         (_A.LIVE, _AE.SWITCHED): _A.LIVE,
         (_A.LIVE, _AE.RELEASED): _A.CONDEMNED,
+        (_A.LIVE, _AE.RETAINED): _A.RETAINED,
+        (_A.RETAINED, _AE.RETAINED): _A.RETAINED,
+        (_A.RETAINED, _AE.SWITCHED): _A.LIVE,
+        (_A.RETAINED, _AE.EXPIRED): _A.CONDEMNED,
         (_A.CONDEMNED, _AE.UNDONE): _A.CONDEMNED,
         (_A.CONDEMNED, _AE.RELEASED): _A.CONDEMNED,
+        (_A.CONDEMNED, _AE.EXPIRED): _A.CONDEMNED,
         (_A.CONDEMNED, _AE.DESTROYED): _A.DELETED,
         (_A.DELETED, _AE.DESTROYED): _A.DELETED,
     },

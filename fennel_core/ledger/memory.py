@@ -6,18 +6,21 @@ The copy replaces the state when the transaction succeeds. The clock is an argum
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
 from fennel_core.bank.memory import MemoryBank
 from fennel_core.bank.store import AssetState
 from fennel_core.blueprints.commit_plan import incarnation_of
+from fennel_core.blueprints.logical import AssetKey
 from fennel_core.blueprints.plan_entries import PlanRecord
+from fennel_core.blueprints.revival import RetainedAsset
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
 from fennel_core.ledger.store import (
+    NO_GRACE,
     Branch,
     CatchUp,
     Commit,
@@ -45,11 +48,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """A job's row: its spec, whether it is retired, and when the lease of its runner ends."""
+    """A job's row: its spec, whether it is retired, and when the lease of its runner ends.
+
+    `paused`: engines stop it and keep its state.
+    """
 
     spec: Job
     retired: bool = False
+    paused: bool = False
     leased_until_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class GracePeriod:
+    """When an asset was released, and when it expires. None: never."""
+
+    since_ms: int
+    ends_ms: int | None
 
 
 @dataclass(slots=True)
@@ -70,6 +85,8 @@ class MemoryLedgerTransaction:
     catch_ups: dict[CommitId, CatchUp] = field(default_factory=dict)
     partition_counts: dict[WorkspaceId, int] = field(default_factory=dict)
     plans: dict[CommitId, PlanRecord] = field(default_factory=dict)
+    destroy_grace_ms: Millis = NO_GRACE
+    grace: dict[AssetId, GracePeriod] = field(default_factory=dict)
 
     def copy(self) -> MemoryLedgerTransaction:
         return MemoryLedgerTransaction(
@@ -87,6 +104,8 @@ class MemoryLedgerTransaction:
             dict(self.catch_ups),
             dict(self.partition_counts),
             dict(self.plans),
+            self.destroy_grace_ms,
+            dict(self.grace),
         )
 
     async def add_workspace(self, workspace: WorkspaceId) -> bool:
@@ -105,6 +124,11 @@ class MemoryLedgerTransaction:
     async def remove_workspace(self, workspace: WorkspaceId) -> None:
         self.closing.discard(workspace)
         self.partition_counts.pop(workspace, None)
+        self.grace = {
+            id_: period
+            for id_, period in self.grace.items()
+            if self.bank.rows[id_].workspace != workspace
+        }
         gone = {id_ for id_, c in self.commits.items() if c.workspace == workspace}
         self.commits = {id_: c for id_, c in self.commits.items() if id_ not in gone}
         self.branch_rows = {
@@ -313,6 +337,60 @@ class MemoryLedgerTransaction:
         self.partitions = {key: p for key, p in self.partitions.items() if key[0] in self.jobs}
         return sorted(requested - self.jobs.keys())
 
+    async def retain(
+        self, workspace: WorkspaceId, ids: Iterable[AssetId], kept: Collection[AssetId]
+    ) -> None:
+        now = self.now_ms()
+        ends = [
+            period.ends_ms
+            for id_, period in self.grace.items()
+            if period.ends_ms is not None and self.bank.rows[id_].workspace == workspace
+        ]
+        end = max([now + self.destroy_grace_ms, *ends])
+        for id_ in ids:
+            self.grace[id_] = GracePeriod(now, None if id_ in kept else end)
+            if (job := self.jobs.get(JobId(id_))) is not None:
+                self.jobs[JobId(id_)] = replace(job, paused=True)
+
+    async def retained(
+        self, workspace: WorkspaceId, keys: Sequence[AssetKey]
+    ) -> dict[AssetKey, RetainedAsset]:
+        wanted, found = set(keys), {}
+        for asset in sorted(self.bank.rows.values(), key=lambda a: a.incarnation):
+            if (asset.workspace, asset.state) == (workspace, AssetState.RETAINED):
+                row = self.jobs.get(JobId(asset.id))
+                since_us = self.grace[asset.id].since_ms * 1000
+                found[asset.key] = RetainedAsset(asset.id, since_us, row.spec if row else None)
+        return {key: asset for key, asset in found.items() if key in wanted}
+
+    async def end_grace(self, ids: Iterable[AssetId]) -> None:
+        for id_ in ids:
+            self.grace.pop(id_, None)
+            if (job := self.jobs.get(JobId(id_))) is not None:
+                self.jobs[JobId(id_)] = replace(job, paused=False)
+
+    async def expired(self, workspace: WorkspaceId, *, all_of_them: bool) -> list[AssetId]:
+        over = [
+            a.id
+            for a in self.bank.rows.values()
+            if (a.workspace, a.state) == (workspace, AssetState.RETAINED)
+            and (all_of_them or self._is_over(a.id))
+        ]
+        return await self.bank.unheld(over)
+
+    async def workspaces_with_expired(self) -> list[WorkspaceId]:
+        return sorted(
+            {
+                a.workspace
+                for a in self.bank.rows.values()
+                if a.state is AssetState.RETAINED and self._is_over(a.id)
+            }
+        )
+
+    def _is_over(self, id_: AssetId) -> bool:
+        ends_ms = self.grace[id_].ends_ms
+        return ends_ms is not None and ends_ms <= self.now_ms()
+
     async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
         known = {
             id_ for id_, asset in self.bank.rows.items() if asset.state is not AssetState.DELETED
@@ -331,8 +409,8 @@ class MemoryLedgerTransaction:
 class MemoryLedger:
     """Implement `ledger.store.Ledger`; transactions run one at a time."""
 
-    def __init__(self, now_ms: Callable[[], int]) -> None:
-        self.state = MemoryLedgerTransaction(now_ms)
+    def __init__(self, now_ms: Callable[[], int], destroy_grace_ms: Millis = NO_GRACE) -> None:
+        self.state = MemoryLedgerTransaction(now_ms, destroy_grace_ms=destroy_grace_ms)
         self._one_at_a_time = asyncio.Lock()
 
     async def run(self, work: Callable[[LedgerTransaction], Awaitable[T]]) -> T:

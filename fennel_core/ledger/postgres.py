@@ -5,14 +5,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
 import psycopg
 from psycopg.types.json import Jsonb
 from psycopg_pool import PoolTimeout
 
-from fennel_core.bank.postgres import PostgresBank
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.commit_plan import incarnation_of
 from fennel_core.blueprints.plan_entries import PlanRecord, decode_record, encode_record
@@ -30,7 +29,9 @@ from fennel_core.connections.postgres import (
     in_transaction,
 )
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
+from fennel_core.ledger.postgres_grace import GracePeriods
 from fennel_core.ledger.store import (
+    NO_GRACE,
     Branch,
     CatchUp,
     Commit,
@@ -55,19 +56,18 @@ from fennel_core.vocab.ids import (
 )
 
 T = TypeVar("T")
-Values = Sequence[Any] | Mapping[str, Any]
 ABORTED_ATTEMPTS: Final = 3
 """Attempts of a transaction whose COMMIT was lost and turned out to be rolled back."""
 
 COMMIT_COLUMNS = """
     id, workspace, branch, state, digest, options->>'incremental' = 'true', options->>'backfill' =
-        'true',
+        'true', coalesce(options->>'allow_data_loss' = 'true', false),
     base, stuck, error_status, error_code, error, attempt
 """
 ADD_COMMIT = """
     INSERT INTO commit (id, workspace, branch, state, digest, request, options, base)
     VALUES (%s, %s, %s, %s, %s, %s, jsonb_build_object('incremental', %s::boolean, 'backfill',
-        %s::boolean), %s)
+        %s::boolean, 'allow_data_loss', %s::boolean), %s)
 """
 COMMIT = f"SELECT {COMMIT_COLUMNS} FROM commit WHERE id = %s"  # noqa: S608  # built from constants
 SAME = f"""
@@ -153,22 +153,8 @@ REMOVE_WORKSPACE = (
 )
 
 
-class PostgresLedgerTransaction:
+class PostgresLedgerTransaction(GracePeriods):
     """Implement `ledger.store.LedgerTransaction`."""
-
-    def __init__(self, connection: AsyncConnection) -> None:
-        self._connection = connection
-        self._bank = PostgresBank(connection)
-
-    @property
-    def bank(self) -> PostgresBank:
-        return self._bank
-
-    async def _execute(self, query: str, values: Values = ()) -> int:
-        return (await self._connection.execute(query, values)).rowcount
-
-    async def _rows(self, query: str, values: Values = ()) -> list[tuple[Any, ...]]:
-        return await (await self._connection.execute(query, values)).fetchall()
 
     # --- workspaces
 
@@ -221,7 +207,14 @@ class PostgresLedgerTransaction:
             request,
         )
         await self._execute(
-            ADD_COMMIT, (*values, options.incremental, options.backfill, commit.base)
+            ADD_COMMIT,
+            (
+                *values,
+                options.incremental,
+                options.backfill,
+                options.allow_data_loss,
+                commit.base,
+            ),
         )
 
     async def commit(self, id_: CommitId) -> Commit | None:
@@ -473,12 +466,12 @@ class PostgresLedgerTransaction:
 class PostgresLedger:
     """Implement `ledger.store.Ledger`."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, pool: Pool, destroy_grace_ms: Millis = NO_GRACE) -> None:
+        self._pool, self._destroy_grace_ms = pool, destroy_grace_ms
 
     async def run(self, work: Callable[[LedgerTransaction], Awaitable[T]]) -> T:
         async def inside(connection: AsyncConnection) -> T:
-            return await work(PostgresLedgerTransaction(connection))
+            return await work(PostgresLedgerTransaction(connection, self._destroy_grace_ms))
 
         aborted: Exception | None = None
         for _ in range(ABORTED_ATTEMPTS):
@@ -525,6 +518,7 @@ def _commit(row: tuple[Any, ...]) -> Commit:
         digest,
         incremental,
         backfill,
+        allow_data_loss,
         base,
         stuck,
         status,
@@ -533,7 +527,7 @@ def _commit(row: tuple[Any, ...]) -> Commit:
         attempt,
     ) = row
     error = None if text is None else CommitError(status, code, text)
-    options = CommitOptions(incremental, backfill)
+    options = CommitOptions(incremental, backfill, allow_data_loss)
     return Commit(
         id_,
         workspace,

@@ -176,13 +176,14 @@ class Reconciler:
         expired = await ledger.run(lambda tx: tx.expired_commits())
         closing = await ledger.run(lambda tx: tx.workspaces(closing=True))
         condemned = await ledger.run(lambda tx: tx.workspaces_with_condemned())
+        retained = await ledger.run(lambda tx: tx.workspaces_with_expired())
         groups: dict[WorkspaceId, list[WorkItem]] = {}
         for commit in expired:
             item = WorkItem(WorkKind.COMMIT, commit.workspace, commit.id)
             groups.setdefault(commit.workspace, []).append(item)
         for kind, workspaces in (
             (WorkKind.DELETED_WORKSPACE, closing),
-            (WorkKind.DESTRUCTION, condemned),
+            (WorkKind.DESTRUCTION, sorted({*condemned, *retained})),
         ):
             for workspace in workspaces:
                 groups.setdefault(workspace, []).append(WorkItem(kind, workspace))

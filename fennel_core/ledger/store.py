@@ -11,13 +11,15 @@ change was already made.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from typing import Protocol, TypeVar
+from typing import Final, Protocol, TypeVar
 
 from fennel_core.bank.store import Bank
+from fennel_core.blueprints.logical import AssetKey
 from fennel_core.blueprints.plan_entries import PlanRecord
+from fennel_core.blueprints.revival import RetainedAsset
 from fennel_core.blueprints.spec import Job
 from fennel_core.ledger.lifecycle import CommitState, EntryState
 from fennel_core.vocab.ids import (
@@ -36,16 +38,22 @@ from fennel_core.vocab.ids import (
 T = TypeVar("T")
 
 
+NO_GRACE: Final = Millis(0)
+"""No grace period: a released asset is condemned at once."""
+
+
 @dataclass(frozen=True, slots=True)
 class CommitOptions:
     """Options of a commit.
 
     `incremental`: extend the branch's definitions instead of replacing them. `backfill` False:
-    reject the commit if it would recompute from existing data.
+    reject the commit if it would recompute from existing data. `allow_data_loss`: its author
+    confirms that accepted rows which only this commit's predecessor holds may be destroyed.
     """
 
     incremental: bool = False
     backfill: bool = True
+    allow_data_loss: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -360,6 +368,44 @@ class LedgerTransaction(Protocol):
 
         Returns those of `jobs` that are not registered (any more).
         """
+        ...
+
+    # --- the grace period
+
+    @property
+    def destroy_grace_ms(self) -> Millis:
+        """How long a released asset is retained; 0: it is condemned at once."""
+        ...
+
+    async def retain(
+        self, workspace: WorkspaceId, ids: Iterable[AssetId], kept: Collection[AssetId]
+    ) -> None:
+        """Start the grace period of `ids` and stop the jobs among them, which keep their state.
+
+        The period never ends before that of an asset that was released earlier, so no job outlives
+        a topic that it reads. That of the assets in `kept` has no end.
+        """
+        ...
+
+    async def retained(
+        self, workspace: WorkspaceId, keys: Sequence[AssetKey]
+    ) -> dict[AssetKey, RetainedAsset]:
+        """Return the newest retained asset of each of `keys` that has one."""
+        ...
+
+    async def end_grace(self, ids: Iterable[AssetId]) -> None:
+        """Forget the grace period of assets that were revived, and run the jobs among them."""
+        ...
+
+    async def expired(self, workspace: WorkspaceId, *, all_of_them: bool) -> list[AssetId]:
+        """Return the retained assets without a holder whose grace period is over.
+
+        With `all_of_them`, also those whose period is not over.
+        """
+        ...
+
+    async def workspaces_with_expired(self) -> list[WorkspaceId]:
+        """Return the workspaces with a retained asset whose grace period is over."""
         ...
 
     # --- orphaned topics

@@ -54,6 +54,13 @@ class TopicAdmin(Protocol):
         """
         ...
 
+    async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
+        """Return how many messages were ever written to topics, given their partition counts.
+
+        Transaction markers count as messages. Topics that do not exist are absent.
+        """
+        ...
+
 
 class MemoryTopicAdmin:
     """Topics as a dict of partition counts."""
@@ -64,6 +71,9 @@ class MemoryTopicAdmin:
         """Topics that a test wants `create` to refuse."""
         self.log_ends: dict[TopicPartition, Offset] = {}
         """Ends of the partitions that hold records."""
+
+        self.messages: dict[TopicName, int] = {}
+        """Messages that a test wrote."""
 
     async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
         self.partition_counts |= {
@@ -84,3 +94,6 @@ class MemoryTopicAdmin:
         if unknown:
             raise SystemUnavailable(f"topic `{unknown[0]}` does not exist")
         return {at: self.log_ends.get(at, Offset(0)) for at in partitions}
+
+    async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
+        return {t: self.messages.get(t, 0) for t in topics if t in self.partition_counts}

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from fennel_core.bank.store import AssetState, AssetSummary
+from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.ledger.errors import BranchNotFound, CommitNotFound, CommitUndone
 from fennel_core.ledger.lifecycle import (
@@ -133,18 +134,52 @@ async def condemn(
     commit: CommitId | None,
     released: Iterable[AssetId],
 ) -> None:
-    """Add those of `released` that are no longer held to the destruction ledger.
+    """Retain those of `released` that are no longer held, or add them to the destruction ledger.
 
-    The caller holds the workspace's lock.
+    What was in use is retained for the grace period, what never was is condemned. The caller holds
+    the workspace's lock. `commit` None: a branch was deleted.
     """
     unheld = await tx.bank.summaries(await tx.bank.unheld(released))
-    alive = [h for h in unheld if h.state not in (AssetState.CONDEMNED, AssetState.DELETED)]
-    live = [h for h in alive if h.state is AssetState.LIVE]
-    not_live = [h for h in alive if h.state is not AssetState.LIVE]
-    await apply_asset_event(tx, live, AssetEvent.RELEASED)
-    await apply_asset_event(tx, not_live, AssetEvent.UNDONE)
-    if alive:
-        await tx.add_entries(LedgerKind.DESTRUCTION, workspace, commit, [h.id for h in alive])
+    live = [h for h in unheld if h.state is AssetState.LIVE]
+    unused = (AssetState.PENDING, AssetState.CREATED, AssetState.FAILED)
+    condemned = [h for h in unheld if h.state in unused]
+    await apply_asset_event(tx, condemned, AssetEvent.UNDONE)
+    if live and tx.destroy_grace_ms:
+        await apply_asset_event(tx, live, AssetEvent.RETAINED)
+        await tx.retain(workspace, [h.id for h in live], await _kept_without_end(tx, commit, live))
+    else:
+        await apply_asset_event(tx, live, AssetEvent.RELEASED)
+        condemned += live
+    if condemned:
+        await tx.add_entries(LedgerKind.DESTRUCTION, workspace, commit, [h.id for h in condemned])
+
+
+async def _kept_without_end(
+    tx: LedgerTransaction, commit: CommitId | None, released: Iterable[AssetSummary]
+) -> frozenset[AssetId]:
+    """Return the assets whose rows may not be destroyed, because their loss is not confirmed.
+
+    These are requests of endpoints, unless the plan of the commit knew that there are none. To
+    delete a branch is a confirmation.
+    """
+    if commit is None or (await commit_row(tx, commit)).options.allow_data_loss:
+        return frozenset()
+    plan = await tx.plan(commit)
+    empty = {e.asset for e in plan.entries if not e.loses_rows and e.rows_lost} if plan else set()
+    return frozenset(h.id for h in released if h.key.kind is AssetKind.RAW and h.id not in empty)
+
+
+async def expire_retained(
+    tx: LedgerTransaction, workspace: WorkspaceId, *, all_of_them: bool = False
+) -> None:
+    """Condemn the retained assets whose grace period is over. The caller holds the lock.
+
+    `all_of_them`: also the others, for example because the workspace is deleted.
+    """
+    expired = await tx.bank.summaries(await tx.expired(workspace, all_of_them=all_of_them))
+    if expired:
+        await apply_asset_event(tx, expired, AssetEvent.EXPIRED)
+        await tx.add_entries(LedgerKind.DESTRUCTION, workspace, None, [h.id for h in expired])
 
 
 async def fail_locked_commit(tx: LedgerTransaction, row: Commit, error: ApiError) -> None:

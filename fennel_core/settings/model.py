@@ -23,6 +23,8 @@ KIB: Final = 1024
 MIB: Final = 1024 * KIB
 GIB: Final = 1024 * MIB
 SECOND_MS: Final = 1000
+DESTROY_GRACE_S: Final = 86_400
+"""A day: a rollback after a night's sleep still recomputes nothing."""
 HOUR_MS: Final = 3600 * SECOND_MS
 DAY_MS: Final = 24 * HOUR_MS
 
@@ -341,6 +343,18 @@ class LimitSettings(BaseSettings):
         description="A commit without progress for this long, ms, is finished or undone by the "
         "reconcile loop.",
     )
+    destroy_grace_s: int | None = Field(
+        None,
+        ge=0,
+        description="How long assets that no version needs any more are retained with their rows "
+        "and state, so that a commit can revive them, s. Empty: a day, or 0 with development "
+        "tokens. 0: they are destroyed at once.",
+    )
+    allow_data_loss: bool | None = Field(
+        None,
+        description="Whether a commit that does not say so may destroy accepted rows. Empty: only "
+        "with development tokens.",
+    )
     orphan_grace_ms: int = Field(
         HOUR_MS,
         gt=0,
@@ -536,6 +550,17 @@ class Settings(AddressSettings, BackendSettings, SecuritySettings, LimitSettings
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, frozen=True, extra="ignore", env_ignore_empty=True
     )
+
+    @property
+    def destroy_grace_ms(self) -> int:
+        """The grace period of released assets, ms."""
+        default_s = 0 if self.dev_tokens else DESTROY_GRACE_S
+        return 1000 * (default_s if self.destroy_grace_s is None else self.destroy_grace_s)
+
+    @property
+    def data_loss_allowed(self) -> bool:
+        """Whether commits that do not say so may destroy accepted rows."""
+        return self.dev_tokens if self.allow_data_loss is None else self.allow_data_loss
 
     @model_validator(mode="after")
     def _consistent(self) -> "Settings":

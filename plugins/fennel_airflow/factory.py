@@ -91,6 +91,13 @@ COMMIT_PARAMS: Final = {
         title="Allow backfill",
         description="If off, a commit that must recompute from existing data is rejected.",
     ),
+    "allow_data_loss": Param(
+        False,
+        type="boolean",
+        title="Allow data loss",
+        description="Confirm that rows which no other version holds may be destroyed. See the plan "
+        "of a preview for their number.",
+    ),
     "commit_id": Param(
         None,
         type=["null", "string"],

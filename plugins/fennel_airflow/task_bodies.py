@@ -32,7 +32,13 @@ from fennel_core.definition.kafka_retention import delete_expired_records
 from fennel_core.executors.definitions import read
 from fennel_core.executors.internal_errors import DefinitionsNotLoaded
 from fennel_core.ledger.lifecycle import CommitState
-from fennel_core.ledger.store import Commit, LedgerEntry, LedgerKind, LedgerTransaction
+from fennel_core.ledger.store import (
+    Commit,
+    CommitOptions,
+    LedgerEntry,
+    LedgerKind,
+    LedgerTransaction,
+)
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import drills, rebuild, selection, snapshot_pass
 from fennel_core.snapshots.errors import DrillFailed, DrillNotRun, RebuildFailed, SnapshotPassFailed
@@ -80,12 +86,8 @@ COMPLETED = (CommitState.FINISHED, CommitState.SUPERSEDED)
 def preview_commit(params: Mapping[str, Any]) -> None:
     """Log the plan of the form's definitions; nothing is stored."""
     workspace, branch, body = _reporting(lambda: _submission(params))
-    incremental, backfill = params["incremental"], params["backfill"]
-    lines = _reporting(
-        lambda: commit_steps.preview_commit(
-            workspace, branch, body, incremental=incremental, backfill=backfill
-        )
-    )
+    options = _options(params)
+    lines = _reporting(lambda: commit_steps.preview_commit(workspace, branch, body, options))
     for line in lines:
         log.info("%s", line)
 
@@ -93,14 +95,18 @@ def preview_commit(params: Mapping[str, Any]) -> None:
 def submit_commit(params: Mapping[str, Any]) -> str:
     """Store the form's definitions as a commit and return its id."""
     workspace, branch, body = _reporting(lambda: _submission(params))
-    incremental, backfill = params["incremental"], params["backfill"]
-    commit_id = _reporting(
-        lambda: commit_steps.submit_commit(
-            workspace, branch, body, incremental=incremental, backfill=backfill
-        )
-    )
+    options = _options(params)
+    commit_id = _reporting(lambda: commit_steps.submit_commit(workspace, branch, body, options))
     log.info("stored as commit %s of branch %s in workspace %s", commit_id, branch, workspace)
     return commit_id
+
+
+def _options(params: Mapping[str, Any]) -> CommitOptions:
+    return CommitOptions(
+        incremental=params["incremental"],
+        backfill=params["backfill"],
+        allow_data_loss=params["allow_data_loss"] or Settings().data_loss_allowed,
+    )
 
 
 def compile_commit(commit_id: str) -> bool:

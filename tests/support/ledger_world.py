@@ -39,6 +39,7 @@ from fennel_core.vocab.ids import (
     BranchName,
     CommitId,
     JobId,
+    Millis,
     Offset,
     TopicName,
     TopicPartition,
@@ -143,6 +144,9 @@ class FaultyTopics:
             raise SystemUnavailable("no response")
         return await self.inner.ends(partitions)
 
+    async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
+        return await self.inner.message_counts(topics)
+
 
 @dataclass(frozen=True)
 class Switched:
@@ -175,9 +179,9 @@ async def reserve(
 class World:
     """One platform. `context(faults)` is a process of it."""
 
-    def __init__(self) -> None:
+    def __init__(self, grace_ms: int = 0) -> None:
         self.now_ms = 1_000_000
-        self.ledger = MemoryLedger(lambda: self.now_ms)
+        self.ledger = MemoryLedger(lambda: self.now_ms, Millis(grace_ms))
         self.topics = MemoryTopicAdmin()
         self.engines = SimulatedEngines(self.ledger, self.topics, lambda: self.now_ms)
         self._switched: dict[CommitId, Switched] = {}
@@ -284,6 +288,18 @@ class World:
         self.engines.turn()
         await reconcile(self.context())
 
+    async def settle_commits(self, rounds: int = 60) -> None:
+        """As `settle`, but in less time than a grace period takes."""
+        for _ in range(rounds):
+            self.now_ms += 70_000
+            self.engines.turn()
+            await reconcile(self.context())
+            entries = self.ledger.state.entry_rows.values()
+            open_entries = [e for e in entries if e.state in ("pending", "failed")]
+            if not open_entries and not await self.ledger.run(lambda tx: tx.open_commits()):
+                return
+        raise AssertionError("reconcile did not settle")
+
     async def settle(self, rounds: int = 60) -> None:
         """Advance the clock and reconcile until nothing is left to do; engines are fast again."""
         slow, self.engines.slow = self.engines.slow, None
@@ -310,6 +326,15 @@ class World:
             if bank.rows[id_].key.kind is AssetKind.TOPIC
         }
 
+    def check_retained(self, *words: str) -> None:
+        """Check that exactly the assets of these datasets are retained."""
+        found = {
+            a.blueprint.entity
+            for a in self.ledger.state.bank.rows.values()
+            if a.state is AssetState.RETAINED
+        }
+        assert found == set(words)
+
     def check(self) -> None:
         """Check the invariants at rest: no orphan, no loss, commits are atomic."""
         assert not self.read_too_early, self.read_too_early
@@ -318,15 +343,21 @@ class World:
         assert not world.bank.reservations, "a settled commit reserves nothing"
         held = {id_ for _, _, id_ in world.bank.refs}
         alive = {id_ for id_, a in world.bank.rows.items() if a.state is not AssetState.DELETED}
-        assert alive == held, "exactly the held assets exist"
+        retained = {id_ for id_, a in world.bank.rows.items() if a.state is AssetState.RETAINED}
+        assert set(world.grace) >= retained
+        assert alive == held | retained, "exactly the held and the retained assets exist"
+        assert not held & retained
         assert all(world.bank.rows[id_].state is AssetState.LIVE for id_ in held)
+        assert not retained or world.destroy_grace_ms
+        held |= retained
         topics = {id_ for id_ in held if world.bank.rows[id_].key.kind is not AssetKind.JOB}
         assert set(self.topics.partition_counts) == topics, (
             "Kafka has exactly the topics that are held"
         )
         assert set(world.jobs) == held - topics, "the registry has exactly the jobs that are held"
-        for job in world.jobs.values():
+        for job_id, job in world.jobs.items():
             assert not job.retired
+            assert job.paused == (job_id in retained), "exactly the retained jobs are paused"
             names = {
                 *job.spec.inputs,
                 job.spec.replaylog,
@@ -334,6 +365,12 @@ class World:
                 *(o.topic for o in job.spec.outputs),
             }
             assert names <= set(self.topics.partition_counts), "the topics of a job exist"
+        for commit, name, id_ in world.bank.refs:
+            if id_ in world.jobs:
+                spec = world.jobs[id_].spec
+                used = {*spec.inputs, spec.replaylog, *(o.topic for o in spec.outputs)}
+                own = {a for c, n, a in world.bank.refs if (c, n) == (commit, name)}
+                assert used <= own, "a version holds the very topics that its jobs use"
         for branch in world.branch_rows.values():
             assert branch.target == branch.serving, "reads have moved"
             versions = {commit for commit, name, _ in world.bank.refs if name == branch.name}

@@ -11,11 +11,13 @@ import random
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field, replace
 
+from fennel_core.bank.store import AssetState
 from fennel_core.blueprints.spec import Job
 from fennel_core.ledger.memory import MemoryLedger
 from fennel_core.ledger.store import PartitionProgress
 from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.vocab.ids import (
+    AssetId,
     JobId,
     JobPartition,
     Offset,
@@ -52,12 +54,12 @@ class SimulatedEngines:
         self.topics.log_ends[at] = Offset(self.topics.log_ends.get(at, 0) + records)
 
     def turn(self) -> None:
-        """Let every owner report, then work; stop the retired jobs."""
+        """Let every owner report, then work; stop the retired and the paused jobs."""
         world = self.ledger.state
         if self.slow is not None and self.input_continues:
             self._new_rows()
         for id_, row in list(world.jobs.items()):
-            if row.retired:
+            if row.retired or row.paused:
                 world.jobs[id_] = replace(row, leased_until_ms=0)
             elif self._is_alive(id_):
                 world.jobs[id_] = replace(row, leased_until_ms=self.now_ms() + LEASE_MS)
@@ -108,7 +110,10 @@ class SimulatedEngines:
     def _new_rows(self) -> None:
         assert self.slow is not None
         for at in sorted(self.sources()):
-            if at[0] in self.topics.partition_counts:
+            row = self.ledger.state.bank.rows.get(AssetId(at[0]))
+            # Ingest writes to the topics that a version has, not to those that are retained.
+            is_written = row is None or row.state is not AssetState.RETAINED
+            if at[0] in self.topics.partition_counts and is_written:
                 self.log(at[0], self.slow.randrange(3), at[1])
 
     def _is_alive(self, job: JobId) -> bool:

@@ -21,7 +21,7 @@ CREATE TABLE commit (
     state       text NOT NULL,                         -- life cycle: ledger/lifecycle.py
     digest      text NOT NULL,                         -- of request and options: the same commit twice is one commit
     request     bytea NOT NULL,                        -- the client's SyncRequest as received
-    options     jsonb NOT NULL,                        -- preview, incremental, backfill
+    options     jsonb NOT NULL,                        -- incremental, backfill, allow_data_loss
     base        text,                                  -- the branch's target that the definitions were validated against; final at T1
     merged      bytea,                                 -- the SyncRequest with all entities of this version (differs from request when incremental)
     catalog     bytea,                                 -- canonical blueprints.spec.Catalog, resolved to physical names
@@ -60,8 +60,11 @@ CREATE TABLE asset (
     title       text NOT NULL,                         -- for people
     blueprint   bytea NOT NULL,                        -- canonical blueprints.logical.LogicalTopic or LogicalJob
     created_at  timestamptz NOT NULL DEFAULT now(),
+    retained_at timestamptz,                           -- when the last holder released it, while it is retained
+    destroy_after timestamptz,                         -- end of the grace period of a retained asset; null: it has no end
     UNIQUE (workspace, kind, identity, incarnation)
 );
+CREATE INDEX asset_retained ON asset (workspace, kind, identity) WHERE state = 'retained';
 CREATE UNIQUE INDEX asset_one_alive ON asset (workspace, kind, identity) WHERE state IN ('pending', 'created', 'live');
 
 CREATE TABLE reservation (                             -- T1 reserves the assets that it keeps, adopts or creates
@@ -102,7 +105,7 @@ CREATE TABLE job (
     id          text PRIMARY KEY,                      -- the job's asset id
     workspace   text NOT NULL,
     spec        bytea NOT NULL,                        -- canonical blueprints.spec.Job
-    desired     text NOT NULL DEFAULT 'run',           -- run | remove (runners stop, local state is deleted, then the row)
+    desired     text NOT NULL DEFAULT 'run',           -- run | pause (runners stop, state is kept) | remove (runners stop, local state is deleted, then the row)
     created_at  timestamptz NOT NULL DEFAULT now()
 );
 

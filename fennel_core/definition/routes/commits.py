@@ -30,10 +30,14 @@ async def commit(
         bool, Query(description="Extend the branch's definitions instead of replacing them.")
     ] = False,
     backfill: Annotated[bool, Query(description="Allow recomputation from existing data.")] = True,
+    allow_data_loss: Annotated[
+        bool | None, Query(description="Confirm that accepted rows may be destroyed.")
+    ] = None,
 ) -> Response:
     """Replace (or, if incremental, extend) the branch's definitions with a SyncRequest."""
     body = await read_body(request.scope, request.receive, state.settings.body_limit_bytes)
-    options = CommitOptions(incremental, backfill)
+    allowed = state.settings.data_loss_allowed if allow_data_loss is None else allow_data_loss
+    options = CommitOptions(incremental, backfill, allowed)
     commit_request = CommitRequest(principal.workspace, principal.branch, body, options)
     service = _commit_service(state, request)
     if preview:

@@ -78,6 +78,8 @@ def test_a_plan_compares_sets_of_assets(
         PlanAction.ADOPT: ids((want & have) - own),
         PlanAction.RELEASE: ids((own - want) & keys(others)),
         PlanAction.DESTROY: ids(own - want - keys(others)),
+        PlanAction.RETAIN: set(),
+        PlanAction.REVIVE: set(),
     }
     assert {p.id for p in found.create} == ids(want - have, 7)
     assert found.ids() == {key: asset_id(SHOP, key, 1 if key in have else 7) for key in want}
@@ -108,6 +110,17 @@ def test_the_text_of_a_plan_counts_every_asset_and_gives_a_reason_per_line(
     assert all(entry.reason for entry in found.entries)
     assert len(set(lines)) == len(lines)
     assert all(line[:2] in ("+ ", "~ ", "- ") for line in lines)
+
+
+@given(words, words, words)
+def test_with_a_grace_period_nothing_is_destroyed(
+    mine: set[str], others: set[str], wanted: set[str]
+) -> None:
+    compiled, known = toy(*sorted(wanted)), facts(set(), mine, others, wanted)
+    at_once = by_action(plan_commit(known, compiled))
+    later = by_action(plan_commit(replace(known, grace_ms=5_000), compiled))
+    assert later[PlanAction.RETAIN] == at_once[PlanAction.DESTROY]
+    assert not later[PlanAction.DESTROY]
 
 
 @given(words, words)

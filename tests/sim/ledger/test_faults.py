@@ -73,7 +73,7 @@ async def test_any_history_of_commits_branches_and_crashes_settles_cleanly(
     seed: int,
 ) -> None:
     rng = random.Random(seed)
-    world = World()
+    world = World(grace_ms=(0, 300_000, 50_000_000)[seed % 3])
     await world.open()
     for number in range(8):
         faults = Faults(
@@ -142,7 +142,7 @@ async def test_a_late_create_of_an_undone_commit_is_an_orphan_and_is_destroyed()
     world = await with_first_version()
     before = set(world.topics.partition_counts)
     with suppress(Crash):
-        await world.commit("second", NEW, faults=Faults({4: Fault.CRASH_AFTER}))
+        await world.commit("second", NEW, faults=Faults({6: Fault.CRASH_AFTER}))
     late = dict(world.topics.partition_counts)
     assert set(late) > before, "topics were created and not recorded"
     await world.settle()

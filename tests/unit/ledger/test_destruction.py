@@ -27,7 +27,7 @@ async def test_a_job_that_does_not_stop_keeps_only_the_topics_that_it_uses() -> 
     await world.settle()
     stop_engine_of(world, "stuck: table")
     await world.commit("second", toy("orders-"))
-    world.engines()
+    world.engines.turn()
     stop_engine_of(world, "stuck: table")
     assert await destroy_condemned(world.context(), SHOP) > 0
     titles = {

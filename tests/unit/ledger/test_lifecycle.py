@@ -49,13 +49,14 @@ done       .    -      cancelled
 cancelled  -    -      .
 """
 ASSETS = """
-           create_ok create_failed switched undone    released  destroyed
-pending    created   failed        -        condemned -         -
-created    .         -             live     condemned -         -
-failed     -         .             -        condemned -         -
-live       -         -             .        -         condemned -
-condemned  -         -             -        .         .         deleted
-deleted    -         -             -        -         -         .
+           create_ok create_failed switched undone    released  retained expired   destroyed
+pending    created   failed        -        condemned -         -        -         -
+created    .         -             live     condemned -         -        -         -
+failed     -         .             -        condemned -         -        -         -
+live       -         -             .        -         condemned retained -         -
+retained   -         -             live     -         -         .        condemned -
+condemned  -         -             -        .         .         -        .         deleted
+deleted    -         -             -        -         -         -        -         .
 """
 TABLES = [
     (COMMIT, CommitState, CommitEvent, COMMITS),

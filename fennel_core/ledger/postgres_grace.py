@@ -1,0 +1,103 @@
+"""The grace periods of retained assets in Postgres: the base of a ledger transaction."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from typing import Any
+
+from fennel_core.bank.postgres import PostgresBank
+from fennel_core.blueprints import stored_names
+from fennel_core.blueprints.logical import AssetKey, AssetKind
+from fennel_core.blueprints.revival import RetainedAsset
+from fennel_core.blueprints.spec import Job
+from fennel_core.connections.postgres import AsyncConnection
+from fennel_core.vocab.ids import AssetId, Identity, Millis, WorkspaceId
+
+Values = Sequence[Any] | Mapping[str, Any]
+
+RETAIN = """
+    UPDATE asset SET retained_at = now(), destroy_after = CASE WHEN id <> ALL(%(kept)s::text[])
+        THEN greatest(now() + %(grace)s * interval '1 ms', (SELECT max(destroy_after) FROM asset
+            WHERE workspace = %(workspace)s)) END
+    WHERE id = ANY(%(ids)s::text[])
+"""
+RETAINED = """
+    SELECT DISTINCT ON (a.kind, a.identity) a.kind, a.identity, a.id,
+        (extract(epoch FROM a.retained_at) * 1000000)::bigint, j.spec
+    FROM asset a JOIN unnest(%(kinds)s::text[], %(identities)s::text[]) AS w (kind, identity)
+        USING (kind, identity)
+    LEFT JOIN job j ON j.id = a.id
+    WHERE a.workspace = %(workspace)s AND a.state = 'retained'
+    ORDER BY a.kind, a.identity, a.incarnation DESC
+"""
+END_GRACE = "UPDATE asset SET retained_at = NULL, destroy_after = NULL WHERE id = ANY(%s::text[])"
+EXPIRED = """
+    SELECT id FROM asset WHERE workspace = %(workspace)s AND state = 'retained'
+        AND (%(all)s OR destroy_after <= now())
+"""
+SET_DESIRED = "UPDATE job SET desired = %s WHERE id = ANY(%s::text[]) AND desired <> 'remove'"
+
+
+class GracePeriods:
+    """The part of `ledger.store.LedgerTransaction` about retained assets, and its connection."""
+
+    def __init__(self, connection: AsyncConnection, destroy_grace_ms: Millis) -> None:
+        self._connection = connection
+        self.destroy_grace_ms = destroy_grace_ms
+        self._bank = PostgresBank(connection)
+
+    @property
+    def bank(self) -> PostgresBank:
+        """The asset bank inside this transaction."""
+        return self._bank
+
+    async def _execute(self, query: str, values: Values = ()) -> int:
+        return (await self._connection.execute(query, values)).rowcount
+
+    async def _rows(self, query: str, values: Values = ()) -> list[tuple[Any, ...]]:
+        return await (await self._connection.execute(query, values)).fetchall()
+
+    async def retain(
+        self, workspace: WorkspaceId, ids: Iterable[AssetId], kept: Collection[AssetId]
+    ) -> None:
+        released = list(ids)
+        values = {
+            "workspace": workspace,
+            "ids": released,
+            "kept": list(kept),
+            "grace": self.destroy_grace_ms,
+        }
+        await self._execute(RETAIN, values)
+        await self._execute(SET_DESIRED, ("pause", released))
+
+    async def retained(
+        self, workspace: WorkspaceId, keys: Sequence[AssetKey]
+    ) -> dict[AssetKey, RetainedAsset]:
+        values = {
+            "workspace": workspace,
+            "kinds": [str(k.kind) for k in keys],
+            "identities": [k.identity for k in keys],
+        }
+        return {
+            AssetKey(AssetKind(kind), Identity(identity)): RetainedAsset(
+                AssetId(id_), since, None if spec is None else stored_names.loads(bytes(spec), Job)
+            )
+            for kind, identity, id_, since, spec in await self._rows(RETAINED, values)
+        }
+
+    async def end_grace(self, ids: Iterable[AssetId]) -> None:
+        revived = list(ids)
+        await self._execute(END_GRACE, (revived,))
+        await self._execute(SET_DESIRED, ("run", revived))
+
+    async def expired(self, workspace: WorkspaceId, *, all_of_them: bool) -> list[AssetId]:
+        values = {"workspace": workspace, "all": all_of_them}
+        rows = await self._rows(EXPIRED, values)
+        return await self._bank.unheld([AssetId(id_) for (id_,) in rows])
+
+    async def workspaces_with_expired(self) -> list[WorkspaceId]:
+        rows = await self._rows(
+            "SELECT DISTINCT workspace FROM asset WHERE state = 'retained' "
+            "AND destroy_after <= now() ORDER BY workspace"
+        )
+        return [WorkspaceId(name) for (name,) in rows]
