@@ -29,6 +29,7 @@ from fennel_core.connections.postgres import Pool
 from fennel_core.definition.periodic import run_periodically
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.topics import HistoryTopics
+from fennel_core.operators.spec import has_native_step
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import transfer
 from fennel_core.snapshots.log_retention import (
@@ -212,7 +213,7 @@ class KafkaRetention:
                         part,
                         Offset(min(needed, default=0)),
                         len(positions),
-                        (job.id, part) in backfilled,
+                        (job.id, part) in backfilled or not has_native_step(job.step),
                     )
                     if topic != job.replaylog or job.outputs:
                         found[(topic, part)].append(need)

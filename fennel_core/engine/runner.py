@@ -7,7 +7,7 @@ Theory. A runner goes through these phases:
    later owner exists: stop.
 2. Replay (`replay`). Apply the iterations that an earlier owner committed and this state lacks.
 3. Backfill (`backfill.publisher`). A job partition without state over long history publishes what
-   a batch has computed.
+   a batch has computed, or reads history by itself (`backfill.archived_input`).
 4. Live. Read a batch of one input, compute (`iteration`), commit outputs and marker in one Kafka
    transaction and apply the mutations (`iteration_writer`); repeat until cancelled.
 
@@ -33,6 +33,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fennel_core.blueprints.spec import Job
+from fennel_core.engine.backfill.archived_input import ArchivedInput
 from fennel_core.engine.backfill.client import BackfillClient
 from fennel_core.engine.backfill.publisher import BackfillPublisher
 from fennel_core.engine.broker import Broker
@@ -258,6 +259,10 @@ class Runner:
         if pending is not None:
             self._set_status("backfilling")
             await publisher.publish(pending)
+        archived = self._archived(writer)
+        if truncated := await archived.truncated():
+            self._set_status("backfilling")
+            await archived.read(truncated)
         await self._read_live(writer)
 
     async def _read_live(self, writer: IterationWriter) -> None:
@@ -303,6 +308,17 @@ class Runner:
             self._computer,
             self._broker,
             self._backfill_client,
+        )
+
+    def _archived(self, writer: IterationWriter) -> ArchivedInput:
+        return ArchivedInput(
+            self.job,
+            self.part,
+            self._state,
+            writer,
+            self._broker,
+            self._backfill_client,
+            self._limits.iteration_bytes,
         )
 
     def _publisher(self, writer: IterationWriter) -> BackfillPublisher:

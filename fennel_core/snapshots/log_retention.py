@@ -67,7 +67,7 @@ class RequiredOffset:
     snapshots: int
     """How many snapshots it may start from; with none it needs every record."""
     backfilled: bool = False
-    """Whether a backfill on S3 replaces the deleted records (`engine.backfill`)."""
+    """Whether history or a backfill on S3 replaces the deleted records (`engine.backfill`)."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,10 @@ retried.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Final, Protocol, assert_never
 
+import polars as pl
 import structlog
 
 from fennel_core.blueprints.spec import Job
@@ -35,7 +36,8 @@ from fennel_core.engine.backfill.start_mode import (
     StartWithBackfill,
     choose_start_mode,
 )
-from fennel_core.history.store import HistoryFiles
+from fennel_core.history.parquet import decode_file
+from fennel_core.history.store import HistoryFile, HistoryFiles
 from fennel_core.vocab.ids import JobPartition, Offset, PartitionIndex, TopicName
 
 POLL_MS: Final = 200
@@ -66,6 +68,16 @@ class BackfillClient(Protocol):
 
     async def chunk(self, manifest: BackfillManifest, number: int) -> Chunk:
         """Return one chunk; BackfillCorrupt if it is not what was staged."""
+        ...
+
+    async def archived_files(
+        self, topic: TopicName, part: PartitionIndex, first: Offset
+    ) -> Sequence[HistoryFile]:
+        """Return the files of history that hold records at offset `first` or later, in order."""
+        ...
+
+    async def archived_rows(self, file: HistoryFile) -> pl.DataFrame:
+        """Return the rows of a file of history; BackfillCorrupt if the object is gone."""
         ...
 
 
@@ -119,6 +131,21 @@ class QueuedBackfillClient:
                 return None
             case unreachable:
                 assert_never(unreachable)
+
+    async def archived_files(
+        self, topic: TopicName, part: PartitionIndex, first: Offset
+    ) -> Sequence[HistoryFile]:
+        files = await self._files.files(topic, part)
+        return [file for file in files if file.next_offset > first]
+
+    async def archived_rows(self, file: HistoryFile) -> pl.DataFrame:
+        body = await self._objects.get(file.object_key)
+        if body is None:
+            raise BackfillCorrupt(
+                f"object {file.object_key} of history is missing; restore it from a backup of the "
+                "bucket"
+            )
+        return await asyncio.to_thread(decode_file, body)
 
     async def _input(self, topic: TopicName, part: PartitionIndex, start: Offset) -> InputRange:
         files = await self._files.files(topic, part)

@@ -2,7 +2,8 @@
 
 Theory. A backfill is faster than the live path where history is long, and both produce the same.
 But where a log is truncated the live path cannot produce it at all: then the backfill is required,
-however few the rows, and an obstacle is an error, never a reason to skip rows.
+however few the rows, and an obstacle is an error, never a reason to skip rows. A job without state
+that no batch can compute reads history by itself instead.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fennel_core.blueprints.spec import Job
-from fennel_core.operators.spec import has_native_step, needs_watermark
+from fennel_core.operators.spec import SourceReplaySpec, has_native_step, needs_watermark
 from fennel_core.vocab.ids import Offset, TopicName
 
 REMEDY: Final = (
@@ -67,6 +68,22 @@ def batch_obstacle(job: Job) -> str | None:
     return None
 
 
+def reads_history_itself(job: Job) -> bool:
+    """Return whether the job's owner reads from history what the log no longer has.
+
+    The job has no state, so it needs nothing but the rows in their order (`archived_input`).
+    """
+    return not has_native_step(job.step) and not any(output.watermark for output in job.outputs)
+
+
+def tolerates_lost_records(job: Job) -> bool:
+    """Return whether the job continues behind records that are gone from log and history.
+
+    Only a source replay does: a dataset without its oldest rows is better than none.
+    """
+    return isinstance(job.step, SourceReplaySpec)
+
+
 def choose_start_mode(
     job: Job, part: int, inputs: Sequence[InputRange], from_rows: int
 ) -> StartMode:
@@ -82,17 +99,17 @@ def choose_start_mode(
             f"{each.topic}[{part}] starts at {each.start}: "
             f"offsets 0 to {each.start - 1} are deleted"
         )
-        if each.end < each.start:
+        if each.end < each.start and not tolerates_lost_records(job):
             return InputLost(
                 f"{gone}, and history on S3 ends at {each.end}. {REMEDY}, or log those rows again"
             )
-        if obstacle is not None:
+        if obstacle is not None and not reads_history_itself(job):
             return InputLost(
                 f"{gone}. History on S3 has them, but this job cannot be backfilled because "
                 f"{obstacle}. {REMEDY}"
             )
     rows = sum(each.rows for each in inputs)
-    if truncated:
+    if truncated and obstacle is None:
         return StartWithBackfill(rows, required=True)
     return (
         StartLive()

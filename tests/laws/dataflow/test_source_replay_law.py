@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import json
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -31,11 +31,15 @@ from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
 from fennel_core.blueprints.source_replays import with_needed_replays
 from fennel_core.blueprints.spec import Job, SourceBinding
 from fennel_core.connections.erasures import Erased, ErasedKeys
+from fennel_core.engine.backfill.manifest import BackfillManifest, Chunk
+from fennel_core.engine.backfill.start_mode import InputRange, StartLive, choose_start_mode
 from fennel_core.engine.iteration import JobLogic
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.source_replay import run_source_replay
 from fennel_core.executors.client import NO_CALLBACKS
 from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.history import parquet
+from fennel_core.history.store import HistoryFile
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.committer import Committer
 from fennel_core.ingest.log_service import LogService
@@ -55,6 +59,8 @@ from fennel_core.vocab.ids import (
     DatasetName,
     Epoch,
     Micros,
+    Offset,
+    PartitionIndex,
     TopicName,
     WorkspaceId,
     partition_indexes,
@@ -136,6 +142,49 @@ VERSIONS = {
 OLD = users([AGE], 1)
 
 
+@dataclass
+class Archive:
+    """History of raw topics, as the backfill client reads it."""
+
+    files: dict[tuple[TopicName, int], list[HistoryFile]] = field(default_factory=dict)
+    objects: dict[str, bytes] = field(default_factory=dict)
+
+    def add(self, log: ModelLog, topic: TopicName, part: int, first: int, end: int) -> None:
+        """Archive the records of [first, end)."""
+        records = log.committed((topic, part), first, end)
+        key = f"{topic}/{part}/{first}"
+        rows = 0
+        if records:
+            frame = parquet.file_frame([(r.offset, r.value) for r in records], ())
+            self.objects[key], rows = parquet.encode_file(frame), frame.height
+            at = Micros(0)
+            file = HistoryFile(
+                topic, PartitionIndex(part), Offset(first), Offset(end), key, rows, 1, at, at
+            )
+            self.files.setdefault((topic, part), []).append(file)
+
+    async def obtain(
+        self, job: Job, part: PartitionIndex, starts: Mapping[TopicName, Offset]
+    ) -> BackfillManifest | None:
+        found = [InputRange(topic, start, Offset(0), 0) for topic, start in starts.items()]
+        assert choose_start_mode(job, part, found, 0) == StartLive()
+        return None
+
+    async def archived_files(
+        self, topic: TopicName, part: PartitionIndex, first: Offset
+    ) -> list[HistoryFile]:
+        return [f for f in self.files.get((topic, part), []) if f.next_offset > first]
+
+    async def archived_rows(self, file: HistoryFile) -> pl.DataFrame:
+        return parquet.decode_file(self.objects[file.object_key])
+
+    async def manifest(self, key: str) -> BackfillManifest:
+        raise AssertionError("no batch computes a source replay")
+
+    async def chunk(self, manifest: BackfillManifest, number: int) -> Chunk:
+        raise AssertionError("no batch computes a source replay")
+
+
 def ids(compiled: Compiled, known: dict[AssetKey, AssetId], incarnation: int) -> None:
     """Name the assets that are new."""
     for blueprint in compiled.blueprints:
@@ -160,6 +209,7 @@ class SwitchedWorld:
     version: Version
     seed: int
     old: DatasetInput = OLD
+    archive: Archive | None = None
     erased: dict[DatasetName, tuple[ErasedKeys, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -189,6 +239,7 @@ class SwitchedWorld:
         self.runners: dict[tuple[str, int], Runner] = {}
         self.stores: dict[tuple[str, int], MemoryHangar] = {}
         self.epochs: dict[tuple[str, int], int] = {}
+        self.lost: set[bytes] = set()
 
     def _now_us(self) -> Micros:
         return Micros(NOW_US + int(asyncio.get_running_loop().time() * 1e6))
@@ -242,7 +293,15 @@ class SwitchedWorld:
         )
         store = self.stores.setdefault(key, MemoryHangar())
         self.runners[key] = Runner(
-            job, part, Epoch(self.epochs[key]), logic, store, self.broker, self.pool, LIMITS
+            job,
+            part,
+            Epoch(self.epochs[key]),
+            logic,
+            store,
+            self.broker,
+            self.pool,
+            LIMITS,
+            self.archive,
         )
         self.tasks[key] = asyncio.create_task(self.runners[key].run())
 
@@ -312,6 +371,8 @@ class SwitchedWorld:
         good: list[tuple[bytes, Row]] = []
         dead: list[bytes] = []
         for request in self.raw():
+            if request.position in self.lost:
+                continue
             columns = json.loads(request.body)["data"]
             for number in range(request.rows):
                 if number in request.late.get(USERS, []):
@@ -438,6 +499,49 @@ def test_rows_with_erased_keys_do_not_come_back(steps, switch, seed):
         await check(
             SwitchedWorld(VERSIONS["nothing is changed"], seed, erased=erased), steps, switch, 0
         )
+
+    run(world())
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    steps=MANY_STEPS,
+    cuts=st.lists(st.floats(0, 1), min_size=2, max_size=2).map(sorted),
+    start=st.floats(0, 1),
+    after=st.lists(STEP, max_size=4),
+    seed=st.integers(0, 2**32),
+)
+def test_requests_that_left_kafka_are_read_from_history(steps, cuts, start, after, seed):
+    """Requests that are neither in the log nor in history are lost, and nothing else is."""
+
+    async def world() -> None:
+        made = SwitchedWorld(VERSIONS["nothing is changed"], seed, archive=Archive())
+        assert made.archive is not None
+        for step in steps:
+            await made.log_rows(step.server, step.columns)
+        topic = made.source.raw_topic
+        for part in range(PARTITIONS):
+            end = made.log.stable_end((topic, part))
+            middle, archived = (round(cut * end) for cut in cuts)
+            begins = Offset(round(start * end))
+            made.archive.add(made.log, topic, part, 0, middle)
+            made.archive.add(made.log, topic, part, middle, archived)
+            made.lost |= {
+                request.position
+                for record in made.log.committed((topic, part), archived, begins)
+                for request in requests_of(decode(record.value))
+            }
+            made.log.truncate((topic, part), begins)
+        made.point_to("2", made.after)
+        made.start()
+        for step in after:
+            await asyncio.sleep(step.pause_s)
+            if step.death is not None:
+                await made.kill(step.death)
+            await made.log_rows(step.server, step.columns)
+        await made.settle()
+        assert (made.content(), made.dead()) == made.expected()
+        await made.close()
 
     run(world())
 

@@ -39,19 +39,29 @@ from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProd
 from fennel_core.engine.runner import Runner
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.history import parquet
+from fennel_core.history.store import HistoryFile
 from fennel_core.operators import spec
 from fennel_core.operators.build import build
 from fennel_core.operators.spec import step_version
 from fennel_core.replaylog.marker import IterationMarker
 from fennel_core.replaylog.marker import decode_marker as marker_of
 from fennel_core.vocab.dtypes import Field, Int, Str
-from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName, WorkspaceId
+from fennel_core.vocab.ids import (
+    DatasetName,
+    Epoch,
+    JobId,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    WorkspaceId,
+)
 from fennel_core.vocab.position import Hlc, stamp
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import decode, encode_frame
 from fennel_core.wire import operators as wire
 from fennel_core.wire.pycode import PyCode
 from tests.support.histories import bag, integral
+from tests.support.ingest_world import source
 from tests.support.runner_world import LIMITS, FaultyBroker, InlinePool, ProcessDied, run_until
 
 LEFT, RIGHT, OUT, LOG, DEAD = (TopicName(name) for name in ("left", "right", "out", "log", "dead"))
@@ -202,6 +212,14 @@ class MemoryBackfillClient:
         )
         self.objects[load.key] = manifest.encode_manifest(load)
         return load
+
+    async def archived_files(
+        self, topic: TopicName, part: PartitionIndex, first: Offset
+    ) -> list[HistoryFile]:
+        raise AssertionError("a batch computes these jobs")
+
+    async def archived_rows(self, file: HistoryFile) -> pl.DataFrame:
+        raise AssertionError("a batch computes these jobs")
 
     async def manifest(self, key: str) -> BackfillManifest:
         return manifest.decode_manifest(self.objects[key])
@@ -370,37 +388,42 @@ def test_a_backfill_is_used_for_long_history_and_for_truncated_logs() -> None:
     )
 
 
-@pytest.mark.parametrize(
-    ("step", "reason"),
-    [
-        (
-            spec.UserCodeSpec("filter", PyCode("f", "", "", "", "", (), ()), None, ROWS, ROWS),
-            "user code",
-        ),
-        (
-            spec.AggregateSpec(
-                ROWS,
-                ("key",),
-                (wire.Count("n", wire.Hopping(60, 60, 0), None, False, False, False),),
-                None,
-                False,
-                TOTALS,
-            ),
-            "windows",
-        ),
-    ],
+def job_of(step: spec.StepSpec, *, watermark: bool = False) -> Job:
+    outputs = (Output(OUT, (), watermark),)
+    return Job(JobId("j"), WorkspaceId("w"), (LEFT,), outputs, step, LOG, DEAD, 1, "title")
+
+
+USER_CODE = spec.UserCodeSpec("filter", PyCode("f", "", "", "", "", (), ()), None, ROWS, ROWS)
+CLOSING = spec.AggregateSpec(
+    ROWS,
+    ("key",),
+    (wire.Count("n", wire.Hopping(60, 60, 0), None, False, False, False),),
+    None,
+    False,
+    TOTALS,
 )
-def test_a_job_that_no_batch_computes_is_lost_on_a_truncated_log(
-    step: spec.StepSpec, reason: str
-) -> None:
-    job = Job(
-        JobId("j"), WorkspaceId("w"), (LEFT,), (Output(OUT, ()),), step, LOG, DEAD, 1, "title"
-    )
+
+
+@pytest.mark.parametrize(
+    ("job", "reason"),
+    [(job_of(USER_CODE, watermark=True), "user code"), (job_of(CLOSING), "windows")],
+    ids=["user code with watermark", "windows"],
+)
+def test_a_job_that_no_batch_computes_is_lost_on_a_truncated_log(job: Job, reason: str) -> None:
     assert choose_start_mode(job, 0, [input_of(0, 9, 99)], 1) == StartLive()
     lost = choose_start_mode(job, 0, [input_of(3, 9, 99)], 1)
     assert isinstance(lost, InputLost)
     assert "left[0] starts at 3: offsets 0 to 2 are deleted. History on S3 has them" in lost.reason
     assert reason in lost.reason
+
+
+def test_user_code_and_source_replays_read_history_themselves() -> None:
+    replay = job_of(spec.SourceReplaySpec(DatasetName("Rows"), source(), ROWS))
+    for job in (job_of(USER_CODE), replay):
+        assert choose_start_mode(job, 0, [input_of(9, 9, 99)], 1) == StartLive()
+    # A lost record parks user code; a source replay logs it and continues.
+    assert isinstance(choose_start_mode(job_of(USER_CODE), 0, [input_of(10, 9, 9)], 1), InputLost)
+    assert choose_start_mode(replay, 0, [input_of(10, 9, 9)], 1) == StartLive()
 
 
 def test_windows_that_close_are_left_to_the_live_path() -> None:
