@@ -12,7 +12,6 @@ from typing import Final
 from fennel_core.blueprints.plan_entries import Notice
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.vocab.dtypes import show
-from fennel_core.wire.connectors import Webhook
 from fennel_core.wire.entities import Dataset, IndexSide, Pipeline
 from fennel_core.wire.operators import Aggregate, Count, Quantile, WindowOp
 
@@ -20,8 +19,6 @@ _DAY_US: Final = 86_400_000_000
 _UNITS: Final = (("d", _DAY_US), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000))
 DEFAULT_HISTORY_US: Final = 2 * 365 * _DAY_US
 """The client's default `history` of a dataset, two years."""
-DEFAULT_WEBHOOK_RETENTION_US: Final = 7 * _DAY_US
-"""The client's default `retention` of a webhook."""
 
 
 def definition_notices(graph: Graph, before: Graph | None = None) -> tuple[Notice, ...]:
@@ -31,16 +28,6 @@ def definition_notices(graph: Graph, before: Graph | None = None) -> tuple[Notic
     """
     notices = [notice for dataset in graph.datasets for notice in _dataset(graph, dataset)]
     notices += [notice for pipeline in graph.pipelines for notice in _pipeline(graph, pipeline)]
-    notices += [
-        Notice(
-            "retention-not-applied",
-            database.name,
-            f"webhook `{database.name}`: retention {_duration(database.retention_us)} is recorded; "
-            "how long requests are kept is a setting of the platform",
-        )
-        for database in graph.databases
-        if isinstance(database, Webhook) and database.retention_us != DEFAULT_WEBHOOK_RETENTION_US
-    ]
     notices += [
         Notice(
             "expectations-not-evaluated",

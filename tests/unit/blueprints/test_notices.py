@@ -23,8 +23,6 @@ def test_recorded_commits_have_these_notices() -> None:
         "`median` may be approximate and will be exact",
     ]
     assert texts(graph("connectors")) == [
-        "retention-not-applied hooks: webhook `hooks`: retention 14d is recorded; "
-        "how long requests are kept is a setting of the platform",
         "expectations-not-evaluated Events: dataset `Events`: its expectations are recorded and "
         "not evaluated yet",
     ]
