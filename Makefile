@@ -7,13 +7,15 @@ TESTS := .venv/bin/pytest -q --ignore tests/tidy --ignore tests/conformance
 NAME ?=
 COMPOSE_ARGS ?=
 WORLD ?= engine
+COMMITS ?= 4
+ROWS ?= 20000
 SEEDS ?= 300
 SECONDS ?= 300
 SEED ?= 1
 REQUESTS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint format test sim faults chaos fuzz conformance compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint format test sim faults commits chaos fuzz conformance compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -66,6 +68,9 @@ sim: env ## Simulate crashes, pauses, zombies and lost responses: `make sim WORL
 
 faults: up ## Kill, disconnect and freeze services of the running platform during commits
 	.venv/bin/pytest -q tests/e2e/faults/test_broker.py tests/e2e/faults/test_slots.py tests/e2e/faults/test_faults.py tests/e2e/faults/patient.py
+
+commits: up ## Commit new versions of chains of datasets under queries: `make commits COMMITS=200 ROWS=200000`
+	COMMITS=$(COMMITS) ROWS=$(ROWS) .venv/bin/pytest -q -s tests/e2e/platform/test_commits_under_load.py
 
 chaos: env jars ## Kill and freeze parts under traffic, then compare every key: `make chaos SECONDS=300 SEED=1`
 	.venv/bin/python -m tests.chaos.run --seconds $(SECONDS) --seed $(SEED)

@@ -1,17 +1,17 @@
-"""Commit definitions to a branch: plan and reserve, create missing assets, switch, destroy
-superseded assets. See ARCHITECTURE.md.
+"""Commit definitions to a branch: plan and reserve, create missing assets, switch, wait until reads
+have moved, destroy superseded assets. See ARCHITECTURE.md.
 """
 
 from airflow.sdk import dag
+from fennel_airflow import tasks
 from fennel_airflow.factory import COMMIT
-from fennel_airflow.tasks import compile_definitions, create_assets, destroy_assets, switch, undo
 
 
 @dag(**COMMIT)
 def commit():
-    compiled, created, switched = compile_definitions(), create_assets(), switch()
-    compiled >> created >> switched >> destroy_assets()
-    [compiled, created, switched] >> undo()
+    compiled, created, switched = tasks.compile_definitions(), tasks.create_assets(), tasks.switch()
+    compiled >> created >> switched >> tasks.warm() >> tasks.destroy_assets()
+    [compiled, created, switched] >> tasks.undo()
 
 
 commit()

@@ -1,6 +1,6 @@
 """The steps of a commit, as functions of its id.
 
-    compile_commit → create_assets → switch → destroy_assets        undo, after a failed step
+    compile_commit → create_assets → switch → warm → destroy_assets     undo, after a failed step
 
 Airflow's tasks and the inline orchestrator run the same steps. Each step reads the commit's row,
 does what is left to do, and stores its outcome there, so it may be run again, by another process,
@@ -184,10 +184,22 @@ class CommitSteps:
         async with self._step("switch", commit):
             return await switch(self.context, commit)
 
-    async def destroy_assets(self, commit: CommitId) -> Commit:
-        """Wait for the new jobs, move reads, and destroy the superseded assets, within a limit."""
+    async def warm(self, commit: CommitId, seconds: float | None = None) -> Commit:
+        """Wait for the new jobs, within a limit, and move reads; do nothing if they have moved.
+
+        A commit that needs longer is left to reconcile: its lease ends with the wait.
+        """
+        limit = self._warm_seconds if seconds is None else seconds
         async with keep_lease(self.context, commit):
-            await wait_and_serve(self.context, commit, seconds=self._warm_seconds)
+            await wait_and_serve(self.context, commit, seconds=limit)
+        row = await self.context.ledger.run(lambda tx: commit_row(tx, commit))
+        if row.state is CommitState.WARMING:
+            await self.context.ledger.run(lambda tx: tx.extend_lease(commit, Millis(0)))
+        return row
+
+    async def destroy_assets(self, commit: CommitId) -> Commit:
+        """Destroy the superseded assets, within a limit; nothing before reads have moved."""
+        async with keep_lease(self.context, commit):
             return await self._destroy(commit)
 
     async def undo(self, commit: CommitId, error: ApiError | None = None) -> Commit:
@@ -213,6 +225,7 @@ class CommitSteps:
             row = await self.undo(commit, _step_failure(commit, "run", lost))
             if row.state not in COMMITTED:
                 raise
+        await self.warm(commit)
         await self.destroy_assets(commit)
 
     @asynccontextmanager

@@ -17,8 +17,10 @@ from typing import Any, Final
 from airflow.sdk import Param
 
 TAGS: Final = ["fennel"]
-CONCURRENT_COMMITS: Final = 16
-COMMIT_HOURS: Final = 2
+CONCURRENT_COMMITS: Final = 64
+"""A run that waits for its new jobs holds no worker, so more runs than workers are useful."""
+COMMIT_HOURS: Final = 24
+"""How long the new jobs of a commit may catch up; reads move later, too, without the run."""
 RECONCILE_SCHEDULE: Final = "*/5 * * * *"
 """Bounds how long a commit whose process died stays unfinished after its lease."""
 

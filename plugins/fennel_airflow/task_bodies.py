@@ -78,6 +78,8 @@ AFTER_REBUILD_FAILED = (
     f"{DIAGNOSE}; resolve the reason and run `recovery` again, or start from an older snapshot "
     "(`Older than snapshot`)"
 )
+WARM_WAIT_S = 5.0
+"""How long the task `warm` holds a worker at a time; most commits need less."""
 REBUILD_S = 5 * 3600.0
 """Shorter than the limit of the DAG run, so that the log names the partitions that are late."""
 COMPLETED = (CommitState.FINISHED, CommitState.SUPERSEDED)
@@ -118,6 +120,20 @@ def compile_commit(commit_id: str) -> bool:
 def run_commit_step(name: str, commit_id: str) -> None:
     """Run the step `name` of a commit."""
     _reporting(lambda: asyncio.run(_run_step(STEPS[name], commit_id)))
+
+
+def reads_have_moved(commit_id: str) -> bool:
+    """Wait briefly for the new jobs and move reads if they may move; return whether they have."""
+    row = _reporting(
+        lambda: asyncio.run(
+            _run_step(lambda steps, commit: steps.warm(commit, WARM_WAIT_S), commit_id)
+        )
+    )
+    for job in row.stuck:
+        log.warning("reads wait for job `%s`, which is parked: %s", job.title, job.error)
+    if row.state is CommitState.WARMING:
+        log.info("the new jobs have not caught up: reads stay on the previous version until then")
+    return row.state is not CommitState.WARMING
 
 
 def reconcile_ledgers() -> None:

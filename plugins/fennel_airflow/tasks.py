@@ -15,8 +15,15 @@ from typing import Final
 
 from airflow.sdk import get_current_context, task
 
+from fennel_airflow.factory import COMMIT_HOURS
+
 COMPILE: Final = "compile"
 COMMIT_ID: Final = "commit_id"
+WARM_POLL_SECONDS: Final = 10.0
+"""Pause between two looks at a commit that warms. The definition server moves its reads by then,
+so this only delays the destruction of superseded assets.
+"""
+WARM_TIMEOUT_SECONDS: Final = COMMIT_HOURS * 3600.0
 
 
 @task(task_id=COMPILE)
@@ -49,9 +56,18 @@ def switch() -> None:
     _run_commit_step("switch")
 
 
+@task.sensor(mode="reschedule", poke_interval=WARM_POLL_SECONDS, timeout=WARM_TIMEOUT_SECONDS)
+def warm() -> bool:
+    """Succeed when reads have moved to the new version; between two looks no worker is held."""
+    from fennel_airflow import task_bodies
+
+    commit_id = get_current_context()["ti"].xcom_pull(task_ids=COMPILE, key=COMMIT_ID)
+    return task_bodies.reads_have_moved(str(commit_id))
+
+
 @task
 def destroy_assets() -> None:
-    """Wait until the new jobs have caught up, move reads, and destroy the superseded assets."""
+    """Destroy the superseded assets."""
     _run_commit_step("destroy_assets")
 
 

@@ -94,14 +94,15 @@ def test_no_dag_catches_up_on_the_past_and_every_one_carries_the_tag(
     assert (dag["catchup"], "fennel" in dag["tags"]) == (False, True)
 
 
-def test_commit_is_four_steps_in_order_and_any_of_the_first_three_leads_to_undo(
+def test_commit_is_five_steps_in_order_and_any_of_the_first_three_leads_to_undo(
     looks: dict[str, dict[str, Any]],
 ) -> None:
     tasks = looks["commit"]["dags"]["commit"]["tasks"]
     assert {name: task["down"] for name, task in tasks.items()} == {
         "compile": ["create_assets", "undo"],
         "create_assets": ["switch", "undo"],
-        "switch": ["destroy_assets", "undo"],
+        "switch": ["undo", "warm"],
+        "warm": ["destroy_assets"],
         "destroy_assets": [],
         "undo": [],
     }

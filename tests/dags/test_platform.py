@@ -76,6 +76,7 @@ def test_definitions_from_the_form_are_previewed_committed_and_logged(
         "compile": "success",
         "create_assets": "success",
         "switch": "success",
+        "warm": "success",
         "destroy_assets": "success",
         "undo": "skipped",
     }

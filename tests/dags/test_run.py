@@ -31,6 +31,9 @@ class Steps:
     def compile_commit(self, commit_id):
         self.run_commit_step("compile", commit_id)
         return True
+    def reads_have_moved(self, commit_id):
+        self.run_commit_step("warm", commit_id)
+        return True
     def preview_commit(self, params):
         self.run_commit_step("preview", params["definitions"])
 
@@ -46,7 +49,9 @@ fennel_airflow.task_bodies = fake
 
 def result_of(conf, failing):
     steps = Steps(failing)
-    for entry in ("run_commit_step", "submit_commit", "compile_commit", "preview_commit"):
+    for entry in (
+        "run_commit_step", "submit_commit", "compile_commit", "preview_commit", "reads_have_moved"
+    ):
         setattr(fake, entry, getattr(steps, entry))
     run = dag.test(run_conf=conf)
     tasks = {t.task_id: str(t.state) for t in run.get_task_instances()}
@@ -94,12 +99,13 @@ def results(airflow_home: Path) -> dict[str, dict[str, Any]]:
     return found
 
 
-def test_a_stored_commit_passes_through_the_four_steps(results: dict[str, dict[str, Any]]) -> None:
+def test_a_stored_commit_passes_through_the_five_steps(results: dict[str, dict[str, Any]]) -> None:
     result = results["stored"]
     assert result["calls"] == [
         ["compile", "c1"],
         ["create_assets", "c1"],
         ["switch", "c1"],
+        ["warm", "c1"],
         ["destroy_assets", "c1"],
     ]
     assert (result["run"], result["tasks"]["undo"]) == ("success", "skipped")
@@ -114,6 +120,7 @@ def test_definitions_from_the_form_are_stored_first_and_then_treated_alike(
         "compile",
         "create_assets",
         "switch",
+        "warm",
         "destroy_assets",
     ]
 

@@ -33,10 +33,10 @@ EVERY_STEP = {
     "compile": COMPILE,
     "create_assets": CREATED,
     "switch": SWITCH,
-    "serve": SERVE,
+    "warm": SERVE,
     "destroy_assets": DESTROYED,
 }
-"""The middle of each task; `serve`: where reads move, in destroy_assets."""
+"""The middle of each task."""
 
 
 @pytest.mark.parametrize("where", EVERY_STEP.values(), ids=EVERY_STEP)

@@ -30,6 +30,7 @@ TASKS: Final[Mapping[str, Callable[[CommitSteps, CommitId], Awaitable[Any]]]] = 
     "compile": CommitSteps.compile_commit,
     "create_assets": CommitSteps.create_assets,
     "switch": CommitSteps.switch,
+    "warm": CommitSteps.warm,
     "destroy_assets": CommitSteps.destroy_assets,
 }
 

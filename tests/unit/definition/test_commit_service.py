@@ -364,6 +364,7 @@ async def test_a_step_may_be_run_again_at_any_time() -> None:
         server.steps.compile_commit,
         partial(create_assets, server.steps.context),
         partial(switch, server.steps.context),
+        server.steps.warm,
         server.steps.destroy_assets,
     ):
         first = await step(id_)
@@ -375,6 +376,7 @@ async def test_a_step_may_be_run_again_at_any_time() -> None:
         server.steps.compile_commit,
         partial(create_assets, server.steps.context),
         partial(switch, server.steps.context),
+        server.steps.warm,
         server.steps.destroy_assets,
     ):
         assert (await step(id_)).state == "finished"
