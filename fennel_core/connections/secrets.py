@@ -10,6 +10,8 @@ logs or errors.
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import os
 import stat
 from dataclasses import dataclass
@@ -41,6 +43,7 @@ class Sealer:
     """Encrypts and decrypts with the keys of one file; see `Sealer.from_file`."""
 
     _keys: MultiFernet
+    _fingerprint_key: bytes
 
     @classmethod
     def from_file(cls, path: Path) -> Sealer:
@@ -65,14 +68,24 @@ class Sealer:
                 "be decrypted"
             )
         try:
-            return cls(MultiFernet([Fernet(line) for line in lines]))
+            keys = MultiFernet([Fernet(line) for line in lines])
         except ValueError as malformed:
             raise SecretUnreadable(
                 f"the key file {path} has a line that is not 32 bytes in urlsafe base64"
             ) from malformed
+        # Not a key of the encryption itself, so that a fingerprint reveals nothing about it.
+        return cls(keys, hashlib.sha256(b"fingerprint" + lines[0].encode()).digest())
 
     def seal(self, workspace: WorkspaceId, name: str, value: str) -> bytes:
         return self._keys.encrypt(msgspec.msgpack.encode((workspace, name, value)))
+
+    def fingerprint(self, workspace: WorkspaceId, value: str) -> str:
+        """Return a text that is equal for equal values of a workspace, and useless without the key.
+
+        It changes when the first key of the file changes.
+        """
+        message = msgspec.msgpack.encode((workspace, value))
+        return hmac.new(self._fingerprint_key, message, hashlib.sha256).hexdigest()[:32]
 
     def open(self, workspace: WorkspaceId, name: str, sealed: bytes) -> str:
         """Decrypt the value; `SecretUnreadable` for another key, workspace or name."""

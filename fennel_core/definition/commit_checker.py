@@ -8,9 +8,12 @@ holds no lock, so it may have to be repeated; `graph/rebase.py` says what a repe
 from __future__ import annotations
 
 import asyncio
+from dataclasses import dataclass
 
-from fennel_core.definition.commit_request import CommitRequest
+from fennel_core.connections.secrets import Sealer
+from fennel_core.definition.commit_request import CommitRequest, digest_of
 from fennel_core.definition.errors import WindowSpecsUnavailable
+from fennel_core.definition.sealed_request import seal_request
 from fennel_core.definition.validation import (
     CheckedDefinitions,
     DecodedCommit,
@@ -26,18 +29,33 @@ from fennel_core.ledger.transitions import open_branch
 from fennel_core.vocab.ids import CommitId
 
 
-class CommitChecker:
-    """Validates commits. `run_program` runs user code in the client's environment."""
+@dataclass(frozen=True, slots=True)
+class CheckedRequest:
+    """A valid request: the body to store, without plain secrets, and its definitions.
 
-    def __init__(self, context: LedgerContext, run_program: RunProgram) -> None:
+    `digest` is equal for equal requests.
+    """
+
+    body: bytes
+    digest: str
+    definitions: CheckedDefinitions
+
+
+class CommitChecker:
+    """Validates commits. `run_program` runs user code in the client's environment.
+
+    `sealer` None: commits with plain secrets are refused.
+    """
+
+    def __init__(
+        self, context: LedgerContext, run_program: RunProgram, sealer: Sealer | None = None
+    ) -> None:
         self._context = context
         self._run_program = run_program
+        self._sealer = sealer
 
-    async def check(self, request: CommitRequest) -> tuple[bytes, CheckedDefinitions]:
-        """Validate a request against its branch; return the body to store and the definitions.
-
-        Raises ApiError with all problems.
-        """
+    async def check(self, request: CommitRequest) -> CheckedRequest:
+        """Validate a request against its branch. Raises ApiError with all problems."""
 
         async def base(tx: LedgerTransaction) -> tuple[CommitId | None, bytes | None]:
             branch = await open_branch(tx, request.workspace, request.branch)
@@ -45,11 +63,14 @@ class CommitChecker:
 
         target, body = await self._context.ledger.run(base)
         before = await _decoded(body)
-        received = await asyncio.to_thread(decode_commit, request.body)
+        sealed = await asyncio.to_thread(
+            seal_request, request.body, request.workspace, self._sealer
+        )
+        received = await asyncio.to_thread(decode_commit, sealed.stored)
         incremental = request.options.incremental
         try:
             completed = await add_window_specs(
-                request.body,
+                sealed.stored,
                 received.request,
                 None if before is None else before.request,
                 self._run_program,
@@ -58,12 +79,13 @@ class CommitChecker:
             raise await asyncio.to_thread(
                 window_specs_error, failure, received, before, incremental=incremental
             ) from failure
-        if completed is not request.body:
+        if completed is not sealed.stored:
             received = await asyncio.to_thread(decode_commit, completed)
         definitions = await asyncio.to_thread(
             validate_definitions, received, before, incremental=incremental
         )
-        return completed, CheckedDefinitions(target, definitions)
+        digest = digest_of(request, sealed.comparable)
+        return CheckedRequest(completed, digest, CheckedDefinitions(target, definitions))
 
     async def check_stored(self, row: Commit, body: bytes) -> CheckedDefinitions:
         """Validate a stored commit against the version that it was validated against first.

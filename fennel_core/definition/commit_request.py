@@ -30,8 +30,12 @@ class CommitRequest:
     options: CommitOptions
 
 
-def digest_of(request: CommitRequest) -> str:
-    """Return a digest of everything in the request."""
+def digest_of(request: CommitRequest, comparable: bytes) -> str:
+    """Return a digest of everything in the request.
+
+    `comparable` is the body without plain secrets (`sealed_request.py`): a digest of a secret would
+    let a reader of the database test guesses.
+    """
     options = json.dumps(
         [
             request.workspace,
@@ -41,7 +45,7 @@ def digest_of(request: CommitRequest) -> str:
             request.options.allow_data_loss,
         ]
     )
-    return hashlib.sha256(options.encode() + b"\0" + request.body).hexdigest()
+    return hashlib.sha256(options.encode() + b"\0" + comparable).hexdigest()
 
 
 def is_repetition(earlier: Commit, branch: Branch) -> bool:
@@ -58,16 +62,16 @@ async def store_commit(
     request: CommitRequest,
     new_id: CommitId,
     stored_body: bytes,
+    digest: str,
     base: CommitId | None,
 ) -> Commit:
     """Store the commit as `new_id`, or return the commit that the request repeats.
 
-    `stored_body` is the body with the window specifications that the client's protocol drops
-    (`window_specs.py`); the digest is computed from the body as it was sent. `base` is the version
+    `stored_body` is the body without plain secrets (`sealed_request.py`) and with the window
+    specifications that the client's protocol drops (`window_specs.py`). `base` is the version
     that the body was validated against, which need not be the branch's version any more. Raises
     WorkspaceNotFound and BranchNotFound.
     """
-    digest = digest_of(request)
 
     async def store(tx: LedgerTransaction) -> Commit:
         branch = await locked_branch(tx, request.workspace, request.branch)

@@ -59,9 +59,10 @@ class CommitService:
         Raises ApiError with all problems of the definitions, or with the error of a failed step.
         """
         began = self.now()
-        stored_body, checked = await self.steps.checker.check(request)
+        valid = await self.steps.checker.check(request)
+        checked = valid.definitions
         row = await store_commit(
-            self.steps.context, request, self.new_id(), stored_body, checked.base
+            self.steps.context, request, self.new_id(), valid.body, valid.digest, checked.base
         )
         is_current = row.state in COMMITTED
         with bound(commit=row.id, workspace=request.workspace, branch=request.branch):

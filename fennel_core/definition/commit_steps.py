@@ -24,6 +24,7 @@ from typing import Final, TypeVar, assert_never
 from fennel_core.connections import postgres
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import Pool
+from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.commit_checker import CommitChecker
 from fennel_core.definition.commit_report import CommitReport
@@ -73,7 +74,8 @@ class CommitSteps:
 
     `new_workspace_partitions`: of the topics and jobs of a workspace that has its first commit;
     every later commit uses the count of the workspace. `warm_seconds`: how long to wait for new
-    jobs. `run_program` runs user code in the client's environment.
+    jobs. `run_program` runs user code in the client's environment. `sealer` None: commits with
+    plain secrets are refused.
     """
 
     def __init__(
@@ -83,16 +85,17 @@ class CommitSteps:
         *,
         new_workspace_partitions: int,
         warm_seconds: float,
+        sealer: Sealer | None = None,
     ) -> None:
         self.context = context
-        self.checker = CommitChecker(context, run_program)
+        self.checker = CommitChecker(context, run_program, sealer)
         self._new_workspace_partitions = new_workspace_partitions
         self._warm_seconds = warm_seconds
         self._checked: dict[CommitId, CheckedDefinitions] = {}
 
     async def preview(self, request: CommitRequest) -> CommitReport:
         """Return the plan of a commit without changing anything."""
-        _, checked = await self.checker.check(request)
+        checked = (await self.checker.check(request)).definitions
         known = await self.context.ledger.run(lambda tx: tx.partition_count(request.workspace))
         compiled = await asyncio.to_thread(
             compile_definitions, checked.definitions, known or self._new_workspace_partitions
@@ -282,11 +285,13 @@ def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
         asyncio.sleep,
         timings,
     )
+    key_file = settings.secrets_key_file
     return CommitSteps(
         context,
         client_program_runner(settings),
         new_workspace_partitions=settings.partitions,
         warm_seconds=settings.warm_timeout_s,
+        sealer=None if key_file is None else Sealer.from_file(key_file),
     )
 
 
@@ -319,9 +324,13 @@ def submit_commit(workspace: str, branch: str, body: bytes, options: CommitOptio
 
     async def submit(steps: CommitSteps) -> str:
         await _open_dev_workspace(steps, request.workspace)
-        stored_body, checked = await steps.checker.check(request)
+        valid = await steps.checker.check(request)
         new_id = CommitId(uuid.uuid4().hex)
-        return (await store_commit(steps.context, request, new_id, stored_body, checked.base)).id
+        return (
+            await store_commit(
+                steps.context, request, new_id, valid.body, valid.digest, valid.definitions.base
+            )
+        ).id
 
     return _run(submit)
 

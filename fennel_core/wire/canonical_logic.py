@@ -20,7 +20,15 @@ from enum import Enum
 from typing import Any
 
 from fennel_core.wire.code_logic import code_digest
-from fennel_core.wire.connectors import Login, PlainSecret, SecretRef, Sink, Source, Webhook
+from fennel_core.wire.connectors import (
+    Login,
+    PlainSecret,
+    SealedSecret,
+    SecretRef,
+    Sink,
+    Source,
+    Webhook,
+)
 from fennel_core.wire.entities import (
     Dataset,
     ExpectationSuite,
@@ -171,7 +179,7 @@ def _plain(value: Any) -> Any:
             return [NAMES.name_of(type(value)), NAMES.member_of(value)]
         case PyCode():
             return ["code", _code(value)]
-        case Metadata() | Login() | PlainSecret() | SecretRef():
+        case Metadata() | Login() | PlainSecret() | SealedSecret() | SecretRef():
             return None
         case Webhook():
             return [NAMES.name_of(Webhook), value.name]

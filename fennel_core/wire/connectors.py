@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
+from typing import ClassVar
 
 from fennel_core.vocab.dtypes import Bool, Field, Float, Int, Str, Timestamp
 from fennel_core.vocab.ids import DatasetName, Micros
@@ -27,6 +28,32 @@ class PlainSecret:
 
 
 @dataclass(frozen=True, slots=True)
+class SealedSecret:
+    """A plain secret after it was encrypted for storage (`definition/sealed_request.py`).
+
+    Two are equal if their secrets were: `fingerprint` depends on the secret, `token` changes with
+    every encryption.
+    """
+
+    fingerprint: str
+    token: str = field(repr=False, compare=False)
+
+    PREFIX: ClassVar[str] = "sealed:"
+
+    @property
+    def text(self) -> str:
+        """Return the text that takes the secret's place in a message."""
+        return f"{self.PREFIX}{self.fingerprint}:{self.token}"
+
+    @classmethod
+    def parse(cls, text: str) -> SealedSecret | None:
+        """Return the sealed secret in a message's text, None if it is not one."""
+        prefix, _, rest = text.partition(":")
+        fingerprint, _, token = rest.partition(":")
+        return cls(fingerprint, token) if f"{prefix}:" == cls.PREFIX and token else None
+
+
+@dataclass(frozen=True, slots=True)
 class SecretRef:
     """A value inside a secret of an external store: `path` selects a member of its JSON."""
 
@@ -35,7 +62,7 @@ class SecretRef:
     path: tuple[str, ...]
 
 
-Credential = PlainSecret | SecretRef
+Credential = PlainSecret | SealedSecret | SecretRef
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,7 +34,11 @@ def _credential(message: Message, plain: str, secret: str) -> c.Credential | Non
             ref.secret_arn, ref.role_arn if ref.HasField("role_arn") else None, tuple(ref.path)
         )
     text: str = getattr(message, plain)
-    return c.PlainSecret(text) if text else None
+    return _stored_or_plain(text) if text else None
+
+
+def _stored_or_plain(text: str) -> c.Credential:
+    return c.SealedSecret.parse(text) or c.PlainSecret(text)
 
 
 def _login(message: Message, user: str = "user", user_secret: str = "username_secret") -> c.Login:  # noqa: S107 - field names, not secrets
@@ -275,7 +279,7 @@ def _http_auth(message: http_auth_pb2.HTTPAuthentication) -> c.BasicAuth | c.Tok
             password: c.Credential | None = None
             match basic.WhichOneof("password_variant"):
                 case "password":
-                    password = c.PlainSecret(basic.password.value)
+                    password = _stored_or_plain(basic.password.value)
                 case "password_secret":
                     password = _credential(basic, "password", "password_secret")
             return c.BasicAuth(c.Login(_credential(basic, "username", "username_secret"), password))

@@ -160,6 +160,7 @@ _OPERATORS: Final = (
 
 _CONNECTORS: Final = (
     Stored("secret.plain", c.PlainSecret, "value"),
+    Stored("secret.sealed", c.SealedSecret, "fingerprint token"),
     Stored("secret.ref", c.SecretRef, "arn role_arn path"),
     Stored("login", c.Login, "user password"),
     Stored("db.webhook", c.Webhook, "name retention_us"),

@@ -53,7 +53,11 @@ async def client(
             LedgerTimings(first_warm_seconds=0.0),
         )
         steps = CommitSteps(
-            context, client_program_runner(settings), new_workspace_partitions=2, warm_seconds=0.0
+            context,
+            client_program_runner(settings),
+            new_workspace_partitions=2,
+            warm_seconds=0.0,
+            sealer=secrets.Sealer.from_file(key),
         )
         orchestrator = InlineOrchestrator(steps.run)
         flow = CommitService(

@@ -7,11 +7,14 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 
 import httpx
+import psycopg
 import pytest
+from psycopg import sql
 
 from fennel_core.ledger.topics import MemoryTopicAdmin
+from fennel_core.wire.gen import services_pb2
 from tests.contract.definition.conftest import ADMIN
-from tests.support.definition_world import recorded
+from tests.support.definition_world import changed, recorded
 
 API = "/api/v1"
 FEATURES = recorded("featuresets")
@@ -270,3 +273,33 @@ async def test_lineage_leads_from_sources_to_features(client: httpx.AsyncClient)
     assert {"dataset:Profiles", "source:app/Profiles", "featureset:UserFeatures"} <= ids
     assert {"from": "source:app/Profiles", "to": "dataset:Profiles"} in graph["edges"]
     assert all(e["from"] in ids and e["to"] in ids for e in graph["edges"])
+
+
+async def test_a_plain_password_of_a_connector_is_in_no_table(
+    client: httpx.AsyncClient, database: str
+) -> None:
+    password = "hunter2-in-a-connector"  # the subject of this test
+
+    def with_password(message: services_pb2.SyncRequest) -> None:
+        mysql = message.extdbs.add(name="shop-db").mysql
+        mysql.host, mysql.port, mysql.database = "my.example", 3306, "shop"
+        mysql.user, mysql.password = "reader", password
+
+    body = changed(FEATURES, with_password)
+    assert password.encode() in body
+    sent = await post(client, "/commit", content=body)
+    assert sent.status_code == 200, sent.text
+    again = await post(client, "/commit", content=body)
+    assert "nothing to do" in again.text, "it is the same commit"
+    found: dict[str, list[str]] = {}
+    async with await psycopg.AsyncConnection.connect(database) as connection:
+        tables = await connection.execute(
+            "SELECT table_name FROM information_schema.tables WHERE table_schema = current_schema()"
+        )
+        for (table,) in await tables.fetchall():
+            rows = await connection.execute(
+                sql.SQL("SELECT * FROM {}").format(sql.Identifier(table))
+            )
+            found[table] = [repr(row) for row in await rows.fetchall()]
+    assert any("sealed:" in row for row in found["commit"]), "the connector itself is stored"
+    assert {t for t, rows in found.items() if any(password in row for row in rows)} == set()

@@ -1,0 +1,107 @@
+"""Seal the plain secrets in the connectors of a commit, before anything is stored.
+
+A user may write a password into a connector instead of a reference to a secret. The bytes of the
+commit are stored twice, as received and merged into the version, and are kept as long as the
+commit. So each plain secret is replaced by its encrypted form as soon as a commit arrives, under
+the key of the workspace's secrets (`connections/secrets.py`); the decoder reads it as a
+`SealedSecret`. The platform does not need the value until it serves a source with a password.
+
+Keys that sealed a version must stay in the key file as long as the version; `reseal` changes
+secrets that are stored by name only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Final
+
+from google.protobuf.descriptor import FieldDescriptor
+from google.protobuf.message import DecodeError, Message
+
+from fennel_core.connections.secrets import Sealer
+from fennel_core.definition.errors import SecretsNotConfigured
+from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.wire.connectors import SealedSecret
+from fennel_core.wire.gen import services_pb2
+
+SECRET_FIELDS: Final = frozenset(
+    {"password", "sasl_plain_password", "aws_secret_access_key", "service_account_key", "token"}
+)
+"""Fields of connectors with a secret as plain text, or as a message with the text in `value`."""
+SECRET_OF: Final = {"secret": "SensitiveDatum"}
+"""Fields that hold a secret in one kind of message only."""
+CREDENTIAL: Final = "connector credential"
+"""The name under which connectors' secrets are sealed; users' secrets cannot have a space there."""
+
+
+@dataclass(frozen=True, slots=True)
+class SealedBody:
+    """A commit's bytes without plain secrets.
+
+    `comparable` is equal for equal commits; `stored` is different at every encryption.
+    """
+
+    stored: bytes
+    comparable: bytes
+
+
+def seal_request(body: bytes, workspace: WorkspaceId, sealer: Sealer | None) -> SealedBody:
+    """Return `body` with every plain secret of its connectors sealed.
+
+    A body without plain secrets, or one that is no SyncRequest, is returned unchanged. Raises
+    SecretsNotConfigured if there is a plain secret and no key.
+    """
+    try:
+        message = services_pb2.SyncRequest.FromString(body)
+    except DecodeError:
+        return SealedBody(body, body)  # decoding the commit reports what is wrong
+    found: dict[str, SealedSecret] = {}
+
+    def seal(value: str) -> str:
+        if sealer is None:
+            raise SecretsNotConfigured
+        if value not in found:
+            token = sealer.seal(workspace, CREDENTIAL, value).decode("ascii")
+            found[value] = SealedSecret(sealer.fingerprint(workspace, value), token)
+        return found[value].text
+
+    _replace_secrets(message, seal)
+    if not found:
+        return SealedBody(body, body)
+    stored = bytes(message.SerializeToString(deterministic=True))
+    _replace_secrets(message, _without_token)
+    return SealedBody(stored, bytes(message.SerializeToString(deterministic=True)))
+
+
+def _without_token(text: str) -> str:
+    sealed = SealedSecret.parse(text)
+    assert sealed is not None, "every secret was sealed"
+    return sealed.fingerprint
+
+
+def _replace_secrets(message: services_pb2.SyncRequest, change: Callable[[str], str]) -> None:
+    for part in (*message.extdbs, *message.sources, *message.sinks):
+        _replace_in(part, change)
+
+
+def _replace_in(message: Message, change: Callable[[str], str]) -> None:
+    for descriptor, value in message.ListFields():
+        name = descriptor.name
+        is_secret = name in SECRET_FIELDS or SECRET_OF.get(name) == message.DESCRIPTOR.name
+        if isinstance(value, str):
+            if is_secret and value:
+                setattr(message, name, change(value))
+        elif isinstance(value, Message):
+            if is_secret and value.DESCRIPTOR.name == "StringValue":
+                value.value = change(value.value)  # type: ignore[attr-defined]
+            else:
+                _replace_in(value, change)
+        elif descriptor.message_type is not None and not _is_map(descriptor):
+            for each in value:
+                _replace_in(each, change)
+
+
+def _is_map(descriptor: FieldDescriptor) -> bool:
+    kind = descriptor.message_type
+    return kind is not None and kind.GetOptions().map_entry
