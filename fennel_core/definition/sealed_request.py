@@ -49,7 +49,7 @@ class SealedBody:
 def seal_request(body: bytes, workspace: WorkspaceId, sealer: Sealer | None) -> SealedBody:
     """Return `body` with every plain secret of its connectors sealed.
 
-    A body without plain secrets, or one that is no SyncRequest, is returned unchanged. Raises
+    A body without plain secrets, or that is not a SyncRequest, is returned unchanged. Raises
     SecretsNotConfigured if there is a plain secret and no key.
     """
     try:
@@ -94,7 +94,7 @@ def _replace_in(message: Message, change: Callable[[str], str]) -> None:
                 setattr(message, name, change(value))
         elif isinstance(value, Message):
             if is_secret and value.DESCRIPTOR.name == "StringValue":
-                value.value = change(value.value)  # type: ignore[attr-defined]
+                value.value = change(value.value)  # type: ignore[attr-defined]  # a StringValue
             else:
                 _replace_in(value, change)
         elif descriptor.message_type is not None and not _is_map(descriptor):
