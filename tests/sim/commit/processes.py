@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from enum import Enum
@@ -19,7 +19,7 @@ from fennel_core.connections.errors import SystemUnavailable, TransactionOutcome
 from fennel_core.ledger.memory import MemoryLedger
 from fennel_core.ledger.store import LedgerTransaction
 from fennel_core.ledger.topics import MemoryTopicAdmin, TopicRefusal, TopicSpec
-from fennel_core.vocab.ids import CommitId, TopicName
+from fennel_core.vocab.ids import CommitId, Offset, TopicName, TopicPartition
 
 LATENCIES_S: Final = (0.0, 0.001, 0.001, 0.01, 0.01, 0.05, 0.3)
 PAUSES_S: Final = (2.0, 20.0, 80.0)
@@ -195,3 +195,12 @@ class SimTopics:
     async def names(self) -> list[TopicName]:
         await self._process.before("the list of topics")
         return await self._inner.names()
+
+    async def ends(self, partitions: Collection[TopicPartition]) -> Mapping[TopicPartition, Offset]:
+        fault = await self._process.before("the ends of topics")
+        lost = SystemUnavailable("Kafka did not respond")
+        if fault in (Fault.LOST_BEFORE, Fault.REFUSED):
+            raise lost
+        result = await self._inner.ends(partitions)
+        await self._process.after(fault, "the ends of topics", lost)
+        return result

@@ -48,6 +48,7 @@ from fennel_core.vocab.ids import (
     BranchName,
     CommitId,
     JobId,
+    Offset,
     TopicName,
     WorkspaceId,
 )
@@ -255,8 +256,12 @@ class World:
                     leased = now_ms() + 10_000
                 state.jobs[id_] = replace(row, leased_until_ms=leased)
             for (job, part), _ in list(state.partitions.items()):
-                lag = max(0, round((self._seen_jobs.get(job, now) - now) * 100))
-                state.partitions[job, part] = PartitionProgress(job, part, "running", lag, None)
+                report = PartitionProgress(job, part, "replaying", None)
+                if now >= self._seen_jobs.get(job, now):
+                    topics = state.jobs[job].spec.inputs
+                    ends = {t: self.topics.log_ends.get((t, part), Offset(0)) for t in topics}
+                    report = PartitionProgress(job, part, "running", None, ends)
+                state.partitions[job, part] = report
 
     # --- users ------------------------------------------------------------------------------------
 
