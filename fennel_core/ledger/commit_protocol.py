@@ -397,6 +397,8 @@ async def switch(context: LedgerContext, id_: CommitId) -> Commit:
         await apply_commit_event(tx, row, CommitEvent.SWITCH)
         await supersede_stale_commits(tx, row.workspace)
         await condemn(tx, row.workspace, id_, released)
+        if row.options.allow_data_loss:
+            await tx.confirm_losses(row.workspace)
         return await commit_row(tx, id_), new_jobs
 
     began = context.now()

@@ -352,6 +352,17 @@ class MemoryLedgerTransaction:
             if (job := self.jobs.get(JobId(id_))) is not None:
                 self.jobs[JobId(id_)] = replace(job, paused=True)
 
+    async def confirm_losses(self, workspace: WorkspaceId) -> None:
+        endless = [
+            id_
+            for id_, period in self.grace.items()
+            if period.ends_ms is None and self.bank.rows[id_].workspace == workspace
+        ]
+        since = {id_: self.grace[id_].since_ms for id_ in endless}
+        await self.retain(workspace, endless, ())
+        for id_ in endless:
+            self.grace[id_] = replace(self.grace[id_], since_ms=since[id_])
+
     async def retained(
         self, workspace: WorkspaceId, keys: Sequence[AssetKey]
     ) -> dict[AssetKey, RetainedAsset]:

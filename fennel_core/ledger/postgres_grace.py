@@ -21,6 +21,11 @@ RETAIN = """
             WHERE workspace = %(workspace)s)) END
     WHERE id = ANY(%(ids)s::text[])
 """
+CONFIRM = """
+    UPDATE asset SET destroy_after = greatest(now() + %(grace)s * interval '1 ms',
+        (SELECT max(destroy_after) FROM asset WHERE workspace = %(workspace)s))
+    WHERE workspace = %(workspace)s AND state = 'retained' AND destroy_after IS NULL
+"""
 RETAINED = """
     SELECT DISTINCT ON (a.kind, a.identity) a.kind, a.identity, a.id,
         (extract(epoch FROM a.retained_at) * 1000000)::bigint, j.spec
@@ -69,6 +74,10 @@ class GracePeriods:
         }
         await self._execute(RETAIN, values)
         await self._execute(SET_DESIRED, ("pause", released))
+
+    async def confirm_losses(self, workspace: WorkspaceId) -> None:
+        values = {"workspace": workspace, "grace": self.destroy_grace_ms}
+        await self._execute(CONFIRM, values)
 
     async def retained(
         self, workspace: WorkspaceId, keys: Sequence[AssetKey]

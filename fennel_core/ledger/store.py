@@ -387,6 +387,10 @@ class LedgerTransaction(Protocol):
         """
         ...
 
+    async def confirm_losses(self, workspace: WorkspaceId) -> None:
+        """Start the grace period of the workspace's retained assets whose period has no end."""
+        ...
+
     async def retained(
         self, workspace: WorkspaceId, keys: Sequence[AssetKey]
     ) -> dict[AssetKey, RetainedAsset]:

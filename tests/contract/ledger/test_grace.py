@@ -66,6 +66,8 @@ async def test_without_a_grace_period_everything_expires_at_once_but_what_is_kep
 
     assert await expired(all_of_them=False) == sorted(ids[1:3])
     assert await expired(all_of_them=True) == sorted(ids[:3])
+    await ledger.run(lambda tx: tx.confirm_losses(SHOP))
+    assert await expired(all_of_them=False) == sorted(ids[:3])
 
 
 async def test_a_revived_asset_has_no_end(ledger: Ledger) -> None:
