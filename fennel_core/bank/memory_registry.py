@@ -87,6 +87,17 @@ class MemoryRegistry:
             won[key] = row.epoch
         return won
 
+    async def resume(
+        self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
+    ) -> frozenset[JobPartition]:
+        kept = set()
+        for key, epoch in held:
+            row = self._rows.get(key)
+            if row is not None and row.epoch == epoch and row.slot == slot:
+                row.until_ms = self._now_ms() + lease_ms
+                kept.add(key)
+        return frozenset(kept)
+
     async def release(self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId) -> None:
         for key, epoch in held:
             row = self._rows.get(key)

@@ -74,6 +74,12 @@ CLAIM = """
     FROM free WHERE (p.job_id, p.part) = (free.job_id, free.part)
     RETURNING p.job_id, p.part, p.epoch
 """
+RESUME = """
+    UPDATE job_partition p SET lease_until = now() + %(lease)s * interval '1 ms'
+    FROM unnest(%(jobs)s::text[], %(parts)s::int[], %(epochs)s::bigint[]) AS w (job_id, part, epoch)
+    WHERE p.job_id = w.job_id AND p.part = w.part AND p.epoch = w.epoch AND p.slot_id = %(slot)s
+    RETURNING p.job_id, p.part
+"""
 RELEASE = """
     WITH held AS MATERIALIZED (
         SELECT p.job_id, p.part
@@ -193,6 +199,14 @@ class PostgresRegistry:
             (JobId(job), PartitionIndex(part)): Epoch(epoch)
             for job, part, epoch in await self._write(claim_free)
         }
+
+    async def resume(
+        self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
+    ) -> frozenset[JobPartition]:
+        async with connection_of(self._pool) as connection:
+            values = {**_columns(held, slot), "lease": lease_ms}
+            rows: list[Any] = await (await connection.execute(RESUME, values)).fetchall()
+        return frozenset((JobId(job), PartitionIndex(part)) for job, part in rows)
 
     async def release(self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId) -> None:
         async def free_held(connection: AsyncConnection) -> None:

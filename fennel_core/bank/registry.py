@@ -98,6 +98,15 @@ class Registry(Protocol):
         """
         ...
 
+    async def resume(
+        self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
+    ) -> frozenset[JobPartition]:
+        """Renew leases also after they have ended, if the slot still holds them under the epochs.
+
+        Returns the partitions that it holds.
+        """
+        ...
+
     async def release(self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId) -> None:
         """Release those leases that the slot still holds under the given epochs."""
         ...

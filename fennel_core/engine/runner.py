@@ -27,7 +27,7 @@ Clock, threads, broker and store are arguments, so that the simulation runs this
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Final
@@ -94,6 +94,8 @@ class Runner:
         self._applied: dict[TopicName, Offset] = {}
         self._ends: Callable[[], Mapping[TopicPartition, Offset] | None] = lambda: None
         self._changed = asyncio.Event()
+        self.may_begin: Callable[[], Awaitable[None]] = _at_once
+        """Awaited before each live iteration; the supervisor holds it while no lease is live."""
         self._task: asyncio.Task[object] | None = None
         self._discard_reason: str | None = None
 
@@ -277,6 +279,7 @@ class Runner:
             while True:
                 fetched = await subscription.next(self._limits.iteration_bytes)
                 if fetched.records:
+                    await self.may_begin()
                     await writer.process(fetched)
                 self._applied[fetched.source[0]] = fetched.next
                 self._notify()
@@ -346,3 +349,7 @@ async def _close_while_idle(producer: OwnedProducer, idle_s: float) -> None:
     while True:
         await asyncio.sleep(idle_s)
         await producer.close_if_idle()
+
+
+async def _at_once() -> None:
+    """Let an iteration begin."""

@@ -15,7 +15,6 @@ need a live lease. Requests name job partitions, and every refusal has a code of
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
@@ -39,6 +38,8 @@ SLICE_KEYS = 32
 """Keys per step of a lookup; one takes 10 to 300 µs."""
 SLICE_S = 0.002
 """How long a read may hold the event loop."""
+SLICE_STEPS = 8
+"""As many steps of the cheapest kind take about that long."""
 
 
 class ScannableStep(Protocol):
@@ -53,13 +54,15 @@ class _Turns:
     """The turns of one read on the event loop."""
 
     def __init__(self) -> None:
-        self._until = time.monotonic() + SLICE_S
+        self._time = asyncio.get_running_loop().time
+        self._until, self._steps = self._time() + SLICE_S, 0
 
     async def give_way(self) -> None:
-        """Let others run if this turn has lasted long enough."""
-        if time.monotonic() >= self._until:
+        """Count a step, and let others run if this turn has lasted long enough."""
+        self._steps += 1
+        if self._steps >= SLICE_STEPS or self._time() >= self._until:
             await asyncio.sleep(0)
-            self._until = time.monotonic() + SLICE_S
+            self._until, self._steps = self._time() + SLICE_S, 0
 
 
 class SlotService:

@@ -3,7 +3,8 @@
 Theory. The supervisor reads the registry periodically (and when notified), decides per job
 partition with the pure rules of `schedule`, and starts and stops runners accordingly. A separate
 task renews the leases, so that a long turn cannot lose them. A lease is trusted only until its end
-on this process's monotonic clock, counted from before the renewal was requested. When a runner
+on this process's monotonic clock, counted from before the renewal was requested. After that runners
+begin no iteration, and continue if the registry turns out to have no other owner. When a runner
 ends, the reason decides:
 
 - Ownership is lost: drop the job partition; claim it again if it is still ours.
@@ -33,7 +34,7 @@ from fennel_core.engine.local_state import LocalStateGarbage
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.runner_factory import RunnerFactory
 from fennel_core.hangar.store import HangarCorrupt
-from fennel_core.schedule.lease import Claim, Keep, Stop, StopAndRelease, decide_lease
+from fennel_core.schedule.lease import Claim, Keep, Lease, Stop, StopAndRelease, decide_lease
 from fennel_core.schedule.ownership import place_partitions
 from fennel_core.vocab.ids import (
     Epoch,
@@ -124,9 +125,18 @@ class Supervisor:
     _placed_on: frozenset[SlotName] = frozenset()
     """The slots that `_placements` was computed for."""
 
+    _renewed: asyncio.Event = field(default_factory=asyncio.Event)
+    _claims_others_from_ms: int = 0
+    """After the registry was out of reach, other slots get time to renew their leases."""
+
     def lease_is_live(self) -> bool:
-        """Return True while this slot may serve reads."""
+        """Return True while no other slot can own what this slot owns."""
         return self.clock.monotonic_ms() < self._lease_until_ms
+
+    async def lease_held(self) -> None:
+        """Return once the lease is live."""
+        while not self.lease_is_live():
+            await self._renewed.wait()
 
     async def run(self) -> None:
         """Run until `stop` is set by the registry or the host; then release everything."""
@@ -228,6 +238,8 @@ class Supervisor:
                 match decide_lease(self.slot.id, lease, running, best):
                     case Keep() if entry.desired == "run":
                         kept.add(partition)
+                    case Claim() if self._waits_for(lease):
+                        pass
                     case Claim(epoch):
                         kept.add(partition)
                         wanted.append((partition, epoch))
@@ -236,6 +248,13 @@ class Supervisor:
                     case Stop():
                         pass
         return wanted, [partition for partition in self.hosted if partition not in kept], held
+
+    def _waits_for(self, lease: Lease) -> bool:
+        """Return whether the last owner, another slot, may still renew an ended lease."""
+        return (
+            lease.slot not in (None, self.slot.id)
+            and self.clock.monotonic_ms() < self._claims_others_from_ms
+        )
 
     def _place(self, seen: RegistryState) -> Mapping[JobId, Mapping[PartitionIndex, SlotName]]:
         """Return where every partition belongs; a job is placed again only when slots change."""
@@ -295,6 +314,7 @@ class Supervisor:
             hosted.lost = True
             return
         hosted.runner = runner
+        runner.may_begin = self.lease_held
         try:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -318,13 +338,26 @@ class Supervisor:
     async def _renew(self) -> None:
         requested_ms = self.clock.monotonic_ms()
         await self.registry.heartbeat(self.slot, self.lease_ms)
-        if self.clock.monotonic_ms() >= self._lease_until_ms:
-            for hosted in self.hosted.values():
-                # Another slot may have claimed it in between: serve no reads until it is claimed
-                # again.
-                hosted.lost = True
-            self.wake.set()
+        if 0 < self._lease_until_ms <= self.clock.monotonic_ms():
+            await self._resume()
         self._lease_until_ms = requested_ms + self.lease_ms
+        renewed, self._renewed = self._renewed, asyncio.Event()
+        renewed.set()
+
+    async def _resume(self) -> None:
+        """Go on after the lease has ended with the partitions that no other slot has claimed.
+
+        The registry was out of reach, or this process was paused. Nothing changes for a partition
+        whose row still has this slot and epoch; the others are lost.
+        """
+        running = {key: hosted for key, hosted in self.hosted.items() if not hosted.lost}
+        held = [(key, hosted.epoch) for key, hosted in running.items()]
+        kept = await self.registry.resume(held, self.slot.id, self.lease_ms)
+        for key, hosted in running.items():
+            if key not in kept:
+                hosted.lost = True
+        self._claims_others_from_ms = self.clock.monotonic_ms() + self.lease_ms
+        self.wake.set()
 
     async def _reports(self) -> None:
         while True:
@@ -353,8 +386,8 @@ class Supervisor:
     async def _guarded(self, work: Callable[[], Awaitable[None]]) -> None:
         """Run `work` and log its failure.
 
-        While the registry is unavailable runners continue, because fencing protects the log; reads
-        stop when the lease ends.
+        While the registry is unavailable, runners continue until the lease ends; reads go on after
+        that, marked as stale.
         """
         try:
             await work()

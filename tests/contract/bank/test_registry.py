@@ -159,6 +159,22 @@ async def test_a_heartbeat_renews_live_leases_but_not_expired_ones(world: World)
     assert not (await world.registry.read(B.id)).jobs[0].leases[PartitionIndex(1)].live
 
 
+async def test_an_ended_lease_is_resumed_by_its_holder_unless_another_slot_claimed_it(
+    world: World,
+) -> None:
+    await world.registry.claim([(FIRST, NEVER), (SECOND, NEVER)], A.id, LEASE)
+    await world.expire_leases()
+    await world.registry.claim([(SECOND, Epoch(1))], B.id, LEASE)
+    held = [(FIRST, Epoch(1)), (SECOND, Epoch(1))]
+    assert await world.registry.resume(held, A.id, LEASE) == {FIRST}
+    leases = (await world.registry.read(A.id)).jobs[0].leases
+    assert [(lease.slot, lease.epoch, lease.live) for lease in leases.values()] == [
+        (A.id, 1, True),
+        (B.id, 2, True),
+    ]
+    assert await world.registry.resume([], A.id, LEASE) == set()
+
+
 async def test_only_its_holder_releases_a_lease_which_is_then_free_at_once(world: World) -> None:
     await world.registry.claim([(FIRST, NEVER)], A.id, LEASE)
     await world.registry.release([(FIRST, Epoch(1))], B.id)

@@ -413,6 +413,11 @@ class SimRegistry:
         await self._process.maybe_pause(0.1)
         return await self._call(lambda: self._inner.claim(wanted, slot, lease_ms))
 
+    async def resume(
+        self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId, lease_ms: Millis
+    ) -> frozenset[JobPartition]:
+        return await self._call(lambda: self._inner.resume(held, slot, lease_ms))
+
     async def release(self, held: Sequence[tuple[JobPartition, Epoch]], slot: SlotId) -> None:
         await self._call(lambda: self._inner.release(held, slot))
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
-from fennel_core.engine.service import SlotService
+from fennel_core.engine.service import SLICE_KEYS, SLICE_STEPS, SlotService
 from fennel_core.query.errors import JobParked, PartitionUnavailable, SlotUnresponsive
 from fennel_core.query.lookups import JobLookup, Lookups, ReadOutcome
 from fennel_core.query.owners import Owners, Ownership
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 AS_OF_S = (6.0, 14.0, 1000.0)
 PATIENCE_S = 4.0
+LONG_READ = 3 * SLICE_KEYS * SLICE_STEPS
+"""Keys of a read that gives way to iterations."""
 SILENCE_S = 2.0
 """As `query.slot_connections` gives a frozen slot up."""
 
@@ -132,13 +134,14 @@ class Client:
             await asyncio.sleep(chosen.choice([0.2, 1.0]))
             uid, key = chosen.choice(job_chain.keys_of(job_chain.TABLE.id))
             second = chosen.choice(AS_OF_S)
+            copies = LONG_READ if self.answers % 5 == 0 else 1
             try:
-                ((row,),) = await self._lookups.fetch(
+                ((row, *same),) = await self._lookups.fetch(
                     [
                         JobLookup(
                             job_chain.TABLE.id,
                             self._world.partitions,
-                            [key],
+                            [key] * copies,
                             job_chain.micros(second),
                             ERASABLE,
                         )
@@ -148,6 +151,8 @@ class Client:
             except (PartitionUnavailable, JobParked):
                 continue
             self.answers += 1
+            if set(same) - {row}:
+                self._world.broken.append(f"a read saw {uid} in two states: {row}, {set(same)}")
             self._check(uid, second, job_chain.decoded(row))
 
     def _check(self, uid: str, second: float, row: Sequence[Any] | None) -> None:

@@ -251,3 +251,105 @@ async def test_a_partition_that_ran_again_is_not_parked_for_an_earlier_error() -
     running.cancel()
     await asyncio.wait([running])
     assert hosted.report() == PartitionReport("replaying", None, None)
+
+
+@dataclass
+class SetClock:
+    """A clock that the test sets; sleeps return at the next turn of the event loop."""
+
+    now_ms: int = 1000
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+    async def sleep(self, ms: int) -> None:
+        await asyncio.sleep(0)
+
+
+@dataclass
+class Slots:
+    """Two slots over one registry, each with a runner factory that records its calls."""
+
+    clock: SetClock = field(default_factory=SetClock)
+
+    def __post_init__(self) -> None:
+        self.registry = MemoryRegistry(self.clock.monotonic_ms)
+        self.registry.add(KEY[0], b"", 1)
+        self.factories = [RecordingFactory(fails=False), RecordingFactory(fails=False)]
+        self.supervisors = [
+            Supervisor(
+                Slot(SlotId(f"s{n}"), SlotName(f"e-{n}"), EngineId("e"), f"at-{n}"),
+                self.registry,
+                factory,  # type: ignore[arg-type]  # has the methods that are called
+                self.clock,
+                Millis(1000),
+                1000,
+                garbage(),
+            )
+            for n, factory in enumerate(self.factories)
+        ]
+
+    async def own(self) -> tuple[Supervisor, Supervisor]:
+        """Return the supervisor that owns the partition, and the other one."""
+        for each in self.supervisors:
+            await each._renew()
+        for each in self.supervisors:
+            await each.tick()
+        owner = next(each for each in self.supervisors if KEY in each.hosted)
+        await eventually(lambda: owner.hosted[KEY].runner is not None)
+        return owner, next(each for each in self.supervisors if each is not owner)
+
+
+async def test_after_the_registry_was_away_a_slot_goes_on_with_what_it_owned() -> None:
+    slots = Slots()
+    owner, other = await slots.own()
+    runner, epoch = owner.hosted[KEY].runner, owner.hosted[KEY].epoch
+    slots.clock.now_ms += 600_000
+    assert not owner.lease_is_live()
+    waiting = asyncio.create_task(owner.lease_held())
+    await asyncio.sleep(0)
+    assert not waiting.done(), "no iteration begins without a live lease"
+    await other._renew()
+    await other.tick()
+    assert KEY not in other.hosted, "the owner gets time to renew"
+    await owner._renew()
+    await owner.tick()
+    assert owner.lease_is_live()
+    await waiting
+    assert (owner.hosted[KEY].runner, owner.hosted[KEY].epoch) == (runner, epoch)
+    for each in slots.supervisors:
+        await each.shut_down()
+
+
+async def test_a_slot_gives_up_what_another_one_claimed_while_it_was_away() -> None:
+    slots = Slots()
+    owner, other = await slots.own()
+    slots.clock.now_ms += 500
+    await other._renew()
+    slots.clock.now_ms += 999
+    await other.tick()
+    assert KEY in other.hosted, "its lease was live all the time, so it does not wait"
+    assert not owner.hosted[KEY].lost, "it cannot know yet, and serves marked reads"
+    waiting = asyncio.create_task(owner.lease_held())
+    await owner._renew()
+    assert owner.hosted[KEY].lost
+    waiting.cancel()
+    for each in slots.supervisors:
+        await each.shut_down()
+
+
+async def test_a_slot_claims_partitions_of_a_dead_one_after_a_lease_of_patience() -> None:
+    slots = Slots()
+    owner, other = await slots.own()
+    slots.clock.now_ms += 600_000
+    await other._renew()
+    await other.tick()
+    assert KEY not in other.hosted
+    slots.clock.now_ms += 999
+    await other._renew()
+    slots.clock.now_ms += 1
+    await other.tick()
+    assert KEY in other.hosted
+    for each in slots.supervisors:
+        await each.shut_down()
+    assert owner.hosted == {}
