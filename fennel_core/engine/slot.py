@@ -181,7 +181,10 @@ def _callbacks(settings: Settings, pool: postgres.Pool) -> CallbacksFor:
     sealer = secrets.Sealer.from_file(key_file) if key_file else None
 
     def callbacks(workspace: WorkspaceId) -> Callbacks:
-        return Callbacks(secret=partial(secrets.get, pool, sealer, workspace) if sealer else None)
+        return Callbacks(
+            secret=partial(secrets.get, pool, sealer, workspace) if sealer else None,
+            workspace=workspace,
+        )
 
     return callbacks
 

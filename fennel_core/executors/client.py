@@ -1,7 +1,9 @@
 """The platform's side of the executors: a pool of connections to the host's Unix socket.
 
-A connection carries one call at a time; the host queues calls in arrival order while all its
-workers are busy. During a call, user code may send requests (look a dataset up, read a secret),
+A connection carries one call at a time. While all connections or workers are busy, the workspaces
+take turns, here and in the host, and a call that has waited for its time limit fails. What comes
+back from user code is validated before any other library reads it: its buffers may lie about
+their lengths. During a call, user code may send requests (look a dataset up, read a secret),
 which callbacks of the caller serve over the same connection. Cancelling a caller closes its
 connection, which makes the host stop the worker. If an idle connection turns out to be closed (the
 host was restarted), the call is sent again on a new one, because it has not run.
@@ -17,11 +19,13 @@ from __future__ import annotations
 
 import asyncio
 import json
+import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
+from zlib import crc32
 
 import polars as pl
 import pyarrow as pa
@@ -37,7 +41,13 @@ from fennel_core.executors.calls import (
     module_of,
 )
 from fennel_core.executors.errors import ExecutorCrashed, ExecutorUnavailable
-from fennel_core.executors.internal_errors import ConnectionStale, LookupRefused, ProtocolError
+from fennel_core.executors.fair_queue import FairCapacity
+from fennel_core.executors.internal_errors import (
+    AnswerTooLarge,
+    ConnectionStale,
+    LookupRefused,
+    ProtocolError,
+)
 from fennel_core.vocab.dtypes import Field
 
 MAX_CONNECTIONS = 32
@@ -45,8 +55,12 @@ MAX_CONNECTIONS = 32
 host's queue decides.
 """
 GRACE_MS = 5_000
-"""Time that the client waits beyond the host's own limit, for queueing and the kill."""
+"""Time that the client waits beyond the host's own limits, for the kill."""
+MAX_ANSWER_BYTES = 256 << 20
+"""Largest result, or request, of user code: platform processes hold it in memory."""
 READ_LIMIT_BYTES = 1 << 20
+ARROW_ERRORS = (pa.ArrowException, OSError)
+"""What pyarrow raises for malformed data."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,10 +91,14 @@ class LookupReply:
 
 @dataclass(frozen=True, slots=True)
 class Callbacks:
-    """Functions that serve the requests of user code. `secret` returns None for an unknown name."""
+    """Functions that serve the requests of user code. `secret` returns None for an unknown name.
+
+    Calls of one `workspace` take turns with those of others.
+    """
 
     lookup: Callable[[LookupRequest], Awaitable[LookupReply]] | None = None
     secret: Callable[[str], Awaitable[str | None]] | None = None
+    workspace: str = ""
 
 
 NO_CALLBACKS = Callbacks()
@@ -97,7 +115,8 @@ class Executors:
         self._socket = str(socket)
         self._time_limit_ms = time_limit_ms
         self._idle: list[_Connection] = []
-        self._capacity = asyncio.Semaphore(connections)
+        self._capacity = FairCapacity(connections)
+        self._instance = uuid.uuid4().hex
 
     async def __aenter__(self) -> Self:
         return self
@@ -130,31 +149,52 @@ class Executors:
         propagates.
         """
         limit_ms = self._time_limit_ms if timeout_ms is None else timeout_ms
-        frame = protocol.pack(header_of(call), _payload(rows), limit_ms)
-        async with self._capacity:
-            while True:
-                connection, fresh = await self._connect(call)
-                try:
-                    async with asyncio.timeout((limit_ms + GRACE_MS) / 1000):
-                        answer = await connection.exchange(call, frame, callbacks)
-                except ConnectionStale as lost:
-                    connection.close()
-                    if fresh:
-                        raise ExecutorCrashed(
-                            f"the executors closed the connection: {lost}", entity_of(call)
-                        ) from lost
-                    continue
-                except TimeoutError as late:
-                    connection.close()
-                    raise ExecutorUnavailable(
-                        f"no executor responded within {limit_ms + GRACE_MS} ms", entity_of(call)
-                    ) from late
-                except BaseException:
-                    # In the middle of a call, also when cancelled: the host stops the worker.
-                    connection.close()
-                    raise
-                self._idle.append(connection)
-                return _result(call, *answer)
+        share = crc32(f"{self._instance}/{callbacks.workspace}".encode())
+        frame = protocol.pack(header_of(call), _payload(rows), limit_ms, share)
+        try:
+            async with asyncio.timeout(limit_ms / 1000):
+                await self._capacity.acquire(share)
+        except TimeoutError as late:
+            raise ExecutorUnavailable(
+                f"the code of `{entity_of(call)}` was not run: no connection to the executors "
+                f"became free within {limit_ms} ms",
+                entity_of(call),
+            ) from late
+        try:
+            return await self._exchange(call, frame, callbacks, limit_ms)
+        finally:
+            self._capacity.release()
+
+    async def _exchange(
+        self, call: ExecutorCall, frame: bytes, callbacks: Callbacks, limit_ms: int
+    ) -> pa.Table:
+        while True:
+            connection, fresh = await self._connect(call)
+            try:
+                # The call may wait for a worker as long as it may run.
+                async with asyncio.timeout((2 * limit_ms + GRACE_MS) / 1000):
+                    answer = await connection.exchange(call, frame, callbacks)
+            except ConnectionStale as lost:
+                connection.close()
+                if fresh:
+                    raise ExecutorCrashed(
+                        f"the executors closed the connection: {lost}", entity_of(call)
+                    ) from lost
+                continue
+            except TimeoutError as late:
+                connection.close()
+                raise ExecutorUnavailable(
+                    f"no executor responded within {2 * limit_ms + GRACE_MS} ms", entity_of(call)
+                ) from late
+            except AnswerTooLarge as large:
+                connection.close()
+                raise call_failure(call, protocol.INVALID, str(large), "") from large
+            except BaseException:
+                # In the middle of a call, also when cancelled: the host stops the worker.
+                connection.close()
+                raise
+            self._idle.append(connection)
+            return _result(call, *answer)
 
     async def _connect(self, call: ExecutorCall) -> tuple[_Connection, bool]:
         while self._idle:
@@ -221,6 +261,8 @@ class _Connection:
     async def _receive(self) -> tuple[dict[str, Any], bytes]:
         prefix = await self._reader.readexactly(protocol.PREFIX.size)
         header_bytes, payload_bytes, _ = protocol.unpack_prefix(prefix)
+        if payload_bytes > MAX_ANSWER_BYTES:
+            raise AnswerTooLarge(payload_bytes, MAX_ANSWER_BYTES)
         header = json.loads(await self._reader.readexactly(header_bytes))
         return header, await self._reader.readexactly(payload_bytes) if payload_bytes else b""
 
@@ -238,7 +280,10 @@ async def _reply(
         case "lookup":
             if callbacks.lookup is None:
                 raise LookupRefused("datasets can only be looked up by extractors")
-            table = _table(payload)
+            try:
+                table = _table(payload)
+            except ARROW_ERRORS as wrong:
+                raise LookupRefused(f"the keys are not valid Arrow data: {wrong}") from wrong
             asked = LookupRequest(
                 header["dataset"],
                 tuple(header["fields"]),
@@ -259,7 +304,11 @@ def _result(call: ExecutorCall, header: dict[str, Any], payload: bytes) -> pa.Ta
     reason = header.get("error")
     if reason is not None:
         raise call_failure(call, reason, header.get("message", ""), header.get("traceback", ""))
-    return _table(payload) if payload else pa.table({})
+    try:
+        return _table(payload) if payload else pa.table({})
+    except ARROW_ERRORS as wrong:
+        text = f"its result is not valid Arrow data: {wrong}"
+        raise call_failure(call, protocol.INVALID, text, "") from wrong
 
 
 def _refusal(text: str) -> bytes:
@@ -286,4 +335,8 @@ def _payload(rows: pa.Table | pl.DataFrame | None) -> bytes:
 
 
 def _table(payload: bytes) -> pa.Table:
-    return pa.ipc.open_stream(payload).read_all()
+    """Parse Arrow data of user code; raises one of `ARROW_ERRORS` if it is not consistent."""
+    table = pa.ipc.open_stream(payload).read_all()
+    # Offsets beyond a buffer would make a reader return other memory of this process.
+    table.validate(full=True)
+    return table

@@ -1,12 +1,14 @@
 """The executors' host: `python -m fennel_core.executors.host`, in the client's environment.
 
 One parent, which never runs user code, forks worker processes from its own warm, frozen heap and
-passes each waiting connection to an idle one. Connections are queued in the order of their frames
-and stay open between calls. The parent reads only the prefix of a frame. It enforces the wall-time
+passes each waiting connection to an idle one. Waiting calls take turns by share (`fair_queue`) and
+are refused when they have waited for their own time limit. Connections stay open between calls. The
+parent reads only the prefix of a frame. It enforces the wall-time
 limit by SIGKILL, detects deaths by process descriptors, and responds in place of a dead worker with
 the reason, so one call fails and the next one gets a new process. Code that one worker had to load
 is sent to the others while they are idle and to every new one, which keeps the cost of recycling
-workers out of requests.
+workers out of requests. Only code that loads quickly is sent: a module that sleeps at import would
+otherwise occupy every worker.
 
 Environment: FENNEL_EXECUTORS_SOCKET (path), FENNEL_EXECUTOR_PROCESSES,
 FENNEL_EXECUTOR_TIME_LIMIT_MS, FENNEL_EXECUTOR_MEMORY_LIMIT_BYTES,
@@ -25,7 +27,7 @@ import signal
 import socket
 import sys
 import time
-from collections import OrderedDict, deque
+from collections import OrderedDict
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -34,6 +36,7 @@ from typing import Any
 import pyarrow as pa
 
 from fennel_core.executors import protocol, worker
+from fennel_core.executors.fair_queue import FairQueue
 from fennel_core.executors.internal_errors import ProtocolError
 from fennel_core.executors.warmup import exercise
 from fennel_core.executors.worker import (
@@ -51,6 +54,10 @@ KNOWN_CODES = 512
 """Codes that the host sends to new workers; the least recently loaded one is evicted."""
 BACKLOG = 256
 RETIRED = "it was recycled"
+PRELOAD_LIMIT_MS = 1_000
+"""A worker that loads code ahead of its calls for longer is killed."""
+PRELOADED_MS = PRELOAD_LIMIT_MS // 2
+"""Code that took longer to load is loaded by its own calls only."""
 CONTROL_CHUNK_BYTES = 1 << 16
 CRASH_PAUSE_S = 0.1
 """A worker that dies younger than this is replaced after a pause, so that a process that cannot
@@ -83,6 +90,7 @@ class CallerConnection:
     sock: socket.socket
     worker: WorkerProcess | None = None
     limit_ms: int = 0
+    share: int = 0
     waiting_until: float | None = None
 
 
@@ -119,7 +127,7 @@ class ExecutorHost:
         self._processes: dict[
             int, WorkerProcess
         ] = {}  # by control descriptor and by process descriptor
-        self._queue: deque[CallerConnection] = deque()
+        self._queue: FairQueue[CallerConnection] = FairQueue()
         self._idle: list[WorkerProcess] = []
         self._known: OrderedDict[str, bytes] = OrderedDict()
         self._wake, self._woken = socket.socketpair()
@@ -149,7 +157,7 @@ class ExecutorHost:
 
     def _pause(self, now: float) -> float:
         times = [p.deadline for p in set(self._processes.values()) if p.deadline is not None]
-        times += [c.waiting_until for c in self._queue if c.waiting_until is not None][:1]
+        times += [c.waiting_until for c in self._queue if c.waiting_until is not None]
         if self._fork_at is not None:
             times.append(self._fork_at)
         return max(0.0, min(times) - now) if times else -1.0
@@ -187,6 +195,7 @@ class ExecutorHost:
                 self._close(connection)  # The end of the stream, or not our protocol.
                 return
             _, _, limit_ms = protocol.unpack_prefix(prefix)
+            connection.share = protocol.share_of(prefix)
         except OSError:
             self._close(connection)
             return
@@ -199,7 +208,7 @@ class ExecutorHost:
         )
         connection.waiting_until = time.monotonic() + connection.limit_ms / 1000
         self._epoll.modify(connection.sock, select.EPOLLRDHUP)
-        self._queue.append(connection)
+        self._queue.append(connection.share, connection)
 
     def _dispatch(self, now: float) -> None:
         if self._fork_at is not None and now >= self._fork_at:
@@ -227,7 +236,7 @@ class ExecutorHost:
         self._idle.remove(process)
         process.loaded.add(key)
         process.loading = key
-        process.deadline = now + self._settings.time_limit_ms / 1000
+        process.deadline = now + PRELOAD_LIMIT_MS / 1000
         try:
             process.control.sendall(control_message(LOAD, self._known[key]))
         except OSError:
@@ -257,8 +266,11 @@ class ExecutorHost:
                 self._done(process, worn=bool(body))
 
     def _learn(self, process: WorkerProcess, body: bytes) -> None:
-        key = json.loads(body)["code"]
+        known = json.loads(body)
+        key = known["code"]
         process.loaded.add(key)
+        if known["load_ms"] > PRELOADED_MS:
+            return
         self._known[key] = body
         self._known.move_to_end(key)
         while len(self._known) > KNOWN_CODES:
@@ -284,15 +296,11 @@ class ExecutorHost:
                 limit_ms = (
                     process.connection.limit_ms
                     if process.connection is not None
-                    else self._settings.time_limit_ms
+                    else PRELOAD_LIMIT_MS
                 )
                 self._kill(process, f"it ran longer than its limit of {limit_ms} ms")
-        while (
-            self._queue
-            and self._queue[0].waiting_until is not None
-            and now >= self._queue[0].waiting_until
-        ):
-            connection = self._queue.popleft()
+        late = [c for c in self._queue if c.waiting_until is not None and now >= c.waiting_until]
+        for connection in late:
             self._respond(
                 connection,
                 protocol.BUSY,
@@ -357,8 +365,7 @@ class ExecutorHost:
         if self._connections.pop(descriptor, None) is not None:
             self._epoll.unregister(descriptor)
             connection.sock.close()
-        if connection in self._queue:
-            self._queue.remove(connection)
+        self._queue.discard(connection.share, connection)
 
     def _fork(self) -> None:
         ours, theirs = socket.socketpair()
@@ -418,14 +425,17 @@ def death(status: int) -> str:
 def listen(path: Path) -> socket.socket:
     """Return a listening Unix socket that only its owner can reach, replacing a stale file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.unlink(missing_ok=True)
+    # Under another name until it listens: a client that finds the path can connect.
+    unnamed = path.with_suffix(".new")
+    unnamed.unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     before = os.umask(0o177)
     try:
-        listener.bind(str(path))
+        listener.bind(str(unnamed))
     finally:
         os.umask(before)
     listener.listen(BACKLOG)
+    unnamed.replace(path)
     return listener
 
 

@@ -36,6 +36,15 @@ class ProtocolError(ExecutorError):
     code = "protocol-malformed"
 
 
+class AnswerTooLarge(ExecutorError):
+    """User code returned or requested more data than the platform holds in memory."""
+
+    code = "answer-too-large"
+
+    def __init__(self, size: int, limit: int) -> None:
+        super().__init__(f"it sent {size} bytes, more than the limit of {limit}; send fewer rows")
+
+
 class PeerClosed(ExecutorError):
     """The other side closed the connection; the worker drops the call."""
 

@@ -18,9 +18,9 @@ from typing import Final
 
 from fennel_core.executors.internal_errors import ProtocolError
 
-VERSION: Final = 1
-PREFIX: Final = struct.Struct(">BIII")
-"""version, header bytes, payload bytes, time limit in ms (0: the host's own)."""
+VERSION: Final = 2
+PREFIX: Final = struct.Struct(">BIIII")
+"""version, header bytes, payload bytes, time limit in ms (0: the host's own), share."""
 MAX_PAYLOAD_BYTES: Final = 1 << 30
 MAX_HEADER_BYTES: Final = 64 << 20
 
@@ -49,20 +49,24 @@ BUSY: Final = "busy"  # no worker became free in time
 REFUSED: Final = "refused"  # the frame itself is not understood
 
 
-def pack(header: bytes, payload: bytes = b"", time_limit_ms: int = 0) -> bytes:
-    """Encode one frame; raises `ProtocolError` for a payload that is too large."""
+def pack(header: bytes, payload: bytes = b"", time_limit_ms: int = 0, share: int = 0) -> bytes:
+    """Encode one frame; raises `ProtocolError` for a payload that is too large.
+
+    Calls of one `share` take turns with those of others.
+    """
     assert len(header) <= MAX_HEADER_BYTES, "the header of a frame is small"
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise ProtocolError(
             f"a payload of {len(payload)} bytes exceeds the limit of {MAX_PAYLOAD_BYTES}; "
             "send fewer rows"
         )
-    return PREFIX.pack(VERSION, len(header), len(payload), time_limit_ms) + header + payload
+    prefix = PREFIX.pack(VERSION, len(header), len(payload), time_limit_ms, share)
+    return prefix + header + payload
 
 
 def unpack_prefix(prefix: bytes) -> tuple[int, int, int]:
     """Return header bytes, payload bytes and time limit in ms; raises `ProtocolError`."""
-    version, header_bytes, payload_bytes, time_limit_ms = PREFIX.unpack(prefix)
+    version, header_bytes, payload_bytes, time_limit_ms, _ = PREFIX.unpack(prefix)
     if version != VERSION:
         raise ProtocolError(
             f"frame version {version} is not {VERSION}: platform and executors must "
@@ -71,3 +75,9 @@ def unpack_prefix(prefix: bytes) -> tuple[int, int, int]:
     if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
         raise ProtocolError(f"a frame of {header_bytes} + {payload_bytes} bytes exceeds the limit")
     return header_bytes, payload_bytes, time_limit_ms
+
+
+def share_of(prefix: bytes) -> int:
+    """Return the share that a valid prefix names."""
+    share: int = PREFIX.unpack(prefix)[4]
+    return share

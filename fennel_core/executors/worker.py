@@ -19,6 +19,7 @@ import signal
 import socket
 import struct
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -217,9 +218,11 @@ class Worker:
 
     def _load(self, call: CallChannel, header: dict[str, Any]) -> bytes:
         reply, _ = call.request({"op": "code", "code": header["code"]})
+        began = time.monotonic()
         self._code.load(header["code"], reply["text"], header["entry"], header["module"])
         return json.dumps(
             {
+                "load_ms": int((time.monotonic() - began) * 1000),
                 "code": header["code"],
                 "text": reply["text"],
                 "entry": header["entry"],

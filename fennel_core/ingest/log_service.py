@@ -135,7 +135,9 @@ class LogService:
         version: CatalogVersion,
         targets: tuple[EndpointTarget, ...],
     ) -> PreparedRequest:
-        callbacks = Callbacks(secret=lambda name: self._secret(workspace, name))
+        callbacks = Callbacks(
+            secret=lambda name: self._secret(workspace, name), workspace=workspace
+        )
         validator = Validator(self._executors, callbacks)
         entries: list[TargetRows] = []
         dead: list[tuple[EndpointTarget, DeadLetter]] = []

@@ -199,6 +199,7 @@ class QueryService:
         return Callbacks(
             lookup=ExtractorLookups(self._lookups, view.tables, request.now_us, request.outcome),
             secret=lambda name: self._secret(workspace, name),
+            workspace=workspace,
         )
 
     async def _read(self, key: BranchKey, answer: Callable[[View], Awaitable[T]]) -> T:

@@ -2,13 +2,15 @@
 
 import asyncio
 import contextlib
+import struct
 from pathlib import Path
 
 import pyarrow as pa
 import pytest
 
+from fennel_core.executors import client as client_module
 from fennel_core.executors.calls import ExtractCall, WarmCall
-from fennel_core.executors.client import Executors
+from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.executors.errors import (
     CodeImportFailed,
     ExecutorCrashed,
@@ -21,6 +23,7 @@ from fennel_core.executors.protocol import TS
 from fennel_core.vocab.dtypes import Field, Int
 from fennel_core.wire.pycode import PyCode
 from tests.support.executors import running_host
+from tests.support.polling import eventually
 
 IMPORTS = "import os, time, ctypes, threading\nimport pandas as pd\n"
 MIB = 1 << 20
@@ -178,3 +181,73 @@ async def test_many_rows_pass_both_ways(executors):
     assert (await executors.run(FINE, table)).column("F.out").to_pylist() == list(
         range(1, rows + 1)
     )
+
+
+async def test_a_waiting_share_gets_its_turn_before_the_rest_of_a_longer_line(
+    tmp_path: Path,
+) -> None:
+    finished: list[str] = []
+    slow = calling("time.sleep(0.2)")  # the time that a call occupies the only worker
+
+    async def call(client: Executors, workspace: str) -> None:
+        await client.run(slow, ONE, callbacks=Callbacks(workspace=workspace))
+        finished.append(workspace)
+
+    with running_host(tmp_path, executor_processes=1) as path:
+        async with Executors(path, time_limit_ms=10_000) as client:
+            many = [asyncio.create_task(call(client, "many")) for _ in range(6)]
+            await asyncio.gather(*many[:1])
+            await call(client, "one")
+            assert len(finished) <= 4, "it did not wait for the whole line"
+            await asyncio.gather(*many)
+
+
+async def test_a_module_that_sleeps_at_import_occupies_no_other_worker(tmp_path: Path) -> None:
+    sleepy = calling("pass", "time.sleep(2)")
+    with running_host(tmp_path, executor_processes=2) as path:
+        async with Executors(path, time_limit_ms=10_000) as client:
+            await client.run(sleepy, ONE)
+            both = [client.run(calling(f"given = given + {n} - {n}"), ONE) for n in range(2)]
+            async with asyncio.timeout(2):
+                await asyncio.gather(*both)
+
+
+async def test_a_call_that_finds_no_connection_fails_at_its_limit(tmp_path: Path) -> None:
+    with running_host(tmp_path, executor_processes=2) as path:
+        async with Executors(path, time_limit_ms=10_000, connections=1) as client:
+            holding = asyncio.create_task(client.run(calling("time.sleep(1)"), ONE))
+            await eventually(lambda: client._capacity._free == 0)
+            with pytest.raises(ExecutorUnavailable, match="no connection"):
+                await client.run(FINE, ONE, timeout_ms=20)
+            await holding
+
+
+def lying(offset: int) -> bytes:
+    """Return a stream whose string column points `offset` bytes into one of five bytes."""
+    offsets = pa.py_buffer(struct.pack("<2i", 0, offset))
+    column = pa.Array.from_buffers(pa.string(), 1, [None, offsets, pa.py_buffer(b"abcde")])
+    sink = pa.BufferOutputStream()
+    table = pa.table({"F.out": column})
+    with pa.ipc.new_stream(sink, table.schema) as writer:
+        writer.write_table(table)
+    return sink.getvalue().to_pybytes()
+
+
+def test_arrow_data_whose_offsets_leave_its_buffers_is_refused() -> None:
+    stream = lying(5)
+    assert client_module._table(stream).to_pydict() == {"F.out": ["abcde"]}
+    at = stream.rindex(struct.pack("<2i", 0, 5))
+    tampered = stream[:at] + struct.pack("<2i", 0, 5000) + stream[at + 8 :]
+    for malformed in (tampered, b"garbage", stream[:100]):
+        with pytest.raises(client_module.ARROW_ERRORS):
+            client_module._table(malformed)
+
+
+async def test_an_answer_over_the_limit_fails_the_call(
+    executors: Executors, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(client_module, "MAX_ANSWER_BYTES", 10)
+    with pytest.raises(UserCodeFailed, match="more than the limit of 10"):
+        await executors.run(FINE, ONE)
+    monkeypatch.undo()
+    assert await succeeds(executors)
