@@ -33,7 +33,7 @@ class FairQueue(Generic[T]):
         self._lines.setdefault(share, deque()).append(item)
 
     def popleft(self) -> T:
-        """Remove the first item of the share whose turn it is; IndexError if the queue is empty."""
+        """Remove the first item of the next share; IndexError if the queue is empty."""
         if not self._lines:
             raise IndexError("the queue is empty")
         share, line = next(iter(self._lines.items()))
