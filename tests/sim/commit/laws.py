@@ -10,7 +10,7 @@ from fennel_core.bank.store import AssetState
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.ledger.errors import CommitAbandoned
+from fennel_core.ledger.errors import CommitAbandoned, CommitStepFailed
 from fennel_core.ledger.lifecycle import (
     BETWEEN_T1_AND_T2,
     COMMIT,
@@ -26,6 +26,10 @@ from tests.sim.commit.definitions import entities, versions
 
 if TYPE_CHECKING:
     from tests.sim.commit.world import World
+
+
+EXPECTED_FAILURES = ("SystemUnavailable", "TransactionOutcomeUnknown", "StoredNameUnknown")
+"""What a step may fail with: a lost response, or a poisoned row."""
 
 
 class LawViolated(Exception):
@@ -213,6 +217,11 @@ class Laws:
             failed = row.state in (CommitState.REJECTED, CommitState.ROLLED_BACK)
             require(not failed or row.error, f"{row.id} failed without a reason")
             require(row.state not in BETWEEN_T1_AND_T2, f"{row.id} is {row.state}")
+            crashed = row.error is not None and row.error.code == CommitStepFailed.CODE
+            require(
+                not crashed or any(name in row.error.text for name in EXPECTED_FAILURES),
+                f"{row.id} met a bug: {row.error and row.error.text}",
+            )
             abandoned = row.error is not None and row.error.code == CommitAbandoned.CODE
             require(
                 not (abandoned and world.without_faults),

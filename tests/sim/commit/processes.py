@@ -204,3 +204,12 @@ class SimTopics:
         result = await self._inner.ends(partitions)
         await self._process.after(fault, "the ends of topics", lost)
         return result
+
+    async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
+        fault = await self._process.before("the counts of messages")
+        lost = SystemUnavailable("Kafka did not respond")
+        if fault in (Fault.LOST_BEFORE, Fault.REFUSED):
+            raise lost
+        result = await self._inner.message_counts(topics)
+        await self._process.after(fault, "the counts of messages", lost)
+        return result
