@@ -266,7 +266,7 @@ def rates(rows: int, repeats: int, once: Callable[[], tuple[float, float]]) -> t
 def measured(
     names: Sequence[str], chosen: argparse.Namespace, settings: Settings, python: Path | None
 ) -> dict[str, dict[str, float]]:
-    limits = RunnerLimits(settings.iteration_bytes, "bench")
+    limits = RunnerLimits(settings.iteration_bytes, "bench", settings.iteration_rows)
     figures: dict[str, dict[str, float]] = {}
     for name in names:
         found: dict[str, float] = {}

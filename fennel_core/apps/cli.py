@@ -412,6 +412,7 @@ def audit(as_json: bool, strict: bool) -> None:
     metavar="NUMBER",
     help="Restore the newest snapshot with a lower number than this.",
 )
+@click.option("--trust-outputs", is_flag=True, help="Accept other state; needs --job.")
 @click.option("--dry-run", is_flag=True, help="Only list the selected job partitions.")
 def recover(
     workspace: str | None,
@@ -419,25 +420,22 @@ def recover(
     jobs: tuple[str, ...],
     partitions: tuple[int, ...],
     before: int | None,
+    trust_outputs: bool,
     dry_run: bool,
 ) -> None:
     """Rebuild job partitions from their newest snapshots, and wait until they have caught up.
 
-    The slots that own them quarantine the local state, restore a snapshot, and replay later records
-    without emitting output again. Until then lookups return 503. Does the same as Airflow's DAG
-    `recovery`.
+    Their slots quarantine the local state, restore a snapshot, and replay later records without
+    emitting output again. Until then lookups return 503. Airflow's DAG `recovery` does the same.
     """
     from fennel_core.apps import state_commands
     from fennel_core.snapshots.selection import Selection
 
     settings = _select(())[0].settings
     try:
+        chosen = Selection(workspace, dataset, jobs, partitions)
         state_commands.recover(
-            settings,
-            click.echo,
-            Selection(workspace, dataset, jobs, partitions),
-            before,
-            dry_run=dry_run,
+            settings, click.echo, chosen, before, trust_outputs=trust_outputs, dry_run=dry_run
         )
     except state_commands.FAILURES as error:
         _fail(state_commands.failure_text(error))

@@ -67,14 +67,37 @@ def snapshot(settings: Settings, report: Report, every_s: float | None) -> None:
 
 
 def recover(
-    settings: Settings, report: Report, wanted: Selection, before: int | None, *, dry_run: bool
+    settings: Settings,
+    report: Report,
+    wanted: Selection,
+    before: int | None,
+    *,
+    trust_outputs: bool,
+    dry_run: bool,
 ) -> None:
-    """Rebuild the selected job partitions from a snapshot, older than number `before` if given."""
+    """Rebuild the selected job partitions from a snapshot, older than number `before` if given.
+
+    `trust_outputs`: accept state that differs from what the outputs were computed from.
+    """
+    if trust_outputs and not wanted.jobs:
+        raise RebuildFailed("--trust-outputs is a decision per job: name the jobs with --job")
     selected = selection.select_partitions(selection.list_partitions(settings), wanted)
     for each in selected:
         report(f"selected: {each}")
     if not dry_run:
-        rebuild.rebuild_partitions(settings, selected, report, before=before, timeout_s=REBUILD_S)
+        rebuild.rebuild_partitions(
+            settings,
+            selected,
+            report,
+            before=before,
+            timeout_s=REBUILD_S,
+            trust_outputs=trust_outputs,
+        )
+        if trust_outputs:
+            report(
+                "take a snapshot now (`fennel-core snapshot`): a replay from an earlier one would "
+                "differ again"
+            )
 
 
 def drill(

@@ -125,7 +125,10 @@ class RebuildRequested(StateDiscarded):
 
     code = "rebuild-requested"
 
-    def __init__(self, why: str, before: int | None = None) -> None:
-        """`before`: restore only snapshots with lower numbers than this; None: any snapshot."""
+    def __init__(self, why: str, before: int | None = None, *, trust_outputs: bool = False) -> None:
+        """`before`: restore only snapshots with lower numbers than this; None: any snapshot.
+
+        `trust_outputs`: do not compare what replay computes with what was committed.
+        """
         super().__init__(why)
-        self.before = before
+        self.before, self.trust_outputs = before, trust_outputs

@@ -14,7 +14,7 @@ largest event time of the rows for the watermark of the outputs.
 
 from __future__ import annotations
 
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Protocol, TypeVar
@@ -24,14 +24,14 @@ import polars as pl
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine import state_progress
 from fennel_core.engine.backfill.manifest import Chunk
-from fennel_core.engine.broker import OutgoingRecord, Record
+from fennel_core.engine.broker import FetchedRecords, OutgoingRecord, Record
 from fennel_core.engine.outputs import output_records
 from fennel_core.engine.watermarks import batch_max_time, carries_watermark, received_watermark
 from fennel_core.hangar.store import Hangar
 from fennel_core.operators.aggregate.overlay import StateOverlay
 from fennel_core.operators.step import OperatorStep, Outcome, StateReader, WatermarkStep
 from fennel_core.vocab.ids import Micros, PartitionIndex
-from fennel_core.vocab.versions import decode
+from fennel_core.vocab.versions import decode, row_count
 
 T = TypeVar("T")
 
@@ -69,6 +69,27 @@ class IterationResult:
     """The largest event time that the iteration received, as a watermark or, where an output
     carries the watermark, in rows.
     """
+
+
+def portions(fetched: FetchedRecords, max_rows: int) -> Iterator[FetchedRecords]:
+    """Cut what was fetched into portions of at most `max_rows` rows, unless one record has more.
+
+    A write batch keeps the interpreter, and with it the lease, for as long as it takes; its size
+    follows the rows of the iteration.
+    """
+    if len(fetched.records) < 2:
+        yield fetched
+        return
+    taken: list[Record] = []
+    rows = 0
+    for record in fetched.records:
+        more = 0 if record.control is not None else row_count(record.value)
+        if taken and rows + more > max_rows:
+            yield FetchedRecords(fetched.source, tuple(taken), record.offset)
+            taken, rows = [], 0
+        taken.append(record)
+        rows += more
+    yield FetchedRecords(fetched.source, tuple(taken), fetched.next)
 
 
 class IterationComputer:

@@ -82,7 +82,7 @@ class IterationWriter:
         replayed = self._state.progress.replayed
         if self._producer is not None:
             replayed = await self._commit(self._producer, result, covered)
-        self._state.apply(
+        await self._state.apply(
             self._state.progress.iteration + 1,
             result.outcome,
             result.state_hash,

@@ -6,7 +6,8 @@ it) and after a restore from a snapshot. Two cases:
 - A job with outputs has a marker on its replaylog per committed iteration. Each marker is replayed
   alone: read exactly its input ranges, run the same step, compare the digest of the mutations with
   the marker's, apply. Outputs are dropped: the marker proves that they were written. A different
-  digest means that the state or the code differ from then, and the state must not be used.
+  digest means that the state or the code differ from then, and the state must not be used, unless
+  an operator has decided to trust the outputs (decision record 0040).
 - A job without outputs has no markers. Its state is a function of its input offsets, however the
   records are cut into batches (decision record 0003), so the inputs are simply read again.
 
@@ -23,17 +24,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import structlog
+
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine.backfill.client import BackfillClient
 from fennel_core.engine.backfill.manifest import manifest_key
 from fennel_core.engine.backfill.publisher import BackfillPublisher
 from fennel_core.engine.broker import Broker, FetchedRecords, RangeReader
 from fennel_core.engine.errors import EpochSuperseded, ReplayMismatch
-from fennel_core.engine.iteration import IterationComputer, IterationResult
+from fennel_core.engine.iteration import IterationComputer, IterationResult, portions
 from fennel_core.engine.iteration_writer import IterationWriter
 from fennel_core.engine.state_progress import PartitionState
 from fennel_core.replaylog.marker import IterationMarker, decode_marker
 from fennel_core.vocab.ids import Epoch, Offset, PartitionIndex, TopicName
+
+log = structlog.get_logger(__name__)
 
 
 class ReplaylogReplay:
@@ -50,7 +55,11 @@ class ReplaylogReplay:
         computer: IterationComputer,
         broker: Broker,
         backfill_client: BackfillClient | None,
+        *,
+        trust_outputs: bool,
     ) -> None:
+        """`trust_outputs`: apply what this version computes, also if the markers differ."""
+        self._trust_outputs, self._differing = trust_outputs, 0
         self._job, self._part, self._epoch = job, part, epoch
         self._step_version, self._environment = step_version, environment
         self._state, self._computer, self._broker = state, computer, broker
@@ -75,6 +84,13 @@ class ReplaylogReplay:
                         await self._replay(reader, marker, Offset(record.offset + 1))
         finally:
             await reader.close()
+        if self._differing:
+            log.warning(
+                "replayed iterations differ from what was committed; the outputs are trusted",
+                job=self._job.id,
+                part=self._part,
+                iterations=self._differing,
+            )
 
     def _require_newest_epoch(self, epoch: Epoch) -> None:
         """Opening our producer fenced every other one, also that of an owner that came after us.
@@ -89,7 +105,9 @@ class ReplaylogReplay:
 
     async def _replay(self, reader: RangeReader, marker: IterationMarker, replayed: Offset) -> None:
         result = await self._recomputed(reader, marker)
-        if result.digest != marker.digest:
+        if result.digest != marker.digest and self._trust_outputs:
+            self._differing += 1
+        elif result.digest != marker.digest:
             raise ReplayMismatch(
                 f"replay of iteration {marker.iteration} produced different mutations (step "
                 f"version {marker.step_version} then, {self._step_version} now; environment "
@@ -97,7 +115,9 @@ class ReplaylogReplay:
                 "falling back to an older snapshot"
             )
         offsets = {covered.topic: covered.next for covered in marker.ranges}
-        self._state.apply(marker.iteration, result.outcome, result.state_hash, offsets, replayed)
+        await self._state.apply(
+            marker.iteration, result.outcome, result.state_hash, offsets, replayed
+        )
 
     async def _recomputed(self, reader: RangeReader, marker: IterationMarker) -> IterationResult:
         state_hash = self._state.progress.state_hash
@@ -134,6 +154,7 @@ async def replay_inputs(
     broker: Broker,
     publisher: BackfillPublisher,
     max_bytes: int,
+    max_rows: int,
 ) -> None:
     """Bring the state of a job without outputs to the input offsets `ends`."""
     for topic, stop in ends.items():
@@ -150,10 +171,10 @@ async def replay_inputs(
             fetched = await subscription.next(max_bytes)
             topic = fetched.source[0]
             records = tuple(record for record in fetched.records if record.offset < wanted[topic])
-            if records:
-                await writer.process(
-                    FetchedRecords(fetched.source, records, min(fetched.next, wanted[topic]))
-                )
+            below = FetchedRecords(fetched.source, records, min(fetched.next, wanted[topic]))
+            for portion in portions(below, max_rows):
+                if portion.records:
+                    await writer.process(portion)
             positions[topic] = fetched.next
     finally:
         await subscription.close()

@@ -44,7 +44,7 @@ from fennel_core.engine.errors import (
     StateAheadOfLog,
     StateDiscarded,
 )
-from fennel_core.engine.iteration import IterationComputer, JobLogic, WorkerPool
+from fennel_core.engine.iteration import IterationComputer, JobLogic, WorkerPool, portions
 from fennel_core.engine.iteration_writer import IterationWriter
 from fennel_core.engine.owned_producer import OwnedProducer
 from fennel_core.engine.replay import ReplaylogReplay, replay_inputs
@@ -65,6 +65,8 @@ class RunnerLimits:
     """Input bytes of one iteration, unless a single record is larger."""
     environment: str
     """Hash of the platform's pinned environment, stored in markers."""
+    iteration_rows: int = 10_000
+    """Input rows of one iteration, unless a single record has more."""
     producer_idle_s: float = PRODUCER_IDLE_S
 
 
@@ -98,6 +100,8 @@ class Runner:
         """Awaited before each live iteration; the supervisor holds it while no lease is live."""
         self._task: asyncio.Task[object] | None = None
         self._discard_reason: str | None = None
+        self.trust_outputs = False
+        """Set before `run`: replay applies what this version computes, also if markers differ."""
 
     @property
     def hangar(self) -> Hangar:
@@ -153,7 +157,7 @@ class Runner:
             if offset > self._state.progress.offsets.get(topic, 0)
         }
         if later and self.status == "running":
-            self._state.advance(later, self._state.progress.replayed)
+            self._state.advance_offsets(later)
         return self._state.progress
 
     def discard_state(self, why: str) -> None:
@@ -240,7 +244,7 @@ class Runner:
                 (self.job.replaylog, self.part), self._state.progress.replayed, end
             )
         await self._replay().run(end)
-        self._state.advance({}, end)
+        await self._state.advance({}, end)
 
     async def _replay_inputs(self, ends: Mapping[TopicName, Offset]) -> None:
         writer = self._writer(None)
@@ -253,6 +257,7 @@ class Runner:
             self._broker,
             self._publisher(writer),
             self._limits.iteration_bytes,
+            self._limits.iteration_rows,
         )
 
     async def _publish_and_read(self, writer: IterationWriter) -> None:
@@ -278,11 +283,12 @@ class Runner:
         try:
             while True:
                 fetched = await subscription.next(self._limits.iteration_bytes)
-                if fetched.records:
-                    await self.may_begin()
-                    await writer.process(fetched)
-                self._applied[fetched.source[0]] = fetched.next
-                self._notify()
+                for portion in portions(fetched, self._limits.iteration_rows):
+                    if portion.records:
+                        await self.may_begin()
+                        await writer.process(portion)
+                    self._applied[portion.source[0]] = portion.next
+                    self._notify()
         finally:
             self._ends = lambda: None
             self._set_status("stopped")
@@ -311,6 +317,7 @@ class Runner:
             self._computer,
             self._broker,
             self._backfill_client,
+            trust_outputs=self.trust_outputs,
         )
 
     def _archived(self, writer: IterationWriter) -> ArchivedInput:

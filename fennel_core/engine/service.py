@@ -88,7 +88,9 @@ class SlotService:
                     self._state(JobId(job), PartitionIndex(part)) for job, part in argument["items"]
                 ]
             case "rebuild":
-                why = RebuildRequested(argument["why"], argument["before"])
+                why = RebuildRequested(
+                    argument["why"], argument["before"], trust_outputs=argument["trust_outputs"]
+                )
                 return [
                     await self._supervisor.rebuild((JobId(job), PartitionIndex(part)), why)
                     for job, part in argument["items"]

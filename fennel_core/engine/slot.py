@@ -118,7 +118,7 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
             executors,
             _callbacks(settings, pool),
             partial(_erased, pool),
-            RunnerLimits(settings.iteration_bytes, environment_hash()),
+            RunnerLimits(settings.iteration_bytes, environment_hash(), settings.iteration_rows),
             workers,
             QueuedBackfillClient(
                 PostgresHistoryFiles(pool),

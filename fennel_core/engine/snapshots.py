@@ -257,7 +257,7 @@ class Snapshots:
                 "of the log produced other results than were written (another version of the "
                 "platform or of its libraries?). Run the version that wrote it and "
                 f"`fennel-core recover --job {job}` (DAG recovery), which tries all of them again; "
-                "otherwise commit its dataset under a new version"
+                "to accept the state that this version computes, add --trust-outputs"
             )
         self._origins[partition] = StateOrigin.LOG_START
         return (await self._open_store(partition, opener))[0]

@@ -13,9 +13,10 @@ position, and write iterations under its own, lower epoch.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from hashlib import blake2b
 from typing import Final
 
@@ -23,7 +24,7 @@ import msgspec
 
 from fennel_core.engine.errors import EpochSuperseded, StateFormatError
 from fennel_core.hangar.read_view import ReadView
-from fennel_core.hangar.store import Hangar, WriteBatch
+from fennel_core.hangar.store import Hangar, HangarBusy, WriteBatch
 from fennel_core.operators.step import Outcome, StateReader
 from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.vocab.ids import Epoch, Offset, TopicName
@@ -33,6 +34,9 @@ PROGRESS_KEY: Final = b"\xffprogress"
 _RUNNER_KEYS: Final = b"\xff"
 """Keys from here on belong to the runner; all lower keys belong to the step."""
 _PAGE: Final = 4096
+FIRST_PAUSE_S: Final = 0.01
+LONGEST_PAUSE_S: Final = 1.0
+"""Between attempts to write to a busy store."""
 _HASH_BYTES: Final = 16
 _MODULUS: Final = 1 << (8 * _HASH_BYTES)
 _encode = msgspec.msgpack.Encoder().encode
@@ -169,6 +173,7 @@ class PartitionState:
         self._views: list[ReadView] = []
         self.progress = NO_PROGRESS
         """As of the last iteration applied."""
+        self._applying = False
 
     def load(self) -> None:
         """Read the progress that is stored with the state.
@@ -182,7 +187,7 @@ class PartitionState:
                 f"ours, {self._epoch}"
             )
 
-    def apply(
+    async def apply(
         self,
         iteration: int,
         outcome: Outcome,
@@ -192,16 +197,32 @@ class PartitionState:
     ) -> None:
         """Write an iteration's mutations and the progress after them in one batch.
 
-        Call it on the thread that serves lookups: they then never read half an iteration.
+        Call it on the thread that serves lookups: they then never read half an iteration. While the
+        store is busy, lookups see the state before, and the slot renews its lease.
         """
+        assert not self._applying, "iterations are applied one after the other"
         after = StateProgress(
             iteration, replayed, {**self.progress.offsets, **offsets}, state_hash, self._epoch
         )
-        batch = write_batch(after, outcome)
+        batch, pause_s = write_batch(after, outcome), FIRST_PAUSE_S
+        self._applying = True
+        try:
+            while not self._write(batch):
+                await asyncio.sleep(pause_s)
+                pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+        finally:
+            self._applying = False
+        self.progress = after
+
+    def _write(self, batch: WriteBatch) -> bool:
+        """Return False if the store is busy and has written nothing."""
         for view in self._views:
             view.keep(batch)
-        self.hangar.write(batch)
-        self.progress = after
+        try:
+            self.hangar.write(batch)
+        except HangarBusy:
+            return False
+        return True
 
     @contextmanager
     def view(self) -> Iterator[StateReader]:
@@ -213,7 +234,15 @@ class PartitionState:
         finally:
             self._views.remove(view)
 
-    def advance(self, offsets: Mapping[TopicName, Offset], replayed: Offset) -> None:
+    async def advance(self, offsets: Mapping[TopicName, Offset], replayed: Offset) -> None:
         """Store later positions that need no iteration."""
         known = self.progress
-        self.apply(known.iteration, Outcome(), known.state_hash, offsets, replayed)
+        await self.apply(known.iteration, Outcome(), known.state_hash, offsets, replayed)
+
+    def advance_offsets(self, offsets: Mapping[TopicName, Offset]) -> None:
+        """Store later input offsets that need no iteration, unless the store is busy."""
+        after = replace(
+            self.progress, offsets={**self.progress.offsets, **offsets}, epoch=self._epoch
+        )
+        if not self._applying and self._write(write_batch(after, Outcome())):
+            self.progress = after

@@ -28,6 +28,7 @@ from fennel_core.engine.errors import (
     EpochSuperseded,
     OutputTopicMissing,
     ProducerFenced,
+    RebuildRequested,
     StateUnusable,
 )
 from fennel_core.engine.local_state import LocalStateGarbage
@@ -77,6 +78,8 @@ class HostedPartition:
     reported: PartitionReport | None = None
     backoff_ms: int = FIRST_BACKOFF_MS
     since_ms: int = 0
+    trust_outputs: bool = False
+    """An operator's order, until a runner has replayed its log."""
 
     @property
     def parked(self) -> str | None:
@@ -163,7 +166,8 @@ class Supervisor:
                 return None
             self.runner_factory.discard_state(*partition, why)
             await self._stop(partition)
-            self._start(partition, hosted.epoch)
+            trust_outputs = isinstance(why, RebuildRequested) and why.trust_outputs
+            self._start(partition, hosted.epoch, trust_outputs=trust_outputs)
             return hosted.epoch
 
     async def shut_down(self) -> None:
@@ -269,8 +273,10 @@ class Supervisor:
         self._placed_on = names
         return self._placements
 
-    def _start(self, partition: JobPartition, epoch: Epoch) -> None:
-        hosted = HostedPartition(epoch, since_ms=self.clock.monotonic_ms())
+    def _start(self, partition: JobPartition, epoch: Epoch, *, trust_outputs: bool = False) -> None:
+        hosted = HostedPartition(
+            epoch, since_ms=self.clock.monotonic_ms(), trust_outputs=trust_outputs
+        )
         self.hosted[partition] = hosted
         hosted.task = asyncio.create_task(
             self._host(partition, hosted), name=f"{partition[0]}-{partition[1]}"
@@ -315,6 +321,7 @@ class Supervisor:
             return
         hosted.runner = runner
         runner.may_begin = self.lease_held
+        runner.trust_outputs = hosted.trust_outputs
         try:
             task = asyncio.current_task()
             if task is not None and task.cancelling():
@@ -327,6 +334,7 @@ class Supervisor:
             raise
         finally:
             hosted.error = hosted.parked
+            hosted.trust_outputs &= runner.status == "replaying"
             hosted.runner = None
             await self.runner_factory.close(runner)
 

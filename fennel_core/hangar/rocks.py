@@ -8,6 +8,8 @@ The contract suite pins these properties of rocksdict, on which this module reli
 - An iterator of a snapshot shows the latest data, so there are no views.
 - An iterator keeps the database open, so none outlives its scan.
 - A list `get` is one call for many keys.
+- A write that would have to wait for compactions fails at once with `no_slowdown`. It would keep
+  the interpreter while it waits, and so the lease of the whole slot.
 - Errors are bare `Exception`s that differ only in their text.
 - `items` takes a corrupt block for the end of the data, so at the end of a scan a second iterator
   checks that it is the end.
@@ -31,10 +33,11 @@ from rocksdict import (
     DBCompressionType,
     Options,
     Rdict,
+    WriteOptions,
 )
 from rocksdict import WriteBatch as RocksBatch
 
-from fennel_core.hangar.store import HangarClosed, HangarCorrupt, WriteBatch
+from fennel_core.hangar.store import HangarBusy, HangarClosed, HangarCorrupt, WriteBatch
 
 BLOOM_BITS_PER_KEY = 10
 WRITE_BUFFER_BYTES = 16 * 1024 * 1024
@@ -46,6 +49,7 @@ MAX_LOG_FILES = 1
 _FIRST_CHUNK = 16
 _LARGEST_CHUNK = 4096
 _CURRENT = "CURRENT"
+_STALLED = "Result incomplete"
 _CORRUPTION = ("Corruption", "IO error: No such file or directory")
 """Prefixes of RocksDB's error texts when a file is corrupt or missing. A full disk or a held lock
 has another text.
@@ -105,6 +109,8 @@ class RocksHangar:
         opts = options(cache)
         try:
             self._db = Rdict(str(path), opts, column_families={"default": opts})
+            self._write_options = WriteOptions()
+            self._write_options.no_slowdown = True
         except Exception as failed:
             _raise_if_corrupt(failed)
             raise
@@ -167,8 +173,10 @@ class RocksHangar:
         for key in batch.deletes:
             rocks.delete(key)
         try:
-            self._db.write(rocks)
+            self._db.write(rocks, self._write_options)
         except Exception as failed:
+            if str(failed).startswith(_STALLED):
+                raise HangarBusy(str(failed)) from failed
             _raise_if_corrupt(failed)
             raise
 

@@ -34,6 +34,12 @@ class HangarCorrupt(HangarError):
     code = "hangar-corrupt"
 
 
+class HangarBusy(HangarError):
+    """Nothing was written: the store must write files before it takes more. Try again soon."""
+
+    code = "hangar-busy"
+
+
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
     """The changes of one iteration; a key is in `puts` or in `deletes`, never in both."""
@@ -49,7 +55,10 @@ class Hangar(StateReader, Protocol):
     """
 
     def write(self, batch: WriteBatch) -> None:
-        """Apply the batch atomically. It survives the process, but not the machine."""
+        """Apply the batch atomically. It survives the process, but not the machine.
+
+        It never waits for the disk to catch up: raises HangarBusy.
+        """
         ...
 
     def checkpoint(self, target: Path) -> None:

@@ -288,6 +288,12 @@ class LimitSettings(BaseSettings):
         description="How often a supervisor reads the registry without a notification, ms: bounds "
         "the delay if one is lost.",
     )
+    iteration_rows: int = Field(
+        10_000,
+        gt=0,
+        description="Maximum rows of one iteration, unless one message has more; bounds how long a "
+        "write of state keeps a slot from its lease and its lookups.",
+    )
     iteration_bytes: int = Field(
         8 * MIB, gt=0, description="Maximum bytes of one iteration; bounds memory per runner."
     )

@@ -83,8 +83,9 @@ class RebuildProgress:
 class RebuildRun:
     """One rebuild of some job partitions.
 
-    `before`: restore only snapshots with lower numbers; None: any snapshot. `report` receives
-    lines of text for operators.
+    `before`: restore only snapshots with lower numbers; None: any snapshot. `trust_outputs`: accept
+    a replay that computes other state than was committed. `report` receives lines of text for
+    operators.
     """
 
     slots: SlotClient
@@ -93,6 +94,7 @@ class RebuildRun:
     sleep: Callable[[float], Awaitable[None]]
     reason: str
     before: int | None = None
+    trust_outputs: bool = False
     watched: list[RebuildProgress] = field(default_factory=list)
 
     async def run(self, wanted: Sequence[NamedPartition], timeout_s: float) -> None:
@@ -143,6 +145,7 @@ class RebuildRun:
             "items": [list(each.named.partition) for each in fresh],
             "why": self.reason,
             "before": self.before,
+            "trust_outputs": self.trust_outputs,
         }
         for each, epoch in zip(
             fresh, await self.slots.call(address, "rebuild", request), strict=True
@@ -226,6 +229,7 @@ def rebuild_partitions(
     *,
     before: int | None,
     timeout_s: float,
+    trust_outputs: bool = False,
 ) -> None:
     """Rebuild job partitions and wait until they have caught up.
 
@@ -238,5 +242,6 @@ def rebuild_partitions(
         asyncio.sleep,
         "rebuild requested by an operator (recovery)",
         before,
+        trust_outputs,
     )
     asyncio.run(run.run(wanted, timeout_s))

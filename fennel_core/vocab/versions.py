@@ -17,7 +17,8 @@ One Kafka message is one Arrow IPC stream with one record batch, compressed with
 from __future__ import annotations
 
 import io
-from typing import Literal
+import struct
+from typing import Final, Literal
 
 import polars as pl
 import pyarrow as pa
@@ -34,6 +35,9 @@ META_FIELDS = (
     pa.field(IS_TOMBSTONE, pa.bool_()),
 )
 COMPRESS_FROM_ROWS = 64
+_RECORD_BATCH: Final = 3
+"""Of the union `MessageHeader` in Arrow's Message.fbs."""
+_UINT16, _INT32, _UINT32, _INT64 = (struct.Struct(form) for form in ("<H", "<i", "<I", "<q"))
 FORMAT_HEADER = ("f", b"1")
 """Header of every data message: the version of the batch format."""
 
@@ -74,6 +78,35 @@ def encode_frame(frame: pl.DataFrame) -> bytes:
     )
     frame.write_ipc_stream(sink, compression=codec, compat_level=pl.CompatLevel.oldest())
     return sink.getvalue()
+
+
+def row_count(value: bytes) -> int:
+    """Return the number of rows in a message value, from its metadata alone."""
+    rows, at = 0, 0
+    while at + 8 <= len(value):
+        (length,) = _UINT32.unpack_from(value, at + 4)
+        if length == 0:
+            break  # the end of the stream
+        message = at + 8 + _UINT32.unpack_from(value, at + 8)[0]
+        (kind,) = value[(where := _field(value, message, 1)) : where + 1]
+        if kind == _RECORD_BATCH:
+            header = _field(value, message, 2)
+            batch = header + _UINT32.unpack_from(value, header)[0]
+            count = _field(value, batch, 0)
+            rows += _INT64.unpack_from(value, count)[0] if count else 0
+        body = _field(value, message, 3)
+        at += 8 + length + (_INT64.unpack_from(value, body)[0] if body else 0)
+    return rows
+
+
+def _field(value: bytes, table: int, number: int) -> int:
+    """Return where field `number` of a FlatBuffers table is stored; 0 if it has its default."""
+    vtable = table - _INT32.unpack_from(value, table)[0]
+    slot = 4 + 2 * number
+    if slot >= _UINT16.unpack_from(value, vtable)[0]:
+        return 0
+    (offset,) = _UINT16.unpack_from(value, vtable + slot)
+    return table + offset if offset else 0
 
 
 def decode(value: bytes) -> pl.DataFrame:

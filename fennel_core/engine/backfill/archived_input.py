@@ -68,18 +68,18 @@ class ArchivedInput:
         assert self._client is not None, "only history has what the log lacks"
         for topic, start in starts.items():
             for file in await self._client.archived_files(topic, self._part, self._next(topic)):
-                if file.first_offset >= start or not self._reach(topic, file.first_offset):
+                if file.first_offset >= start or not await self._reach(topic, file.first_offset):
                     break
                 rows = await self._client.archived_rows(file)
                 for fetched in batches(file, rows, self._next(topic), self._max_bytes):
                     await self._writer.process(fetched)
-                self._advance(topic, file.next_offset)
-            self._reach(topic, start)
+                await self._advance(topic, file.next_offset)
+            await self._reach(topic, start)
 
     def _next(self, topic: TopicName) -> Offset:
         return self._state.progress.offsets.get(topic, Offset(0))
 
-    def _reach(self, topic: TopicName, offset: Offset) -> bool:
+    async def _reach(self, topic: TopicName, offset: Offset) -> bool:
         """Return whether the state is at `offset`; skip lost records if the job tolerates that."""
         lost = self._next(topic)
         if lost < offset and tolerates_lost_records(self._job):
@@ -91,12 +91,12 @@ class ArchivedInput:
                 first=lost,
                 next=offset,
             )
-            self._advance(topic, offset)
+            await self._advance(topic, offset)
         return self._next(topic) >= offset
 
-    def _advance(self, topic: TopicName, offset: Offset) -> None:
+    async def _advance(self, topic: TopicName, offset: Offset) -> None:
         if offset > self._next(topic):
-            self._state.advance({topic: offset}, self._state.progress.replayed)
+            await self._state.advance({topic: offset}, self._state.progress.replayed)
 
 
 def batches(

@@ -176,7 +176,9 @@ async def _run_drill(task: DrillTask) -> DrillFinding:
                 settings.backfill_from_rows,
                 sleep,
             )
-            limits = RunnerLimits(settings.iteration_bytes, environment_hash())
+            limits = RunnerLimits(
+                settings.iteration_bytes, environment_hash(), settings.iteration_rows
+            )
             threads, cache = SingleThreadPool(), Cache(CACHE_BYTES)
 
             def opener(path: Path) -> Hangar:

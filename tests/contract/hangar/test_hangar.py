@@ -1,17 +1,19 @@
 """The state store, in memory and on RocksDB: what runners and lookups rely on."""
 
 import os
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from rocksdict import Cache
+from rocksdict import Cache, Options
 
+from fennel_core.hangar import rocks
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.rocks import FILE_BYTES, RocksHangar
-from fennel_core.hangar.store import Hangar, HangarClosed, HangarCorrupt, WriteBatch
+from fennel_core.hangar.store import Hangar, HangarBusy, HangarClosed, HangarCorrupt, WriteBatch
 
 Open = Callable[[Path], Hangar]
 
@@ -198,3 +200,35 @@ def test_no_file_of_a_large_state_is_much_larger_than_the_target_size(
     sizes = [path.stat().st_size for path in (tmp_path / "copy").glob("*.sst")]
     assert sum(sizes) > 4 * FILE_BYTES
     assert max(sizes) < 1.2 * FILE_BYTES
+
+
+def test_a_write_that_would_wait_for_the_disk_fails_at_once_and_writes_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    options = rocks.options
+
+    def soon_busy(cache: Cache) -> Options:
+        made = options(cache)
+        made.set_write_buffer_size(64 * 1024)
+        made.set_level_zero_file_num_compaction_trigger(2)
+        made.set_level_zero_slowdown_writes_trigger(2)
+        made.set_level_zero_stop_writes_trigger(2)
+        return made
+
+    monkeypatch.setattr(rocks, "options", soon_busy)
+    store = open_rocks(tmp_path / "state")
+
+    def is_busy(key: bytes) -> bool:
+        filling = {os.urandom(16): os.urandom(4_000) for _ in range(4)}
+        try:
+            store.write(WriteBatch({key: b"", **filling}))
+        except HangarBusy:
+            return True
+        return False
+
+    refused = next(key for key in (b"key%d" % n for n in range(10_000)) if is_busy(key))
+    assert store.get_many([refused]) == [None]
+    while is_busy(refused):
+        time.sleep(0.001)  # a compaction runs in RocksDB's own thread
+    assert store.get_many([refused]) == [b""]
+    store.close()

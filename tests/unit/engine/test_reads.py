@@ -61,10 +61,10 @@ class Runner:
     def view(self) -> AbstractContextManager[StateReader]:
         return self.state.view()
 
-    def iterate(self, value: bytes) -> None:
+    async def iterate(self, value: bytes) -> None:
         """Apply an iteration that changes every key, deletes one and adds another."""
         puts = dict.fromkeys([*KEYS[1:], b"0000+" + value], value)
-        self.state.apply(1, Outcome(puts, frozenset(KEYS[:1])), 0, {}, Offset(0))
+        await self.state.apply(1, Outcome(puts, frozenset(KEYS[:1])), 0, {}, Offset(0))
 
 
 @dataclass
@@ -106,7 +106,7 @@ async def test_a_long_read_gives_way_to_the_writer_and_sees_no_half_iteration(op
     while not reading.done():
         await asyncio.sleep(0)
         turns += 1
-        world.runner.iterate(b"%d" % turns)
+        await world.runner.iterate(b"%d" % turns)
     assert turns >= len(KEYS) / SLICE_KEYS, "each slice is a turn"
     rows = reading.result()["rows"]
     shown = rows[0] if op == "lookup" else [row for _, row in rows]

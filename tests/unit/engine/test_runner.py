@@ -29,6 +29,7 @@ from fennel_core.engine.iteration import JobLogic
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog, MemoryProducer
 from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.hangar.store import HangarBusy, WriteBatch
 from fennel_core.operators import spec
 from fennel_core.operators.build import build
 from fennel_core.operators.step import Outcome, OutputBatch, StateReader
@@ -164,6 +165,69 @@ async def test_a_replay_with_different_mutations_is_refused() -> None:
     )
     with pytest.raises(ReplayMismatch, match="older snapshot"):
         await drifted.run()
+
+
+async def test_a_different_replay_is_accepted_on_an_operators_order_and_emits_nothing() -> None:
+    log = MemoryLog()
+    await feed(log, ROWS[:3])
+    await run_until(make_runner(log, MemoryHangar(), 1), 6)
+    before = emitted(log)
+
+    class Upgraded(CountingStep):
+        """Another version of the step: it counts twice."""
+
+        def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
+            return super().apply(reads, source, batch.with_columns(pl.col("value") * 2))
+
+    def upgraded(epoch: int, hangar: MemoryHangar) -> Runner:
+        logic = JobLogic(Upgraded(), None, 1, None)
+        broker = MemoryBroker(log)
+        return Runner(make_job(), 0, Epoch(epoch), logic, hangar, broker, InlinePool(), LIMITS)
+
+    hangar = MemoryHangar()
+    rebuilt = upgraded(2, hangar)
+    rebuilt.trust_outputs = True
+    await run_until(rebuilt, 6)
+    assert emitted(log) == before, "the outputs stay as they were committed"
+    assert {key: int(value) for key, value in hangar.scan(b"sum/", b"sum0")} == {
+        b"sum/" + key.encode(): 2 * value for key, value in dict(expected(ROWS[:3])).items()
+    }
+    await run_until(upgraded(3, hangar), 6)  # from its own state it needs no order
+
+
+async def test_an_iteration_has_a_bounded_number_of_rows() -> None:
+    log = MemoryLog()
+    await feed(log, ROWS)
+    broker = MemoryBroker(log)
+    logic = JobLogic(CountingStep(), None, 1, None)
+    limits = RunnerLimits(2_000_000, "test", iteration_rows=3)
+    runner = Runner(make_job(), 0, Epoch(1), logic, MemoryHangar(), broker, InlinePool(), limits)
+    await run_until(runner, 2 * len(ROWS))
+    written = [markers.decode_marker(record.value) for record in log.log((REPLAYLOG, 0)).records]
+    spans = [m.ranges[0] for m in written if isinstance(m, markers.IterationMarker)]
+    assert all(span.next - span.first <= 2 * 3 for span in spans), "a row has two offsets"
+    assert len(spans) >= len(ROWS) / 3
+    assert emitted(log) == expected(ROWS)
+
+
+async def test_a_busy_store_delays_an_iteration_and_loses_nothing() -> None:
+    log = MemoryLog()
+    await feed(log, ROWS)
+
+    class BusyHangar(MemoryHangar):
+        refusals = 0
+
+        def write(self, batch: WriteBatch) -> None:
+            BusyHangar.refusals += 1
+            if BusyHangar.refusals % 3:
+                raise HangarBusy("it writes files")
+            super().write(batch)
+
+    hangar = BusyHangar()
+    runner = make_runner(log, hangar, 1)
+    await run_until(runner, 2 * len(ROWS))
+    assert emitted(log) == expected(ROWS)
+    assert state_progress.load(hangar) == runner.progress
 
 
 @pytest.mark.parametrize("outputs", [True, False])
