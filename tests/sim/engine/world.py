@@ -314,7 +314,9 @@ class World:
                 someone.process.registry_away_until_ms = now_ms() + int(
                     2 * LEASE_MS * chosen.random()
                 )
-            case "empty":
+            case "empty" if now_ms() > (
+                someone.process.registry_empty_until_ms + 2 * STATE_GRACE_MS
+            ):  # two times that follow each other would be one of more than the grace period
                 someone.process.registry_empty_until_ms = now_ms() + int(EMPTY_MS * chosen.random())
             case "join" if len(self.slots) < 3:
                 self.start(chosen.choice(self.machines), drifts=chosen.random() < 0.3)
