@@ -195,9 +195,10 @@ async def city_of(bench: Bench, user: int, part: int, address: str) -> str | Non
     """
     channel = await Channel.open(address)
     try:
-        ((row,),) = await channel.call(
+        found = await channel.call(
             "lookup", {"items": [[bench.jobs[1].id, part, [key(user)], NOW_US]]}
         )
+        ((row,),) = found["rows"]
         return None if row is None else msgspec.msgpack.decode(row)[1]
     except RemoteError as refused:
         if refused.remote_code != RefusalCode.NOT_OWNER:
