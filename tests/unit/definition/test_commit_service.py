@@ -16,6 +16,7 @@ from fennel_core.definition.merged_request import assemble_request
 from fennel_core.graph.entity_graph import build_graph, merge_incremental
 from fennel_core.ledger.commit_protocol import create_assets, switch
 from fennel_core.ledger.context import LedgerTimings
+from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.reconcile import reconcile
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis
@@ -23,6 +24,7 @@ from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.gen import services_pb2
 from tests.support.definition_world import CommitServerWorld, changed, recorded, request
 from tests.support.ledger_world import SHOP, World
+from tests.support.polling import eventually
 
 OPERATORS, FEATURES = recorded("operators"), recorded("featuresets")
 
@@ -134,6 +136,12 @@ async def test_a_preview_returns_the_plan_and_changes_nothing() -> None:
     lines = (await server.steps.preview(request(FEATURES))).lines
     assert lines == (await server.commits.commit(request(FEATURES))).lines, (
         "what was previewed is what was done"
+    )
+    await eventually(
+        lambda: all(
+            row.state is CommitState.FINISHED for row in server.world.ledger.state.commits.values()
+        ),
+        what="the commit goes on after its response",
     )
     before = server.world.ledger.state.copy()
     assert (
