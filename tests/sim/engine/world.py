@@ -240,6 +240,7 @@ class World:
         await self.laws.check_archive()
         await dags.drilled_all()
         self._raise_violation()
+        await self._settle()  # job partitions may have moved to their preferred slots since
         before = self.laws.data_records()
         survivors = self.laws.state_hashes()
         await self._rebuilt_elsewhere()
