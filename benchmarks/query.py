@@ -41,6 +41,7 @@ import uvicorn
 import uvloop
 from rocksdict import Cache
 
+from fennel_core.apps.query import tune_interpreter
 from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.connections.frames import serve as serve_frames
@@ -331,7 +332,7 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
     )
     gc.collect()
     gc.freeze()
-    gc.set_threshold(20_000, 20, 50)
+    tune_interpreter()
     config = uvicorn.Config(
         Timed(app),
         port=port,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import gc
+import sys
 import time
 
 import uvloop
@@ -13,6 +14,7 @@ from fennel_core.connections import postgres, secrets, tokens
 from fennel_core.connections.postgres import Pool
 from fennel_core.executors.client import Executors
 from fennel_core.query.barrier import Barrier
+from fennel_core.query.batch_thread import SWITCH_INTERVAL_S
 from fennel_core.query.erasures import Erasures
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.inspect import Inspector
@@ -80,7 +82,7 @@ async def serve(settings: Settings) -> None:
             erased,
             refresher,
         )
-        gc.set_threshold(*GC_THRESHOLDS)
+        tune_interpreter()
         server = asyncio.create_task(
             serve_http(
                 app,
@@ -108,6 +110,12 @@ async def serve(settings: Settings) -> None:
             await forwarder.close()
             await slots.close()
             await asyncio.to_thread(tails.close)
+
+
+def tune_interpreter() -> None:
+    """Set what the latency of requests depends on; for processes that only serve queries."""
+    gc.set_threshold(*GC_THRESHOLDS)
+    sys.setswitchinterval(SWITCH_INTERVAL_S)
 
 
 def application(

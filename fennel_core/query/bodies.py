@@ -9,13 +9,14 @@ but by their declared types (`values.py`).
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from typing import Any, TypeVar
 
 import msgspec
 
+from fennel_core.query.batch_thread import SLICE_ROWS, slices
 from fennel_core.query.columns import QueryColumn
 from fennel_core.query.errors import (
     LookupRejected,
@@ -187,6 +188,19 @@ def timestamp_column(values: list[Any]) -> Sequence[int]:
     return micros  # type: ignore[return-value]  # physical timestamps are integers
 
 
-def as_rows(columns: Mapping[str, Sequence[object]], rows: int) -> list[dict[str, object]]:
-    """Return columns of `rows` values as one object per row."""
-    return [{name: values[row] for name, values in columns.items()} for row in range(rows)]
+def dump_columns(columns: Iterable[tuple[str, Sequence[object]]]) -> bytes:
+    """Encode columns as an object of lists, one column per C call."""
+    return b"{" + b",".join(dump(name) + b":" + dump(values) for name, values in columns) + b"}"
+
+
+def dump_rows(columns: Mapping[str, Sequence[object]], rows: int) -> bytes:
+    """Encode columns of `rows` values as a list with an object per row."""
+    if rows <= SLICE_ROWS:
+        return dump(as_rows(columns, range(rows)))
+    parts = (dump(as_rows(columns, range(some.start, some.stop))) for some in slices(rows))
+    return b"[" + b",".join(part[1:-1] for part in parts) + b"]"
+
+
+def as_rows(columns: Mapping[str, Sequence[object]], rows: range) -> list[dict[str, object]]:
+    """Return the values of `rows` as one object per row."""
+    return [{name: values[row] for name, values in columns.items()} for row in rows]

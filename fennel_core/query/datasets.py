@@ -16,10 +16,11 @@ import pyarrow as pa
 
 from fennel_core.executors.client import LookupReply, LookupRequest
 from fennel_core.executors.internal_errors import LookupRefused
+from fennel_core.query.batch_thread import ROWS_IN_LOOP, off_loop
 from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
 from fennel_core.query.errors import LookupRejected, QueryError, UnknownField
 from fennel_core.query.execution import key_bytes, key_values
-from fennel_core.query.lookups import JobLookup, Lookups, ReadOutcome, transpose
+from fennel_core.query.lookups import EncodedRows, JobLookup, Lookups, ReadOutcome, transpose
 from fennel_core.query.program import ServedDataset
 from fennel_core.vocab.dtypes import Field, Timestamp, optional
 from fennel_core.vocab.ids import DatasetName
@@ -64,14 +65,33 @@ async def look_up(
 
     `as_of` is one time or one per key (µs).
     """
-    schema = table.view.schema
+    large = any(len(column) > ROWS_IN_LOOP for column in keys)
+    values, encoded = await off_loop(large, lambda: _encoded_keys(keys, table.view.schema))
+    [rows] = await lookups.fetch(
+        [JobLookup(table.job(), table.partitions, encoded, as_of, table.erasable)],
+        outcome,
+    )
+    return await off_loop(large, lambda: _result(table, values, rows, names))
+
+
+def _encoded_keys(
+    keys: Sequence[QueryColumn], schema: Schema
+) -> tuple[list[Sequence[object]], list[bytes]]:
+    """Return the values of each key column as the dataset stores them, and each key's bytes."""
     values = [
         key_values(column, field.dtype) for column, field in zip(keys, schema.keys, strict=True)
     ]
-    [rows] = await lookups.fetch(
-        [JobLookup(table.job(), table.partitions, key_bytes(values), as_of, table.erasable)],
-        outcome,
-    )
+    return values, key_bytes(values)
+
+
+def _result(
+    table: ServedDataset,
+    values: Sequence[Sequence[object]],
+    rows: EncodedRows,
+    names: tuple[str, ...],
+) -> LookupResult:
+    """Return the columns `names`: keys are echoed, all others come from `rows`."""
+    schema = table.view.schema
     echoed = {
         field.name: (field, QueryColumn(field.dtype, column))
         for field, column in zip(schema.keys, values, strict=True)
@@ -118,13 +138,7 @@ class ExtractorLookups:
         answer = await look_up(
             self._lookups, table, keys, names, self._moments(asked), self._outcome
         )
-        frame = pl.DataFrame([column.series.alias(field.name) for field, column in answer.columns])
-        fields = tuple(field for field, _ in answer.columns)
-        return LookupReply(
-            frame.to_arrow(compat_level=pl.CompatLevel.oldest()),
-            fields,
-            pa.array(answer.found, pa.bool_()),
-        )
+        return await off_loop(len(answer.found) > ROWS_IN_LOOP, lambda: _reply(answer))
 
     def _moments(self, asked: LookupRequest) -> int | list[int]:
         """Return the requested times, none later than the query's own: future rows are
@@ -141,6 +155,16 @@ class ExtractorLookups:
         if micros.is_empty() or micros.min() == self._now_us:
             return self._now_us
         return micros.to_list()
+
+
+def _reply(answer: LookupResult) -> LookupReply:
+    frame = pl.DataFrame([column.series.alias(field.name) for field, column in answer.columns])
+    fields = tuple(field for field, _ in answer.columns)
+    return LookupReply(
+        frame.to_arrow(compat_level=pl.CompatLevel.oldest()),
+        fields,
+        pa.array(answer.found, pa.bool_()),
+    )
 
 
 def _key_columns(asked: LookupRequest, schema: Schema) -> list[QueryColumn]:

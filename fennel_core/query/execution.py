@@ -22,6 +22,7 @@ import pyarrow as pa
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.executors.errors import CallFailed, ExecutorUnavailable
 from fennel_core.executors.protocol import TS
+from fennel_core.query.batch_thread import ROWS_IN_LOOP, SLICE_ROWS, off_loop, slices
 from fennel_core.query.bound_expressions import BoundExpressions
 from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
 from fennel_core.query.concurrently import gather_or_cancel
@@ -36,6 +37,7 @@ from fennel_core.query.program import (
     BoundAlias,
     BoundExtractor,
     BoundLevel,
+    BoundLocal,
     BoundLookup,
     QueryProgram,
     Registers,
@@ -54,6 +56,8 @@ class QueryRequest:
     given: dict[str, QueryColumn]
     rows: int
     now_us: int
+    large: bool = False
+    """Whether its work is done off the event loop (`batch_thread`)."""
     outcome: ReadOutcome = field(default_factory=ReadOutcome)
     seen: dict[tuple[JobId, bytes], bytes | None] = field(default_factory=dict)
     """The rows of jobs that more than one level looks up, by key."""
@@ -89,12 +93,8 @@ class ProgramRunner:
         request: QueryRequest,
         callbacks: Callbacks,
     ) -> None:
-        for step in level.local:
-            match step:
-                case BoundAlias(source, out, dtype, fill):
-                    registers[out] = registers[source].filled(fill, dtype)
-                case BoundExpressions():
-                    step.run(registers, request.rows, request.now_us)
+        if level.local:
+            await off_loop(request.large, lambda: _compute(level.local, registers, request))
         work = [self._extract(step, registers, request, callbacks) for step in level.extractors]
         if level.lookups:
             work.append(self._look_up(level.lookups, repeated, registers, request))
@@ -110,47 +110,63 @@ class ProgramRunner:
         registers: Registers,
         request: QueryRequest,
     ) -> None:
-        of_group: dict[int, _DistinctKeys] = {}
-        for step in steps:
-            if step.group not in of_group:
-                of_group[step.group] = _DistinctKeys.of(step, registers)
-        asked = [of_group[step.group] for step in steps]
+        asked = await off_loop(request.large, lambda: _distinct_keys(steps, registers))
+        large = request.large or any(len(each.keys) > ROWS_IN_LOOP for each in asked)
         job_lookups = [
             JobLookup(step.job, step.partitions, each.keys, request.now_us, step.erasable)
             for step, each in zip(steps, asked, strict=True)
         ]
         try:
             found = (
-                await self._fetch_once(job_lookups, repeated, request)
+                await self._fetch_once(job_lookups, repeated, request, large=large)
                 if repeated
                 else await self._lookups.fetch(job_lookups, request.outcome)
             )
         except JobParked as parked:
             raise parked.needed_by(_features_of(steps, str(parked))) from parked
-        for step, each, rows in zip(steps, asked, found, strict=True):
-            each.fill_registers(step, rows, registers)
+
+        def fill() -> None:
+            for step, each, rows in zip(steps, asked, found, strict=True):
+                each.fill_registers(step, rows, registers)
+            # Here, because to free many rows takes long, too.
+            found.clear()
+
+        await off_loop(large, fill)
 
     async def _fetch_once(
-        self, job_lookups: list[JobLookup], repeated: frozenset[JobId], request: QueryRequest
+        self,
+        job_lookups: list[JobLookup],
+        repeated: frozenset[JobId],
+        request: QueryRequest,
+        *,
+        large: bool,
     ) -> list[EncodedRows]:
         """Fetch rows; rows of `repeated` jobs that an earlier level has fetched are used again."""
         seen = request.seen
-        missing = [
-            replace(each, keys=[key for key in each.keys if (each.job, key) not in seen])
-            if each.job in repeated
-            else each
-            for each in job_lookups
-        ]
+
+        def unseen() -> list[JobLookup]:
+            return [
+                replace(each, keys=[key for key in each.keys if (each.job, key) not in seen])
+                if each.job in repeated
+                else each
+                for each in job_lookups
+            ]
+
+        missing = await off_loop(large, unseen)
         fetched = await self._lookups.fetch(missing, request.outcome)
-        for each, rows in zip(missing, fetched, strict=True):
-            if each.job in repeated:
-                for key, row in zip(each.keys, rows, strict=True):
-                    # Two steps of one level may look the same key up.
-                    seen.setdefault((each.job, key), row)
-        return [
-            [seen[each.job, key] for key in each.keys] if each.job in repeated else rows
-            for each, rows in zip(job_lookups, fetched, strict=True)
-        ]
+
+        def merged() -> list[EncodedRows]:
+            for each, rows in zip(missing, fetched, strict=True):
+                if each.job in repeated:
+                    for key, row in zip(each.keys, rows, strict=True):
+                        # Two steps of one level may look the same key up.
+                        seen.setdefault((each.job, key), row)
+            return [
+                [seen[each.job, key] for key in each.keys] if each.job in repeated else rows
+                for each, rows in zip(job_lookups, fetched, strict=True)
+            ]
+
+        return await off_loop(large, merged)
 
     async def _extract(
         self,
@@ -159,15 +175,7 @@ class ProgramRunner:
         request: QueryRequest,
         callbacks: Callbacks,
     ) -> None:
-        now = (
-            pl.Series([request.now_us], dtype=pl.Int64)
-            .cast(LOGICAL_TIME)
-            .new_from_index(0, request.rows)
-        )
-        columns = [now, *(registers[i].series for i in step.inputs)]
-        arrays = [column.to_arrow(compat_level=pl.CompatLevel.oldest()) for column in columns]
-        # Not a dict: an input may occur twice.
-        rows = pa.Table.from_arrays(arrays, [TS, *(field.name for field in step.call.inputs)])
+        rows = await off_loop(request.large, lambda: _input_rows(step, registers, request))
         try:
             table = await self._executors.run(step.call, rows, callbacks=callbacks)
         except ExecutorUnavailable as busy:
@@ -180,6 +188,27 @@ class ProgramRunner:
         for place, out in step.keep:
             field = step.call.outputs[place]
             registers[out] = QueryColumn(field.dtype, series=frame[field.name])
+
+
+def _compute(local: Sequence[BoundLocal], registers: Registers, request: QueryRequest) -> None:
+    for step in local:
+        match step:
+            case BoundAlias(source, out, dtype, fill):
+                registers[out] = registers[source].filled(fill, dtype)
+            case BoundExpressions():
+                step.run(registers, request.rows, request.now_us)
+
+
+def _input_rows(step: BoundExtractor, registers: Registers, request: QueryRequest) -> pa.Table:
+    now = (
+        pl.Series([request.now_us], dtype=pl.Int64)
+        .cast(LOGICAL_TIME)
+        .new_from_index(0, request.rows)
+    )
+    columns = [now, *(registers[i].series for i in step.inputs)]
+    arrays = [column.to_arrow(compat_level=pl.CompatLevel.oldest()) for column in columns]
+    # Not a dict: an input may occur twice.
+    return pa.Table.from_arrays(arrays, [TS, *(field.name for field in step.call.inputs)])
 
 
 def _features_of(steps: tuple[BoundLookup, ...], text: str) -> list[str]:
@@ -242,6 +271,15 @@ class _DistinctKeys:
             registers[read.out] = QueryColumn(read.dtype, found)
 
 
+def _distinct_keys(steps: Sequence[BoundLookup], registers: Registers) -> list[_DistinctKeys]:
+    """Return the keys of each step; steps of a group share them."""
+    of_group: dict[int, _DistinctKeys] = {}
+    for step in steps:
+        if step.group not in of_group:
+            of_group[step.group] = _DistinctKeys.of(step, registers)
+    return [of_group[step.group] for step in steps]
+
+
 def key_values(column: QueryColumn, dtype: Dtype) -> Sequence[object]:
     """Return a key column's physical values as the key field `dtype` stores them.
 
@@ -261,7 +299,12 @@ def key_bytes(columns: Sequence[Sequence[object]]) -> list[bytes]:
     """Return the key bytes of rows given as physical columns in key order (as
     `vocab.keys.key_bytes`).
     """
-    return list(map(_encode_key, zip(*columns, strict=True)))
+    if len(columns[0]) <= SLICE_ROWS:
+        return list(map(_encode_key, zip(*columns, strict=True)))
+    keys: list[bytes] = []
+    for some in slices(len(columns[0])):
+        keys += map(_encode_key, zip(*(column[some] for column in columns), strict=True))
+    return keys
 
 
 def _flatten(step: BoundLookup, registers: Registers) -> tuple[list[Sequence[object]], list[int]]:

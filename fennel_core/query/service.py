@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from typing import TypeVar
@@ -20,16 +21,26 @@ from prometheus_client import Counter, Histogram
 
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.query.barrier import Barrier
+from fennel_core.query.batch_thread import BYTES_IN_LOOP, ROWS_IN_LOOP, off_loop
 from fennel_core.query.bodies import (
     FeatureQuery,
-    as_rows,
+    LookupBody,
     dump,
+    dump_columns,
+    dump_rows,
     key_columns,
     lookup_body,
     query_body,
     timestamp_column,
 )
-from fennel_core.query.datasets import ExtractorLookups, chosen_fields, look_up, serving_check
+from fennel_core.query.columns import QueryColumn
+from fennel_core.query.datasets import (
+    ExtractorLookups,
+    LookupResult,
+    chosen_fields,
+    look_up,
+    serving_check,
+)
 from fennel_core.query.encode import json_values
 from fennel_core.query.errors import (
     ExpressionRejected,
@@ -44,10 +55,11 @@ from fennel_core.query.errors import (
 from fennel_core.query.execution import ProgramRunner, QueryRequest
 from fennel_core.query.inspect import Inspector
 from fennel_core.query.lookups import Lookups, ReadOutcome
-from fennel_core.query.program import ServedDataset
+from fennel_core.query.program import QueryProgram, ServedDataset
 from fennel_core.query.values import input_column
 from fennel_core.query.view import BranchKey, View, Views
 from fennel_core.telemetry import metrics
+from fennel_core.vocab.dtypes import Field
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
 
@@ -116,9 +128,11 @@ class QueryService:
         began = time.perf_counter()
         workflow = DEFAULT_WORKFLOW
         try:
-            asked = query_body(body, self._bounds.query_rows)
-            workflow = self._workflow(asked.workflow)
-            answer = await self._read(key, partial(self._features, key, asked))
+            async with self._deadline():
+                large = len(body) > BYTES_IN_LOOP
+                asked = await off_loop(large, partial(query_body, body, self._bounds.query_rows))
+                workflow = self._workflow(asked.workflow)
+                answer = await self._on_view(key, partial(self._features, key, asked))
         except ApiError as refused:
             metrics.EXTRACT_FEATURES_ERRORS.labels(workflow, refused.code).inc()
             raise
@@ -129,20 +143,12 @@ class QueryService:
 
     async def _features(self, key: BranchKey, asked: FeatureQuery, view: View) -> Answer:
         program = view.program((asked.inputs, asked.outputs))
-        given = {}
-        for name, dtype, _ in program.inputs:
-            values = asked.column(name)
-            if values is None:
-                raise MissingInput(name)
-            given[name] = input_column(values, dtype, name)
-        request = QueryRequest(given, asked.rows, self._now_us())
+        large = asked.rows > ROWS_IN_LOOP
+        given = await off_loop(large, partial(_given, program, asked))
+        request = QueryRequest(given, asked.rows, self._now_us(), large)
         columns = await self._runner.run(program, request, self._callbacks(key, view, request))
-        encoded = {
-            name: encode(column)
-            for (name, encode, _), column in zip(program.outputs, columns, strict=True)
-        }
-        shown = as_rows(encoded, asked.rows) if asked.by_row else encoded
-        return Answer(dump(shown), request.outcome.stale)
+        encoded = await off_loop(large, partial(_encoded, program, columns, asked))
+        return Answer(encoded, request.outcome.stale)
 
     def _workflow(self, name: str | None) -> str:
         """Return the workflow as a metric label: the first hundred names get one each, others share
@@ -156,19 +162,24 @@ class QueryService:
 
     async def lookup(self, key: BranchKey, dataset: str, body: bytes) -> Answer:
         """Serve `POST /dataset/{name}/lookup`: `{"data": columns, "found": [...]}`."""
-        asked = lookup_body(body, self._bounds.query_rows)
 
-        async def answer(view: View) -> Answer:
+        async def answer(asked: LookupBody, view: View) -> Answer:
             table, outcome = _table(view, dataset), ReadOutcome()
             serving_check(table, as_of=bool(asked.timestamps))
-            names = chosen_fields(table.view.schema, asked.fields or ())
-            keys = key_columns(asked.keys, table.view.schema.keys, dataset)
-            as_of = timestamp_column(asked.timestamps) if asked.timestamps else self._now_us()
+            schema = table.view.schema
+            names = chosen_fields(schema, asked.fields or ())
+            large = len(asked.keys) > ROWS_IN_LOOP
+            keys = await off_loop(large, partial(key_columns, asked.keys, schema.keys, dataset))
+            as_of: int | Sequence[int] = self._now_us()
+            if asked.timestamps:
+                as_of = await off_loop(large, partial(timestamp_column, asked.timestamps))
             found = await look_up(self._lookups, table, keys, names, as_of, outcome)
-            data = {field.name: json_values(column) for field, column in found.columns}
-            return Answer(dump({"data": data, "found": found.found}), outcome.stale)
+            return Answer(await off_loop(large, partial(_found, found)), outcome.stale)
 
-        return await self._read(key, answer)
+        async with self._deadline():
+            large = len(body) > BYTES_IN_LOOP
+            asked = await off_loop(large, partial(lookup_body, body, self._bounds.query_rows))
+            return await self._on_view(key, partial(answer, asked))
 
     async def inspect(self, key: BranchKey, dataset: str, rows: int) -> Answer:
         """Serve `GET /dataset/{name}/inspect`: columns of the last rows."""
@@ -178,10 +189,11 @@ class QueryService:
             columns = await self._inspector.last_rows(
                 _table(view, dataset), rows, self._now_us(), outcome
             )
-            shown = {field.name: json_values(column) for field, column in columns}
-            return Answer(dump(shown), outcome.stale)
+            large = any(len(column) > ROWS_IN_LOOP for _, column in columns)
+            return Answer(await off_loop(large, partial(_shown, columns)), outcome.stale)
 
-        return await self._read(key, answer)
+        async with self._deadline():
+            return await self._on_view(key, answer)
 
     async def barrier(self, key: BranchKey, timeout_s: float | None) -> Answer:
         """Serve `POST /barrier`: `{}` once everything accepted before has been applied."""
@@ -202,11 +214,12 @@ class QueryService:
             workspace=workspace,
         )
 
-    async def _read(self, key: BranchKey, answer: Callable[[View], Awaitable[T]]) -> T:
-        """Return the answer on the branch's view; raises `QueryTimeout`."""
+    @asynccontextmanager
+    async def _deadline(self) -> AsyncIterator[None]:
+        """Cancel the block at the deadline of a read, and raise `QueryTimeout`."""
         try:
             async with asyncio.timeout(self._bounds.query_timeout_s):
-                return await self._on_view(key, answer)
+                yield
         except TimeoutError as late:
             raise QueryTimeout(self._bounds.query_timeout_s) from late
 
@@ -229,6 +242,32 @@ def _seconds(workflow: str) -> Histogram:
 @lru_cache(maxsize=WORKFLOW_LABELS + 2)
 def _rows(workflow: str) -> Counter:
     return metrics.EXTRACT_FEATURES.labels(workflow)
+
+
+def _given(program: QueryProgram, asked: FeatureQuery) -> dict[str, QueryColumn]:
+    given = {}
+    for name, dtype, _ in program.inputs:
+        values = asked.column(name)
+        if values is None:
+            raise MissingInput(name)
+        given[name] = input_column(values, dtype, name)
+    return given
+
+
+def _encoded(program: QueryProgram, columns: list[QueryColumn], asked: FeatureQuery) -> bytes:
+    encoded = (
+        (name, encode(column))
+        for (name, encode, _), column in zip(program.outputs, columns, strict=True)
+    )
+    return dump_rows(dict(encoded), asked.rows) if asked.by_row else dump_columns(encoded)
+
+
+def _found(result: LookupResult) -> bytes:
+    return b'{"data":' + _shown(result.columns) + b',"found":' + dump(result.found) + b"}"
+
+
+def _shown(columns: Iterable[tuple[Field, QueryColumn]]) -> bytes:
+    return dump_columns((field.name, json_values(column)) for field, column in columns)
 
 
 def _table(view: View, dataset: str) -> ServedDataset:
