@@ -1,15 +1,25 @@
-"""The query server: the API gateway, run as `python -m fennel_core.apps.query`."""
+"""The query server: the API gateway, run as `python -m fennel_core.apps.query`.
+
+With `FENNEL_QUERY_WORKERS` above 1 this process is the parent of so many query servers on one port.
+"""
 
 from __future__ import annotations
 
 import asyncio
 import gc
+import socket
 import sys
 import time
 
 import uvloop
 
 from fennel_core.apps.serve import serve_http
+from fennel_core.apps.workers import (
+    bound_socket,
+    inherited_listener,
+    run_workers,
+    stop_with_parent,
+)
 from fennel_core.connections import postgres, secrets, tokens
 from fennel_core.connections.postgres import Pool
 from fennel_core.executors.client import Executors
@@ -49,11 +59,22 @@ def main() -> None:
     settings = Settings()
     logs.configure(PROCESS, settings.log_level, hidden=logs.secrets_of(settings))
     traces.configure(PROCESS, settings.otlp_endpoint)
-    uvloop.run(serve(settings))
+    inherited = inherited_listener(sys.argv[1:])
+    if inherited is not None or settings.query_workers == 1:
+        uvloop.run(serve(settings, inherited))
+        return
+    bound = bound_socket(settings.host, settings.query_port)
+    count, grace_s = settings.query_workers, settings.shutdown_grace_s
+    sys.exit(asyncio.run(run_workers("fennel_core.apps.query", count, bound, grace_s=grace_s)))
 
 
-async def serve(settings: Settings) -> None:
-    """Serve until a signal arrives, then finish the requests under way."""
+async def serve(settings: Settings, inherited: socket.socket | None = None) -> None:
+    """Serve until a signal arrives, then finish the requests under way.
+
+    `inherited`: the socket of a worker's parent.
+    """
+    if inherited is not None:
+        stop_with_parent()
     dsn = settings.postgres_dsn.get_secret_value()
     slots, tails, forwarder = (
         SlotConnections(),
@@ -90,6 +111,7 @@ async def serve(settings: Settings) -> None:
                 settings.query_port,
                 grace_s=settings.shutdown_grace_s,
                 keep_alive_s=KEEP_ALIVE_S,
+                listener=inherited,
             )
         )
         listeners = {

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import signal
+import socket
 from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Final
@@ -43,12 +44,19 @@ class _Server(uvicorn.Server):
 
 
 async def serve_http(
-    app: ASGIApp, host: str, port: int, *, grace_s: float, keep_alive_s: int = KEEP_ALIVE_S
+    app: ASGIApp,
+    host: str,
+    port: int,
+    *,
+    grace_s: float,
+    keep_alive_s: int = KEEP_ALIVE_S,
+    listener: socket.socket | None = None,
 ) -> None:
     """Serve `app` until SIGTERM or SIGINT, then finish the requests under way and return.
 
     Requests that take longer than `grace_s` are cancelled. Idle connections are closed after
-    `keep_alive_s`. Call it from the main thread.
+    `keep_alive_s`. `listener`: a bound socket to use instead of `host` and `port`; it is closed
+    at the end. Call it from the main thread.
     """
     config = uvicorn.Config(
         app,
@@ -69,4 +77,4 @@ async def serve_http(
     # Objects that are alive now live as long as the process: no collection needs to visit them.
     gc.collect()
     gc.freeze()
-    await _Server(config).serve()
+    await _Server(config).serve(None if listener is None else [listener])

@@ -316,6 +316,13 @@ class LimitSettings(BaseSettings):
         gt=0,
         description="Maximum rows of one `log` request, which is one Kafka transaction.",
     )
+    query_workers: int = Field(
+        1,
+        ge=1,
+        le=64,
+        description="Processes of the query server, which share its port: one core each. With "
+        "more than 1, a parent process supervises them.",
+    )
     query_rows: int = Field(
         10_000,
         gt=0,

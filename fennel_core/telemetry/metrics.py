@@ -5,9 +5,9 @@ documented names of counters do not end in `_total`, which the Prometheus librar
 `render` removes it for exactly those names. Labels have a bounded number of values (names of
 entities, small enumerations), never keys, users or requests.
 
-A program of several processes (the engine: a Spark driver and its slots) sets
-`PROMETHEUS_MULTIPROC_DIR` to an empty folder of its own before it imports this module. Each process
-then writes there, and the process that serves `/metrics` renders all of them.
+The processes of a program of several (the workers of a query server) have
+`PROMETHEUS_MULTIPROC_DIR` set to a folder of their program before they import this module. Each
+process then writes there, and the one that responds to `/metrics` renders the sums of all of them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Sequence
-from typing import Final
+from pathlib import Path
+from typing import Final, Literal
 
 from prometheus_client import (
     CollectorRegistry,
@@ -55,9 +56,16 @@ def counter(
     return Counter(name, documentation, labels, registry=REGISTRY)
 
 
-def gauge(name: str, documentation: str, labels: Sequence[str] = ()) -> Gauge:
-    """Create a gauge; of several processes, the value that was set last is rendered."""
-    return Gauge(name, documentation, labels, registry=REGISTRY, multiprocess_mode="mostrecent")
+def gauge(
+    name: str, documentation: str, labels: Sequence[str] = (), *, worst: bool = False
+) -> Gauge:
+    """Create a gauge.
+
+    Of several processes, the value that was set last is rendered; with `worst`, the largest of
+    those that run.
+    """
+    mode: Literal["livemax", "mostrecent"] = "livemax" if worst else "mostrecent"
+    return Gauge(name, documentation, labels, registry=REGISTRY, multiprocess_mode=mode)
 
 
 def histogram(
@@ -81,9 +89,9 @@ def render() -> bytes:
     return re.sub(rb"\b(" + names + rb")_total\b", rb"\1", text)
 
 
-def forget_process(pid: int) -> None:
-    """Drop the live gauges of a process that has ended, in a program of several processes."""
-    mark_process_dead(pid)  # type: ignore[no-untyped-call]  # the library's function has no annotations
+def forget_process(pid: int, folder: Path) -> None:
+    """Drop the live gauges of a process that has ended; `folder` is that of its program."""
+    mark_process_dead(pid, str(folder))  # type: ignore[no-untyped-call]  # the library's function has no annotations
 
 
 # Write path.
@@ -161,7 +169,7 @@ STALE_READS = counter(
 VIEW_AGE = gauge(
     "fennel_query_view_age_seconds",
     "Time for which the longest-waiting branch has not been reloaded after a change; 0 if none.",
-    (),
+    worst=True,
 )
 
 # Control plane.
