@@ -83,7 +83,9 @@ class ProgramRunner:
         filled: Registers = registers  # type: ignore[assignment]  # the planner computes every register before it is read
         for level in program.levels:
             await self._level(level, program.repeated, filled, request, callbacks)
-        return [filled[place] for _, _, place in program.outputs]
+        outputs = [filled[place] for _, _, place in program.outputs]
+        await off_loop(request.large, registers.clear)
+        return outputs
 
     async def _level(
         self,
@@ -128,7 +130,7 @@ class ProgramRunner:
         def fill() -> None:
             for step, each, rows in zip(steps, asked, found, strict=True):
                 each.fill_registers(step, rows, registers)
-            # Here, because to free many rows takes long, too.
+            # Freed here, because that takes long, too.
             found.clear()
 
         await off_loop(large, fill)

@@ -173,7 +173,7 @@ class QueryService:
             as_of: int | Sequence[int] = self._now_us()
             if asked.timestamps:
                 as_of = await off_loop(large, partial(timestamp_column, asked.timestamps))
-            found = await look_up(self._lookups, table, keys, names, as_of, outcome)
+            found = [await look_up(self._lookups, table, keys, names, as_of, outcome)]
             return Answer(await off_loop(large, partial(_found, found)), outcome.stale)
 
         async with self._deadline():
@@ -255,14 +255,19 @@ def _given(program: QueryProgram, asked: FeatureQuery) -> dict[str, QueryColumn]
 
 
 def _encoded(program: QueryProgram, columns: list[QueryColumn], asked: FeatureQuery) -> bytes:
-    encoded = (
-        (name, encode(column))
-        for (name, encode, _), column in zip(program.outputs, columns, strict=True)
-    )
+    """Encode the columns of the outputs, and take them out of the list.
+
+    Each is freed here: to free half a million values on the event loop takes 20 ms.
+    """
+    assert len(columns) == len(program.outputs), "a column per output"
+    columns.reverse()
+    encoded = ((name, encode(columns.pop())) for name, encode, _ in program.outputs)
     return dump_rows(dict(encoded), asked.rows) if asked.by_row else dump_columns(encoded)
 
 
-def _found(result: LookupResult) -> bytes:
+def _found(results: list[LookupResult]) -> bytes:
+    """Encode the one result and take it out of the list, so that it is freed here."""
+    result = results.pop()
     return b'{"data":' + _shown(result.columns) + b',"found":' + dump(result.found) + b"}"
 
 
