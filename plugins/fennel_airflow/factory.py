@@ -33,6 +33,10 @@ DRILL_SCHEDULE: Final = os.environ.get("FENNEL_DRILL_SCHEDULE", "0 3 * * *").str
 """`Settings.drill_schedule`, read in the same way."""
 
 RECOVERY_HOURS: Final = 6
+CONCURRENT_REBUILDS: Final = 2
+"""Rebuilds and one drill hold their workers for hours: the pool must have one left for snapshots,
+without which logs grow.
+"""
 _SERVER: Final = "Set by the definition server"
 
 COMMIT_PARAMS: Final = {
@@ -180,16 +184,29 @@ RETRIES: Final = {"retries": 3, "retry_delay": timedelta(seconds=3)}
 may run twice. Three retries outlast a restart of the api-server. An invalid commit is not retried.
 """
 
+COMMIT_POOL: Final = "fennel_commit"
+"""Pool of short tasks. `fennel_core/apps/local/airflow.py` makes the pools; a test compares them
+with these names.
+"""
+LONG_POOL: Final = "fennel_long"
+"""Pool of tasks that take minutes to hours; it is smaller than the number of workers."""
+
+COMMIT_TASKS: Final = {**RETRIES, "pool": COMMIT_POOL, "weight_rule": "upstream"}
+"""A task goes before those that it follows, also in other runs: commits that have begun are
+finished before the first steps of new ones.
+"""
+LONG_TASKS: Final = {**RETRIES, "pool": LONG_POOL}
+
 SHARED: Final[dict[str, Any]] = {
     "catchup": False,
     "is_paused_upon_creation": False,
-    "default_args": RETRIES,
     "tags": TAGS,
 }
 """Settings of all DAGs."""
 
 COMMIT: Final[dict[str, Any]] = {
     **SHARED,
+    "default_args": COMMIT_TASKS,
     "schedule": None,
     "params": COMMIT_PARAMS,
     "max_active_runs": CONCURRENT_COMMITS,
@@ -198,19 +215,22 @@ COMMIT: Final[dict[str, Any]] = {
 }
 SNAPSHOT: Final[dict[str, Any]] = {
     **SHARED,
+    "default_args": LONG_TASKS,
     "schedule": f"*/{SNAPSHOT_MINUTES} * * * *",
     "max_active_runs": 1,
     "dagrun_timeout": timedelta(hours=2),
 }
 RECOVERY: Final[dict[str, Any]] = {
     **SHARED,
+    "default_args": LONG_TASKS,
     "schedule": None,
     "params": RECOVERY_PARAMS,
-    "max_active_runs": 4,
+    "max_active_runs": CONCURRENT_REBUILDS,
     "dagrun_timeout": timedelta(hours=RECOVERY_HOURS),
 }
 DRILL: Final[dict[str, Any]] = {
     **SHARED,
+    "default_args": LONG_TASKS,
     "schedule": DRILL_SCHEDULE,
     "params": DRILL_PARAMS,
     "max_active_runs": 1,
@@ -218,6 +238,7 @@ DRILL: Final[dict[str, Any]] = {
 }
 RECONCILE: Final[dict[str, Any]] = {
     **SHARED,
+    "default_args": {**RETRIES, "pool": COMMIT_POOL},
     "schedule": RECONCILE_SCHEDULE,
     "max_active_runs": 1,
     "dagrun_timeout": timedelta(minutes=30),

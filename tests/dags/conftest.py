@@ -14,6 +14,7 @@ from pathlib import Path
 
 import pytest
 
+from fennel_core.apps.local import airflow
 from tests.support.postgres import database, empty_database, postgres_server
 
 __all__ = ["airflow_home", "database", "empty_database", "postgres_server"]
@@ -42,11 +43,14 @@ if "airflow" not in sys.modules:
 
 @pytest.fixture(scope="session")
 def airflow_home() -> Path:
-    """Return the folder of an Airflow whose database is initialised."""
-    subprocess.run(
-        [sys.executable, "-m", "airflow", "db", "migrate"],
-        check=True,
-        capture_output=True,
-        env={**os.environ, **OPTIONS},
-    )
+    """Return the folder of an Airflow whose database is initialised and has the pools."""
+    pools = HOME / "pools.json"
+    pools.write_text(json.dumps(airflow.POOLS))
+    for words in (("db", "migrate"), ("pools", "import", str(pools))):
+        subprocess.run(
+            [sys.executable, "-m", "airflow", *words],
+            check=True,
+            capture_output=True,
+            env={**os.environ, **OPTIONS},
+        )
     return HOME

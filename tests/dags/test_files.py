@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fennel_core.apps.local import airflow
 from tests.dags.conftest import OPTIONS, ROOT
 
 FILES = sorted((ROOT / "dags").glob("*.py"))
@@ -41,10 +42,12 @@ print(json.dumps({
             task.task_id: {
                 "down": sorted(task.downstream_task_ids),
                 "rule": task.trigger_rule.value,
+                "pool": task.pool,
+                "weight_rule": str(getattr(task.weight_rule, "value", task.weight_rule)),
             }
             for task in dag.tasks
         },
-        "catchup": dag.catchup, "tags": sorted(dag.tags),
+        "catchup": dag.catchup, "tags": sorted(dag.tags), "runs": dag.max_active_runs,
     } for dag in dags},
 }))
 """
@@ -108,6 +111,35 @@ def test_commit_is_five_steps_in_order_and_any_of_the_first_three_leads_to_undo(
     }
     assert {name for name, task in tasks.items() if task["rule"] != "all_success"} == {"undo"}
     assert tasks["undo"]["rule"] == "one_failed"
+
+
+def test_every_task_names_a_pool_that_every_start_makes(looks: dict[str, dict[str, Any]]) -> None:
+    pools = {
+        name: {task["pool"] for task in look["dags"][name]["tasks"].values()}
+        for name, look in looks.items()
+    }
+    assert pools == {
+        "commit": {"fennel_commit"},
+        "reconcile": {"fennel_commit"},
+        "snapshot": {"fennel_long"},
+        "recovery": {"fennel_long"},
+        "drill": {"fennel_long"},
+    }
+    assert set.union(*pools.values()) == set(airflow.POOLS)
+
+
+def test_no_pool_holds_every_worker_and_snapshots_always_get_one(
+    looks: dict[str, dict[str, Any]],
+) -> None:
+    slots = {name: int(pool["slots"]) for name, pool in airflow.POOLS.items()}
+    runs = {name: look["dags"][name]["runs"] for name, look in looks.items()}
+    assert max(slots.values()) < airflow.PARALLELISM
+    assert runs["recovery"] + runs["drill"] < slots["fennel_long"], "snapshots would wait for hours"
+
+
+def test_later_steps_of_commits_go_before_first_steps(looks: dict[str, dict[str, Any]]) -> None:
+    tasks = looks["commit"]["dags"]["commit"]["tasks"]
+    assert {task["weight_rule"] for task in tasks.values()} == {"upstream"}
 
 
 def test_airflow_loads_only_plugin_py_as_a_plugin() -> None:

@@ -10,7 +10,7 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
@@ -23,6 +23,21 @@ from fennel_core.settings.model import Settings
 PARALLELISM: Final = 8
 """Pre-forked workers; each waits up to `min_heartbeat_interval` after a task, so a chain of tasks
 needs several.
+"""
+
+POOLS: Final[Mapping[str, Mapping[str, str | int]]] = {
+    "fennel_commit": {
+        "slots": PARALLELISM - 2,
+        "description": "Steps of commits and of reconcile: seconds each",
+    },
+    "fennel_long": {
+        "slots": PARALLELISM // 2,
+        "description": "Snapshots, drills and rebuilds: minutes to hours each",
+    },
+}
+"""Airflow's pools. Neither can hold every worker, so neither kind of work keeps the other waiting.
+`fennel_airflow/factory.py` names them again, because the two must not import each other; a test
+compares them.
 """
 
 SILENT_TASK_S: Final = 30
@@ -93,10 +108,11 @@ def env(settings: Settings, layout: FileLayout, keys: PlatformKeys) -> Mapping[s
 
 
 def migrate(settings: Settings, layout: FileLayout, keys: PlatformKeys) -> None:
-    """Migrate Airflow's database and write the login; raises SetupFailed with Airflow's last line.
+    """Migrate Airflow's database, make its pools and write the login.
 
-    A stamp in the data folder skips the migration, which takes ten seconds even if there is nothing
-    to do.
+    Raises SetupFailed with Airflow's last line. A stamp in the data folder skips the migration,
+    which takes ten seconds even if there is nothing to do. It contains the pools, too, and a start
+    that finds one missing makes it again: Airflow never schedules a task whose pool does not exist.
     """
     folder = layout.data / "airflow"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
@@ -107,27 +123,39 @@ def migrate(settings: Settings, layout: FileLayout, keys: PlatformKeys) -> None:
         passwords.touch(mode=0o600)
         passwords.write_text(logins)
     version = importlib.metadata.version("apache-airflow")
-    stamp = folder / "migrated"
-    if stamp.exists() and stamp.read_text() == version:
+    stamp, pools = folder / "migrated", folder / "pools.json"
+    wanted = json.dumps({"version": version, "pools": POOLS})
+    if (
+        stamp.exists()
+        and stamp.read_text() == wanted
+        and POOLS.keys() <= postgres.airflow_pools(settings, keys)
+    ):
         return
-    with layout.log("airflow-migrate").open("wb") as log:
-        words = [sys.executable, "-m", "airflow", "db", "migrate"]
+    pools.write_text(json.dumps(POOLS))
+    log = layout.log("airflow-migrate")
+    log.write_bytes(b"")
+    for words in (("db", "migrate"), ("pools", "import", str(pools))):
+        _run_command(words, {**os.environ, **env(settings, layout, keys)}, layout, log)
+    stamp.write_text(wanted)
+
+
+def _run_command(
+    words: Sequence[str], variables: Mapping[str, str], layout: FileLayout, log: Path
+) -> None:
+    with log.open("ab") as output:
         done = subprocess.run(
-            words,
-            env={**os.environ, **env(settings, layout, keys)},
-            stdout=log,
+            [sys.executable, "-m", "airflow", *words],
+            env=variables,
+            stdout=output,
             stderr=subprocess.STDOUT,
             check=False,
         )
     if done.returncode != 0:
-        lines = layout.log("airflow-migrate").read_text(errors="replace").strip().splitlines() or [
-            "no output"
-        ]
+        lines = log.read_text(errors="replace").strip().splitlines() or ["no output"]
         raise SetupFailed(
-            f"Airflow could not migrate its database ({lines[-1]}). See "
-            f"{layout.shown(layout.log('airflow-migrate'))}"
+            f"Airflow could not prepare its database with `airflow {' '.join(words[:2])}` "
+            f"({lines[-1]}). See {layout.shown(log)}"
         )
-    stamp.write_text(version)
 
 
 def warm(settings: Settings) -> None:
