@@ -14,6 +14,7 @@ from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.airflow import AirflowOrchestrator
+from fennel_core.definition.commit_changes import NotifiedChanges
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import build_commit_steps
 from fennel_core.definition.drill_check import FailedDrillCheck
@@ -51,12 +52,14 @@ async def serve(settings: Settings) -> None:
             if settings.orchestrator is Orchestrator.INLINE
             else AirflowOrchestrator(settings)
         )
+        changes = NotifiedChanges(settings.postgres_dsn.get_secret_value())
         commits = CommitService(
             steps,
             orchestrator,
             lambda: CommitId(uuid.uuid4().hex),
             time.monotonic,
             settings.commit_timeout_s,
+            changes,
         )
         key_file = settings.secrets_key_file
         reconcile_loop = ReconcileLoop(
@@ -76,7 +79,7 @@ async def serve(settings: Settings) -> None:
             lambda: needed_records.alarms,
             reconcile_loop.failing,
         )
-        loops = (reconcile_loop, needed_records, failed_drills)
+        loops = (changes, reconcile_loop, needed_records, failed_drills)
         tasks = [asyncio.create_task(loop.run()) for loop in loops]
         try:
             await serve_http(

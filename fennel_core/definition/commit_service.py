@@ -3,9 +3,10 @@
 The service responds with success when reads have moved to the new version, because the client's
 next call expects to see it. If that takes longer than a client waits, the response depends on the
 commit point: after T2 the commit succeeded (200, reads move later), before T2 it is still running
-(504). Waiting polls the commit's row, and every two seconds asks the orchestrator whether the steps
-are still running: a run that ended without an outcome is undone at once rather than at the end of
-the commit's lease.
+(504). The service reads the commit's row when the database reports a change of it, and every few
+seconds in case a report was lost. Every few seconds it also asks the orchestrator whether the steps
+are still running: a run that ended without an outcome is undone then rather than at the end of the
+commit's lease.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fennel_core.connections.errors import ConnectionsError
+from fennel_core.definition.commit_changes import CommitChanges, CommitWatch
 from fennel_core.definition.commit_report import (
     CommitReport,
     committed_report,
@@ -34,9 +36,13 @@ from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import CommitId
 
 log = logger(__name__)
-POLL_SECONDS: Final = 0.05
-POLLS_PER_ALIVE_CHECK: Final = 40
-"""Polls between two `alive` requests to the orchestrator: two seconds."""
+POLL_SECONDS: Final = 2.0
+"""Longest time between two reads of a commit's row; the report of a change may be lost."""
+ALIVE_CHECK_SECONDS: Final = 5.0
+"""Time between two `alive` requests to the orchestrator, so that many waiting clients do not keep
+Airflow's API busy. It is shorter if leases are, because an answer extends the lease.
+"""
+ALIVE_CHECKS_PER_LEASE: Final = 3
 _BEFORE_T2: Final = (CommitState.RECEIVED, CommitState.RESERVED, CommitState.CREATED)
 
 
@@ -52,6 +58,7 @@ class CommitService:
     new_id: Callable[[], CommitId]
     now: Callable[[], float]
     timeout_seconds: float
+    changes: CommitChanges
 
     async def commit(self, request: CommitRequest) -> CommitReport:
         """Run a commit and return its report.
@@ -66,12 +73,13 @@ class CommitService:
         )
         is_current = row.state in COMMITTED
         with bound(commit=row.id, workspace=request.workspace, branch=request.branch):
-            if row.state in _BEFORE_T2:
-                if row.base == checked.base:
-                    self.steps.remember(row.id, checked)
-                row = await self._start(row)
             try:
-                row = await self._wait(row)
+                with self.changes.watch(row.id) as watch:
+                    if row.state in _BEFORE_T2:
+                        if row.base == checked.base:
+                            self.steps.remember(row.id, checked)
+                        row = await self._start(row)
+                    row = await self._wait(row, watch)
             finally:
                 self.steps.forget(row.id)
             log.info(
@@ -102,23 +110,24 @@ class CommitService:
             return row
         return await self._read(row.id)
 
-    async def _wait(self, row: Commit) -> Commit:
+    async def _wait(self, row: Commit, watch: CommitWatch) -> Commit:
         """Wait until reads have moved or cannot move, the commit failed, or the time is up."""
-        deadline = self.now() + self.timeout_seconds
-        polls = 0
+        now, lease_seconds = self.now(), self.steps.context.timings.lease_ms / 1000
+        alive_check_seconds = min(ALIVE_CHECK_SECONDS, lease_seconds / ALIVE_CHECKS_PER_LEASE)
+        deadline, next_alive_check = now + self.timeout_seconds, now + alive_check_seconds
         while (
             row.state in (*_BEFORE_T2, CommitState.WARMING)
             and not is_blocked_by_parked_job(row)
-            and self.now() < deadline
+            and (now := self.now()) < deadline
         ):
-            await self.steps.context.sleep(POLL_SECONDS)
-            polls += 1
+            await watch.wait(min(POLL_SECONDS, deadline - now))
             try:
                 row = await self._read(row.id)
-                if polls % POLLS_PER_ALIVE_CHECK == 0 and row.state in _BEFORE_T2:
+                if row.state in _BEFORE_T2 and self.now() >= next_alive_check:
+                    next_alive_check = self.now() + alive_check_seconds
                     row = await self._check_alive(row)
             except ConnectionsError:
-                # The steps run without this process; poll again until the time is up.
+                # The steps run without this process; read again until the time is up.
                 continue
         return row
 

@@ -19,6 +19,7 @@ from fennel_core.ledger.store import CommitOptions
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId
 from fennel_core.wire.gen import services_pb2
+from tests.support.commit_changes import PolledChanges
 from tests.support.ledger_world import SHOP, World
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire"
@@ -72,6 +73,7 @@ class CommitServerWorld:
             lambda: CommitId(f"c{next(numbers)}"),
             lambda: world.now_ms / 1000,
             timeout_seconds=20,
+            changes=PolledChanges(self.sleep),
         )
 
     async def sleep(self, seconds: float) -> None:

@@ -157,7 +157,7 @@ CREATE TABLE secret (
     PRIMARY KEY (workspace, name)
 );
 
--- Wake-ups. Channels: 'registry' (slots: jobs changed, or job partitions are free), 'owners' (readers: job partitions have other owners) and 'catalog' (payload '<workspace>/<branch>': reload that branch).
+-- Wake-ups. Channels: 'registry' (slots: jobs changed, or job partitions are free), 'owners' (readers: job partitions have other owners), 'catalog' (payload '<workspace>/<branch>': reload that branch) and 'commit' (payload: id of a commit whose waiting clients may have an answer).
 CREATE FUNCTION notify_registry() RETURNS trigger LANGUAGE plpgsql AS $$
 BEGIN
     PERFORM pg_notify('registry', '');
@@ -171,3 +171,12 @@ BEGIN
     RETURN NULL;
 END $$;
 CREATE TRIGGER branch_changed AFTER INSERT OR UPDATE OR DELETE ON branch FOR EACH ROW EXECUTE FUNCTION notify_catalog();
+
+CREATE FUNCTION notify_commit() RETURNS trigger LANGUAGE plpgsql AS $$
+BEGIN
+    PERFORM pg_notify('commit', NEW.id);
+    RETURN NULL;
+END $$;
+CREATE TRIGGER commit_changed AFTER UPDATE OF state, finished_at, stuck ON commit FOR EACH ROW
+    WHEN ((OLD.state, OLD.finished_at, OLD.stuck) IS DISTINCT FROM (NEW.state, NEW.finished_at, NEW.stuck))
+    EXECUTE FUNCTION notify_commit();

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from fennel_core.connections import secrets
 from fennel_core.connections.postgres import pool
+from fennel_core.definition.commit_changes import NotifiedChanges
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.orchestrator import InlineOrchestrator
@@ -60,12 +61,15 @@ async def client(
             sealer=secrets.Sealer.from_file(key),
         )
         orchestrator = InlineOrchestrator(steps.run)
+        changes = NotifiedChanges(database)
+        listening = asyncio.create_task(changes.run())
         flow = CommitService(
             steps,
             orchestrator,
             lambda: CommitId(uuid.uuid4().hex),
             time.monotonic,
             timeout_seconds=10,
+            changes=changes,
         )
         state = ServerState(
             settings,
@@ -81,4 +85,6 @@ async def client(
             transport=transport, base_url="http://test", headers=headers
         ) as caller:
             yield caller
+        listening.cancel()
+        await asyncio.wait([listening])
         await orchestrator.close()

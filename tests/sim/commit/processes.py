@@ -9,13 +9,23 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Awaitable, Callable, Collection, Coroutine, Mapping, Sequence
+from collections.abc import (
+    Awaitable,
+    Callable,
+    Collection,
+    Coroutine,
+    Iterator,
+    Mapping,
+    Sequence,
+)
+from contextlib import contextmanager
 from contextvars import ContextVar, copy_context
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any, Final
 
 from fennel_core.connections.errors import SystemUnavailable, TransactionOutcomeUnknown
+from fennel_core.definition.commit_changes import CommitWatch
 from fennel_core.ledger.memory import MemoryLedger
 from fennel_core.ledger.store import LedgerTransaction
 from fennel_core.ledger.topics import MemoryTopicAdmin, TopicRefusal, TopicSpec
@@ -160,6 +170,22 @@ class SimLedger:
         lost = TransactionOutcomeUnknown("the database did not say whether it committed")
         await self._process.after(fault, call, lost)
         return result
+
+
+@dataclass(frozen=True)
+class SimChanges:
+    """Notifications about commits: they arrive soon, also without a change, or are lost."""
+
+    process: Process
+
+    @contextmanager
+    def watch(self, commit: CommitId) -> Iterator[CommitWatch]:
+        yield self
+
+    async def wait(self, seconds: float) -> None:
+        is_lost = self.process.dice.fault() is not None
+        # Virtual time does not pass in a sleep that is shorter than its resolution.
+        await asyncio.sleep(max(seconds, 0.001) if is_lost else 0.05)
 
 
 class SimTopics:

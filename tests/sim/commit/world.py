@@ -66,6 +66,7 @@ from tests.sim.commit.processes import (
     Dice,
     Process,
     Sent,
+    SimChanges,
     SimLedger,
     SimTopics,
     task_factory,
@@ -222,6 +223,7 @@ class World:
             lambda: CommitId(f"c{next(self._names)}"),
             lambda: now_ms() / 1000,
             timeout_seconds=60,
+            changes=SimChanges(process),
         )
         loop = ReconcileLoop(steps.context, RECONCILE_S, run_check(orchestrator))
         process.spawn(loop.run())

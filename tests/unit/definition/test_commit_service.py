@@ -290,6 +290,23 @@ async def test_a_commit_that_outlasts_the_client_is_reported_as_still_running() 
     assert server.orchestrator.started == [("c1", 1)], "sending it again waits for the same run"  # type: ignore[attr-defined]
 
 
+async def test_a_waiting_server_asks_the_orchestrator_every_five_seconds() -> None:
+    server = await CommitServerWorld.open(SilentOrchestrator)
+    asked: list[float] = []
+    alive = server.orchestrator.alive
+
+    async def counted(commit: CommitId, attempt: int) -> bool:
+        asked.append(server.world.now_ms / 1000)
+        return await alive(commit, attempt)
+
+    server.orchestrator.alive = counted  # type: ignore[method-assign]
+    began = server.world.now_ms / 1000
+    with pytest.raises(ApiError, match="still running"):
+        await server.commits.commit(request(FEATURES))
+    assert [round(at - began) for at in asked[:3]] == [5, 10, 15]
+    assert len(asked) <= 4, "the commit ends its wait after 20 s"
+
+
 async def test_reconcile_leaves_a_commit_alone_whose_run_is_queued() -> None:
     server = await CommitServerWorld.open(SilentOrchestrator)
     server.steps.context = replace(
