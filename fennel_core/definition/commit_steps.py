@@ -36,6 +36,7 @@ from fennel_core.ledger import commit_protocol
 from fennel_core.ledger.commit_protocol import (
     BranchBusy,
     BranchMoved,
+    branch_occupant,
     create_assets,
     fail_commit,
     reject_commit,
@@ -123,10 +124,13 @@ class CommitSteps:
         """Drop remembered definitions; another process may have compiled the commit."""
         self._checked.pop(commit, None)
 
-    async def compile_commit(self, commit: CommitId) -> Commit:
+    async def compile_commit(self, commit: CommitId, waited_seconds: float | None = None) -> Commit:
         """Validate, compile and plan the definitions and run T1.
 
-        Raises ApiError with all problems; the commit is then rejected.
+        While another commit of the branch is between T1 and T2, wait if `waited_seconds` is None.
+        Otherwise return the row, which is still `received`: the caller waits without this process
+        and calls again with the time that it has waited. Raises ApiError with all problems; the
+        commit is then rejected.
         """
         async with self._step("compile", commit):
             row, body = await self.context.ledger.run(lambda tx: _stored_request(tx, commit))
@@ -135,15 +139,23 @@ class CommitSteps:
             if row.state is not CommitState.RECEIVED:
                 return row
             try:
+                if waited_seconds is not None:
+                    # Before validation, which takes seconds and would be repeated at every call.
+                    other = await self.context.ledger.run(lambda tx: branch_occupant(tx, row))
+                    if other is not None:
+                        self._require_patience(row, other, waited_seconds)
+                        return row
                 checked = self._checked.pop(commit, None)
                 if checked is None:
                     checked = await self.checker.check_stored(row, body)
-                return await self._reserve(row, body, checked)
+                return await self._reserve(row, body, checked, waited_seconds)
             except ApiError as error:
                 await reject_commit(self.context, commit, error)
                 raise
 
-    async def _reserve(self, row: Commit, body: bytes, checked: CheckedDefinitions) -> Commit:
+    async def _reserve(
+        self, row: Commit, body: bytes, checked: CheckedDefinitions, waited_seconds: float | None
+    ) -> Commit:
         """Run T1; wait for other commits of the branch, and rebase onto what they changed.
 
         Raises ApiError with all problems, CommitConflict or BranchOccupied.
@@ -171,11 +183,19 @@ class CommitSteps:
                         compile_definitions, checked.definitions, partitions
                     )
                 case BranchBusy(other):
-                    if self.context.now() - began >= timings.branch_wait_seconds:
-                        raise BranchOccupied(row.branch, other, timings.branch_wait_seconds)
+                    waited = self.context.now() - began + (waited_seconds or 0.0)
+                    self._require_patience(row, other, waited)
+                    if waited_seconds is not None:
+                        return row
                     await self.context.sleep(timings.branch_poll_seconds)
                 case unreachable:
                     assert_never(unreachable)
+
+    def _require_patience(self, row: Commit, other: CommitId, waited_seconds: float) -> None:
+        """Raise BranchOccupied if the commit has waited too long for another one."""
+        limit = self.context.timings.branch_wait_seconds
+        if waited_seconds >= limit:
+            raise BranchOccupied(row.branch, other, limit)
 
     async def create_assets(self, commit: CommitId) -> Commit:
         """Create the topics of the commit. Raises ApiError; the commit is then undoing."""

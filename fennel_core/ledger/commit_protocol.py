@@ -197,6 +197,14 @@ class BranchBusy:
     commit: CommitId
 
 
+async def branch_occupant(tx: LedgerTransaction, row: Commit) -> CommitId | None:
+    """Return the commit of the row's branch that is between T1 and T2, if there is one."""
+    for other in await tx.open_commit_rows(row.workspace):
+        if other.branch == row.branch and other.state in BETWEEN_T1_AND_T2:
+            return other.id
+    return None
+
+
 async def reserve(
     context: LedgerContext,
     id_: CommitId,
@@ -230,9 +238,9 @@ async def reserve(
         branch = await locked_branch(tx, row.workspace, row.branch)
         if branch.target != base:
             return BranchMoved(branch.target)
-        for other in await tx.open_commit_rows(row.workspace):
-            if other.branch == row.branch and other.state in BETWEEN_T1_AND_T2:
-                return BranchBusy(other.id)
+        occupant = await branch_occupant(tx, row)
+        if occupant is not None:
+            return BranchBusy(occupant)
         incarnation = await tx.bank.next_incarnation()
         facts = await bank_facts(tx, branch, compiled, incarnation, messages)
         needed = with_replays(facts, compiled)

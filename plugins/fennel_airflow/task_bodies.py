@@ -19,7 +19,7 @@ import logging
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 from airflow.sdk.exceptions import AirflowFailException
 
@@ -79,7 +79,9 @@ AFTER_REBUILD_FAILED = (
     "(`Older than snapshot`)"
 )
 WARM_WAIT_S = 5.0
-"""How long the task `warm` holds a worker at a time; most commits need less."""
+"""How long the task `warm` holds a worker at its first look; most commits need less. Later looks
+do not wait: many commits that warm slowly must leave workers to others.
+"""
 REBUILD_S = 5 * 3600.0
 """Shorter than the limit of the DAG run, so that the log names the partitions that are late."""
 COMPLETED = (CommitState.FINISHED, CommitState.SUPERSEDED)
@@ -111,10 +113,20 @@ def _options(params: Mapping[str, Any]) -> CommitOptions:
     )
 
 
-def compile_commit(commit_id: str) -> bool:
-    """Validate, compile, plan and reserve; return False if the commit is already completed."""
-    row = _reporting(lambda: asyncio.run(_run_step(_compile_and_log, commit_id)))
-    return row.state not in COMPLETED
+def compile_commit(
+    commit_id: str, waited_s: float
+) -> Literal["compiled", "completed", "must wait"]:
+    """Validate, compile, plan and reserve.
+
+    Return `completed` if nothing is left to do, and `must wait` while another commit of the branch
+    is running: call again later. `waited_s` is how long the commit has waited for it.
+    """
+    step = partial(_compile_and_log, waited_s=waited_s)
+    row = _reporting(lambda: asyncio.run(_run_step(step, commit_id)))
+    if row.state is CommitState.RECEIVED:
+        log.info("another commit of branch %s is running: this one waits for it", row.branch)
+        return "must wait"
+    return "completed" if row.state in COMPLETED else "compiled"
 
 
 def run_commit_step(name: str, commit_id: str) -> None:
@@ -122,12 +134,11 @@ def run_commit_step(name: str, commit_id: str) -> None:
     _reporting(lambda: asyncio.run(_run_step(STEPS[name], commit_id)))
 
 
-def reads_have_moved(commit_id: str) -> bool:
-    """Wait briefly for the new jobs and move reads if they may move; return whether they have."""
+def reads_have_moved(commit_id: str, *, is_first_look: bool) -> bool:
+    """Move reads if they may move and return whether they have; wait briefly at the first look."""
+    seconds = WARM_WAIT_S if is_first_look else 0.0
     row = _reporting(
-        lambda: asyncio.run(
-            _run_step(lambda steps, commit: steps.warm(commit, WARM_WAIT_S), commit_id)
-        )
+        lambda: asyncio.run(_run_step(lambda steps, commit: steps.warm(commit, seconds), commit_id))
     )
     for job in row.stuck:
         log.warning("reads wait for job `%s`, which is parked: %s", job.title, job.error)
@@ -287,8 +298,8 @@ async def _run_step(step: CommitStep, commit_id: str) -> Commit:
                 log.info("%s", line)
 
 
-async def _compile_and_log(steps: CommitSteps, commit: CommitId) -> Commit:
-    row = await steps.compile_commit(commit)
+async def _compile_and_log(steps: CommitSteps, commit: CommitId, *, waited_s: float) -> Commit:
+    row = await steps.compile_commit(commit, waited_s)
     for line in await steps.plan_lines(commit):
         log.info("plan: %s", line)
     return row

@@ -11,14 +11,18 @@ the DAG processor and by every task.
 
 from __future__ import annotations
 
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from airflow.sdk import get_current_context, task
+from airflow.sdk import Context, get_current_context, task
+from airflow.sdk.exceptions import AirflowRescheduleException
 
 from fennel_airflow.factory import COMMIT_HOURS
 
 COMPILE: Final = "compile"
 COMMIT_ID: Final = "commit_id"
+BRANCH_POLL_SECONDS: Final = 3.0
+"""Pause between two looks at a branch on which another commit is running."""
 WARM_POLL_SECONDS: Final = 10.0
 """Pause between two looks at a commit that warms. The definition server moves its reads by then,
 so this only delays the destruction of superseded assets.
@@ -28,7 +32,10 @@ WARM_TIMEOUT_SECONDS: Final = COMMIT_HOURS * 3600.0
 
 @task(task_id=COMPILE)
 def compile_definitions() -> None:
-    """Validate the definitions, plan, and reserve every asset; a preview only logs the plan."""
+    """Validate the definitions, plan, and reserve every asset; a preview only logs the plan.
+
+    While another commit of the branch is running, the task waits without a worker.
+    """
     from fennel_airflow import task_bodies
 
     context = get_current_context()
@@ -40,8 +47,11 @@ def compile_definitions() -> None:
     if commit_id is None:
         commit_id = task_bodies.submit_commit(params)
     context["ti"].xcom_push(key=COMMIT_ID, value=commit_id)
-    if not task_bodies.compile_commit(commit_id):
+    outcome = task_bodies.compile_commit(commit_id, _waited_seconds(context))
+    if outcome == "completed":
         _skip("the branch already has these definitions, so nothing is left to do")
+    if outcome == "must wait":
+        raise AirflowRescheduleException(datetime.now(UTC) + timedelta(seconds=BRANCH_POLL_SECONDS))
 
 
 @task
@@ -61,8 +71,9 @@ def warm() -> bool:
     """Succeed when reads have moved to the new version; between two looks no worker is held."""
     from fennel_airflow import task_bodies
 
-    commit_id = get_current_context()["ti"].xcom_pull(task_ids=COMPILE, key=COMMIT_ID)
-    return task_bodies.reads_have_moved(str(commit_id))
+    context = get_current_context()
+    commit_id = context["ti"].xcom_pull(task_ids=COMPILE, key=COMMIT_ID)
+    return task_bodies.reads_have_moved(str(commit_id), is_first_look=not _waited_seconds(context))
 
 
 @task
@@ -142,6 +153,12 @@ def drill_partitions() -> None:
     from fennel_airflow import task_bodies
 
     task_bodies.drill_partitions(get_current_context()["params"])
+
+
+def _waited_seconds(context: Context) -> float:
+    """Return the time since the first run of this task, 0 if it was not rescheduled."""
+    began = context["ti"].get_first_reschedule_date(context)
+    return 0.0 if began is None else (datetime.now(UTC) - began).total_seconds()
 
 
 def _run_commit_step(name: str) -> None:

@@ -12,7 +12,7 @@ import pytest
 
 from tests.dags.conftest import OPTIONS, ROOT
 
-pytestmark = pytest.mark.timeout(900)  # seven runs of Airflow, each in a process of its own
+pytestmark = pytest.mark.timeout(900)  # nine runs of Airflow, each in a process of its own
 
 RUN = """
 import gc, importlib.util, json, os, sys, types
@@ -28,12 +28,14 @@ class Steps:
     def submit_commit(self, params):
         self.run_commit_step("submit", params["definitions"])
         return "made-here"
-    def compile_commit(self, commit_id):
+    def compile_commit(self, commit_id, waited_s):
+        is_first = ["compile", commit_id] not in self.calls
+        assert (waited_s == 0.0) == is_first, waited_s
         self.run_commit_step("compile", commit_id)
-        return True
-    def reads_have_moved(self, commit_id):
-        self.run_commit_step("warm", commit_id)
-        return True
+        return "must wait" if is_first and self.failing == "busy branch" else "compiled"
+    def reads_have_moved(self, commit_id, *, is_first_look):
+        self.run_commit_step("warm" if is_first_look else "warm again", commit_id)
+        return not (is_first_look and self.failing == "slow jobs")
     def preview_commit(self, params):
         self.run_commit_step("preview", params["definitions"])
 
@@ -43,6 +45,7 @@ spec.loader.exec_module(module)
 [dag] = [each for each in gc.get_objects() if type(each) is DAG and each.dag_id == "commit"]
 for task in dag.tasks:
     task.retries = 0
+    task.poke_interval = 1
 import fennel_airflow
 fake = sys.modules["fennel_airflow.task_bodies"] = types.ModuleType("fennel_airflow.task_bodies")
 fennel_airflow.task_bodies = fake
@@ -79,6 +82,8 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
     "form": (FORM, "-"),
     "preview": (FORM | {"preview": True}, "-"),
     "not stored": (FORM, "submit"),
+    "busy branch": (STORED, "busy branch"),
+    "slow jobs": (STORED, "slow jobs"),
     **{step: (STORED, step) for step in ("compile", "create_assets", "destroy_assets")},
 }
 
@@ -109,6 +114,29 @@ def test_a_stored_commit_passes_through_the_five_steps(results: dict[str, dict[s
         ["destroy_assets", "c1"],
     ]
     assert (result["run"], result["tasks"]["undo"]) == ("success", "skipped")
+
+
+def test_a_commit_whose_branch_is_busy_is_compiled_again_later(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    result = results["busy branch"]
+    assert [name for name, _ in result["calls"]] == [
+        "compile",
+        "compile",
+        "create_assets",
+        "switch",
+        "warm",
+        "destroy_assets",
+    ]
+    assert (result["run"], result["tasks"]["undo"]) == ("success", "skipped")
+
+
+def test_only_the_first_look_at_slow_jobs_waits_for_them(
+    results: dict[str, dict[str, Any]],
+) -> None:
+    result = results["slow jobs"]
+    assert [name for name, _ in result["calls"]][-3:] == ["warm", "warm again", "destroy_assets"]
+    assert result["run"] == "success"
 
 
 def test_definitions_from_the_form_are_stored_first_and_then_treated_alike(

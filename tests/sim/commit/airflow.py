@@ -1,7 +1,8 @@
 """A model of Airflow behind the production client of its REST API.
 
 Runs wait for one of few workers. A task is a process of its own: if it dies, or if a system did not
-respond, Airflow runs it again, up to three times; a permanent failure runs the task `undo`.
+respond, Airflow runs it again, up to three times; a permanent failure runs the task `undo`. A
+commit whose branch is busy waits without a worker and is compiled again.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from contextvars import Context
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -16,6 +18,8 @@ import aiohttp
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.commit_steps import CommitSteps
+from fennel_core.ledger.lifecycle import CommitState
+from fennel_core.ledger.store import Commit
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import CommitId
 from tests.sim.commit.processes import Crash, Fault, Process
@@ -26,8 +30,9 @@ RETRY_SECONDS: Final = 3.0
 DETECTION_SECONDS: Final = 10.0
 """How long it takes Airflow to notice that the process of a task died."""
 TIME_OUT_SECONDS: Final = 1.0
-TASKS: Final[Mapping[str, Callable[[CommitSteps, CommitId], Awaitable[Any]]]] = {
-    "compile": CommitSteps.compile_commit,
+BRANCH_POLL_SECONDS: Final = 3.0
+Step = Callable[[CommitSteps, CommitId], Awaitable[Commit]]
+TASKS_AFTER_COMPILE: Final[Mapping[str, Step]] = {
     "create_assets": CommitSteps.create_assets,
     "switch": CommitSteps.switch,
     "warm": CommitSteps.warm,
@@ -62,16 +67,27 @@ class ModelAirflow:
         return 200
 
     async def _run(self, run: str, commit: CommitId) -> None:
-        for name, step in TASKS.items():
-            if not await self._task(f"{run}/{name}", step, commit):
+        compiled = await self._compile(run, commit)
+        for name, step in TASKS_AFTER_COMPILE.items():
+            if not compiled or not await self._task(f"{run}/{name}", step, commit):
                 await self._task(f"{run}/undo", CommitSteps.undo, commit)
                 self.states[run] = "failed"
                 return
         self.states[run] = "success"
 
-    async def _task(
-        self, name: str, step: Callable[[CommitSteps, CommitId], Awaitable[Any]], commit: CommitId
-    ) -> bool:
+    async def _compile(self, run: str, commit: CommitId) -> bool:
+        now = asyncio.get_running_loop().time
+        began = now()
+        while True:
+            step = partial(CommitSteps.compile_commit, waited_seconds=now() - began)
+            row = await self._task(f"{run}/compile", step, commit)
+            if row is None or row.state is not CommitState.RECEIVED:
+                return row is not None
+            self._record(f"task {run}/compile waits for its branch")
+            await asyncio.sleep(BRANCH_POLL_SECONDS)
+
+    async def _task(self, name: str, step: Step, commit: CommitId) -> Commit | None:
+        """Run a task until it succeeds; return None if it fails for good."""
         for _ in range(ATTEMPTS):
             async with self._workers:
                 process = self._new_process(f"task {name}")
@@ -80,14 +96,14 @@ class ModelAirflow:
                 died, process.alive = not process.alive, False
             failure = Crash() if task.cancelled() else task.exception()
             if failure is None:
-                return True
+                return task.result()
             if isinstance(failure, ApiError):
                 self._record(f"task {name} fails: {failure.code}")
-                return False
+                return None
             if not died and not isinstance(failure, ConnectionsError):
                 raise failure
             await asyncio.sleep(DETECTION_SECONDS if died else RETRY_SECONDS)
-        return False
+        return None
 
 
 class SimAirflowOrchestrator(AirflowOrchestrator):

@@ -487,6 +487,20 @@ async def test_a_rebased_commit_is_validated_against_the_version_it_replaces() -
         )
 
 
+async def test_a_commit_whose_branch_is_busy_is_returned_before_it_is_validated_again() -> None:
+    server = await CommitServerWorld.open()
+    world, steps = server.world, server.steps
+    first, second = await world.receive("c1"), await world.receive("c2")
+    await steps.compile_commit(first)
+    steps.checker.check_stored = None  # type: ignore[method-assign,assignment]  # not called
+    assert (await steps.compile_commit(second, 0.0)).state == "received"
+    limit = steps.context.timings.branch_wait_seconds
+    assert (await steps.compile_commit(second, limit - 1)).state == "received"
+    with pytest.raises(ApiError, match="commit `c1` of branch `main` has not been finished"):
+        await steps.compile_commit(second, limit)
+    assert server.states == ["reserved", "rejected"]
+
+
 class LostResponse(SilentOrchestrator):
     """An orchestrator that runs the commit although its response is lost."""
 
