@@ -1,4 +1,6 @@
-"""Finish commits whose process died, retry destructions, and delete orphaned topics."""
+"""Finish commits whose process died, retry destructions, and delete orphaned topics: what the
+definition server's loop does, also while no definition server is running (decision 0035).
+"""
 
 from airflow.sdk import dag
 from fennel_airflow.factory import RECONCILE
