@@ -31,6 +31,7 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.executors import protocol
+from fennel_core.executors.arrow_messages import refuse_compressed
 from fennel_core.executors.call_failures import call_failure
 from fennel_core.executors.calls import (
     ExecutorCall,
@@ -336,6 +337,7 @@ def _payload(rows: pa.Table | pl.DataFrame | None) -> bytes:
 
 def _table(payload: bytes) -> pa.Table:
     """Parse Arrow data of user code; raises one of `ARROW_ERRORS` if it is not consistent."""
+    refuse_compressed(payload)
     table = pa.ipc.open_stream(payload).read_all()
     # Offsets beyond a buffer would make a reader return other memory of this process.
     table.validate(full=True)
