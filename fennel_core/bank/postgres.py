@@ -48,12 +48,10 @@ RESERVE = (
     "CONFLICT DO NOTHING"
 )
 REFER = (
-    "INSERT INTO asset_ref (commit_id, branch, asset_id) SELECT %s, %s, "
-    "unnest(%s::text[]) ON CONFLICT DO NOTHING"
+    "INSERT INTO asset_ref (workspace, branch, commit_id, asset_id) SELECT workspace, %s, id, "
+    "unnest(%s::text[]) FROM commit WHERE id = %s ON CONFLICT DO NOTHING"
 )
-OF_BRANCH = (
-    "asset_id IN (SELECT id FROM asset WHERE workspace = %(workspace)s) AND branch = %(branch)s"
-)
+OF_BRANCH = "workspace = %(workspace)s AND branch = %(branch)s"
 OF_VERSION = OF_BRANCH + " AND commit_id = %(commit)s"
 UNHELD = """
     SELECT w.id FROM unnest(%(ids)s::text[]) AS w (id)
@@ -165,7 +163,7 @@ class PostgresBank:
     async def add_references(
         self, commit: CommitId, branch: BranchName, ids: Iterable[AssetId]
     ) -> None:
-        await self._connection.execute(REFER, (commit, branch, list(ids)))
+        await self._connection.execute(REFER, (branch, list(ids), commit))
 
     async def references(
         self, workspace: WorkspaceId, branch: BranchName, commit: CommitId | None = None

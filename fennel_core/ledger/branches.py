@@ -23,11 +23,11 @@ from fennel_core.ledger.lifecycle import COMMIT, CommitEvent
 from fennel_core.ledger.store import Branch, LedgerKind, LedgerTransaction
 from fennel_core.ledger.transitions import (
     apply_commit_event,
-    condemn,
     expire_retained,
     fail_locked_commit,
     lock_open_workspace,
     locked_commit_row,
+    retain_or_condemn,
     supersede_stale_commits,
 )
 from fennel_core.vocab.ids import MAIN_BRANCH, AssetId, BranchName, CommitId, WorkspaceId
@@ -123,10 +123,10 @@ async def _stop_commit(tx: LedgerTransaction, id_: CommitId) -> None:
 async def _remove_branches(
     tx: LedgerTransaction, workspace: WorkspaceId, names: Iterable[BranchName]
 ) -> None:
-    """Remove branches and condemn what only they held. The caller holds the workspace's lock."""
+    """Remove branches and release what only they held. The caller holds the workspace's lock."""
     released: list[AssetId] = []
     for name in names:
         released += await tx.bank.remove_references(workspace, name)
         await tx.remove_branch(workspace, name)
     await supersede_stale_commits(tx, workspace)
-    await condemn(tx, workspace, None, released)
+    await retain_or_condemn(tx, workspace, None, released)

@@ -67,11 +67,11 @@ from fennel_core.ledger.transitions import (
     apply_commit_event,
     apply_entry_event,
     commit_row,
-    condemn,
     fail_locked_commit,
     locked_branch,
     locked_commit_row,
     open_branch,
+    retain_or_condemn,
     stored_error,
     supersede_stale_commits,
 )
@@ -404,7 +404,7 @@ async def switch(context: LedgerContext, id_: CommitId) -> Commit:
         await tx.update_branch(Branch(branch.workspace, branch.name, id_, branch.serving))
         await apply_commit_event(tx, row, CommitEvent.SWITCH)
         await supersede_stale_commits(tx, row.workspace)
-        await condemn(tx, row.workspace, id_, released)
+        await retain_or_condemn(tx, row.workspace, id_, released)
         if row.options.allow_data_loss:
             await tx.confirm_losses(row.workspace)
         return await commit_row(tx, id_), new_jobs

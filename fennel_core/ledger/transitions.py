@@ -128,7 +128,7 @@ async def apply_entry_event(
         await tx.mark_entries([e.id for e in same], state, error)
 
 
-async def condemn(
+async def retain_or_condemn(
     tx: LedgerTransaction,
     workspace: WorkspaceId,
     commit: CommitId | None,
@@ -190,7 +190,7 @@ async def fail_locked_commit(tx: LedgerTransaction, row: Commit, error: ApiError
     await apply_commit_event(tx, row, CommitEvent.FAIL, error=error)
     entries = await tx.entries(LedgerKind.CREATION, commit=row.id, only_open=False)
     await apply_entry_event(tx, entries, EntryEvent.CANCELLED)
-    await condemn(tx, row.workspace, row.id, await tx.bank.release_reservations(row.id))
+    await retain_or_condemn(tx, row.workspace, row.id, await tx.bank.release_reservations(row.id))
 
 
 async def supersede_stale_commits(tx: LedgerTransaction, workspace: WorkspaceId) -> None:

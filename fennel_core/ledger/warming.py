@@ -46,8 +46,8 @@ from fennel_core.ledger.store import (
 from fennel_core.ledger.transitions import (
     apply_commit_event,
     commit_row,
-    condemn,
     locked_commit_row,
+    retain_or_condemn,
 )
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import AssetId, CommitId, JobId
@@ -219,7 +219,7 @@ async def _record_stuck(context: LedgerContext, check: _Check) -> None:
 
 
 async def _serve(tx: LedgerTransaction, id_: CommitId) -> None:
-    """Move reads to the new version and condemn what only the previous one held."""
+    """Move reads to the new version and release what only the previous one held."""
     row = await locked_commit_row(tx, id_)
     if row.state is not CommitState.WARMING:
         return
@@ -232,4 +232,4 @@ async def _serve(tx: LedgerTransaction, id_: CommitId) -> None:
                     branch.workspace, branch.name, branch.serving
                 )
     await apply_commit_event(tx, row, CommitEvent.SERVE)
-    await condemn(tx, row.workspace, id_, released)
+    await retain_or_condemn(tx, row.workspace, id_, released)

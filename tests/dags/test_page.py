@@ -82,8 +82,8 @@ def client(
             (EVIL,),
         )
         connection.execute(
-            "INSERT INTO asset_ref (commit_id, branch, asset_id) VALUES ('c59', "
-            "'main', 'shop.job.x.1')"
+            "INSERT INTO asset_ref (workspace, branch, commit_id, asset_id) VALUES ('shop', "
+            "'main', 'c59', 'shop.job.x.1')"
         )
         connection.execute(
             "INSERT INTO job (id, workspace, spec) VALUES ('shop.job.x.1', 'shop', '')"

@@ -74,11 +74,13 @@ CREATE TABLE reservation (                             -- T1 reserves the assets
 );
 
 CREATE TABLE asset_ref (                               -- the ref-count of an asset is its number of rows here
-    commit_id   text NOT NULL REFERENCES commit ON DELETE CASCADE,   -- a branch version: a branch's target or serving commit
+    workspace   text NOT NULL,                         -- of the branch
     branch      text NOT NULL,
+    commit_id   text NOT NULL REFERENCES commit ON DELETE CASCADE,   -- a branch version: a branch's target or serving commit
     asset_id    text NOT NULL REFERENCES asset,
-    PRIMARY KEY (commit_id, branch, asset_id)
+    PRIMARY KEY (workspace, branch, commit_id, asset_id)
 );
+CREATE INDEX asset_ref_commit ON asset_ref (commit_id);
 CREATE INDEX asset_ref_asset ON asset_ref (asset_id);
 
 CREATE TABLE ledger_entry (

@@ -39,7 +39,7 @@ from fennel_core.ledger.store import (
     StuckJob,
 )
 from fennel_core.ledger.topics import MemoryTopicAdmin
-from fennel_core.ledger.transitions import condemn
+from fennel_core.ledger.transitions import retain_or_condemn
 from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import (
@@ -203,7 +203,7 @@ async def test_a_workspace_with_condemned_assets_is_read_until_they_are_destroye
 
 async def condemn_all(tx: LedgerTransaction, version: CommitId) -> None:
     released = await tx.bank.remove_references(SHOP, MAIN_BRANCH, version)
-    await condemn(tx, SHOP, None, released)
+    await retain_or_condemn(tx, SHOP, None, released)
 
 
 async def test_branches_are_listed_in_order_of_creation_and_main_is_first(ledger: Ledger) -> None:
