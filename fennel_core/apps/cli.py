@@ -23,7 +23,6 @@ if TYPE_CHECKING:
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 DEMO_TOKEN: Final = "dev-demo"  # noqa: S105  # not a secret: development tokens name a workspace and work on loopback only
 REQUEST_TIMEOUT_S: Final = 60.0
-STATUS_TIMEOUT_S: Final = 5.0
 
 
 @click.group(context_settings=CONTEXT)
@@ -147,17 +146,11 @@ def status(as_json: bool) -> None:
 
     Exits with 1 unless every service is ready.
     """
-    from fennel_core.apps.local import platform, status_tables
+    from fennel_core.apps.local import platform, status_requests, status_tables
 
     context, _ = _select(())
     rows = platform.status(context)
-    partitions, history, alarms, drills, failing = (
-        _partitions(context),
-        _history(context),
-        _alarms(context),
-        _failing_drills(context),
-        _failing_items(context),
-    )
+    answers = status_requests.read(context.settings)
     if as_json:
         services = [
             {
@@ -173,76 +166,26 @@ def status(as_json: bool) -> None:
         ]
         found = {
             "services": services,
-            "job_partitions": partitions,
-            "history": history,
-            "needed_records": alarms,
-            "failing_drills": drills,
-            "failing_reconcile_items": failing,
+            "workspaces": answers.workspaces,
+            "job_partitions": answers.partitions,
+            "history": answers.history,
+            "retained": answers.retained,
+            "needed_records": answers.alarms,
+            "failing_drills": answers.drills,
+            "failing_reconcile_items": answers.failing,
         }
         click.echo(json.dumps(found, indent=2))
     else:
         status_tables.print_parts(context.layout, rows)
-        status_tables.print_partitions(partitions)
+        status_tables.print_workspaces(answers.workspaces)
+        status_tables.print_partitions(answers.partitions)
         if context.settings.history:
-            status_tables.print_history(history)
-        status_tables.print_alarms(alarms)
-        status_tables.print_drills(drills)
-        status_tables.print_failing_items(failing)
+            status_tables.print_history(answers.history)
+        status_tables.print_retained(answers.retained)
+        status_tables.print_alarms(answers.alarms)
+        status_tables.print_drills(answers.drills)
+        status_tables.print_failing_items(answers.failing)
     sys.exit(0 if all(row.state == "ready" for row in rows) else 1)
-
-
-def _partitions(context: "PlatformContext") -> list[dict[str, Any]] | None:
-    """Return the query server's job partitions, or None if it does not respond."""
-    return _rows(context, f"{context.settings.query_url}/status", "job_partitions")
-
-
-def _alarms(context: "PlatformContext") -> list[dict[str, Any]] | None:
-    """Return the alarms about records that are still needed, or None without a response."""
-    return _rows(context, f"{context.settings.definition_url}/api/v1/operations/needed", "alarms")
-
-
-def _failing_items(context: "PlatformContext") -> list[dict[str, Any]] | None:
-    """Return what reconcile fails to finish, or None without a response."""
-    url = f"{context.settings.definition_url}/api/v1/operations/reconcile"
-    return _rows(context, url, "failing")
-
-
-def _failing_drills(context: "PlatformContext") -> list[dict[str, Any]] | None:
-    """Return the drills that failed, or None if the definition server does not respond."""
-    return _rows(context, f"{context.settings.definition_url}/api/v1/operations/drills", "drills")
-
-
-def _rows(context: "PlatformContext", url: str, name: str) -> list[dict[str, Any]] | None:
-    """Return a list from a server's response to the administrator, or None without one."""
-    import httpx
-
-    try:
-        response = httpx.get(
-            url, headers=_admin_headers(context), timeout=STATUS_TIMEOUT_S, trust_env=False
-        )
-        rows: list[dict[str, Any]] = response.raise_for_status().json()[name]
-    except (httpx.HTTPError, json.JSONDecodeError, KeyError):
-        return None
-    return rows
-
-
-def _admin_headers(context: "PlatformContext") -> dict[str, str]:
-    return {"Authorization": f"Bearer {context.settings.admin_token.get_secret_value()}"}
-
-
-def _history(context: "PlatformContext") -> dict[str, dict[str, int]] | None:
-    """Return files, rows and lag of each topic with history, or None without a response."""
-    import httpx
-
-    from fennel_core.apps.local.status_tables import parse_history_metrics
-
-    settings = context.settings
-    url = f"http://{settings.host}:{settings.history_port}/metrics"
-    try:
-        response = httpx.get(url, timeout=STATUS_TIMEOUT_S, trust_env=False)
-        return parse_history_metrics(response.raise_for_status().text)
-    except (httpx.HTTPError, ValueError):
-        return None
 
 
 @main.command()
@@ -533,9 +476,45 @@ def workspace_delete(name: str, yes: bool) -> None:
     click.echo(f"Deleted workspace {name}.")
 
 
-def _admin_request(method: str, path: str, body: dict[str, str] | None = None) -> dict[str, Any]:
+@main.command()
+@click.option("--workspace", "name", required=True, metavar="NAME", help="The workspace.")
+@click.option(
+    "--allow-data-loss",
+    is_flag=True,
+    help="Confirm that accepted rows of its retained endpoints are destroyed.",
+)
+@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
+def purge(name: str, allow_data_loss: bool, yes: bool) -> None:
+    """Destroy what the versions of a workspace do not need any more, before its grace period is
+    over.
+
+    Lists the retained assets first. No commit can revive them afterwards.
+    """
+    from fennel_core.apps.local.status_tables import retained_line
+
+    rows = _admin_request("GET", "/api/v1/operations/retained")["retained"]
+    retained = [row for row in rows if row["workspace"] == name]
+    for row in retained:
+        click.echo(retained_line(row))
+    if not retained:
+        click.echo(f"Nothing of workspace {name} is retained.")
+        return
+    if not yes:
+        click.confirm(f"Destroy these {len(retained)} assets now?", abort=True)
+    body = {
+        "workspace": name,
+        "assets": [row["asset"] for row in retained],
+        "allow_data_loss": allow_data_loss,
+    }
+    purged = _admin_request("POST", "/api/v1/operations/purge", body)["purged"]
+    click.echo(f"Assets that are being destroyed: {len(purged)} of {len(retained)}.")
+
+
+def _admin_request(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Send an administrator's request to the definition server; exits with its error message."""
     import httpx
+
+    from fennel_core.apps.local.status_requests import admin_headers
 
     context, _ = _select(())
     url = context.settings.definition_url
@@ -544,7 +523,7 @@ def _admin_request(method: str, path: str, body: dict[str, str] | None = None) -
             method,
             url + path,
             json=body,
-            headers=_admin_headers(context),
+            headers=admin_headers(context.settings),
             timeout=REQUEST_TIMEOUT_S,
             trust_env=False,
         )

@@ -65,6 +65,9 @@ _BODIES: Final[dict[tuple[str, str], Schema]] = {
     ("post", f"{API}/secret/{{name}}"): _object({"value": _TEXT}),
     ("patch", f"{API}/secret/{{name}}"): _object({"value": _TEXT}),
     ("post", f"{API}/workspaces"): _object({"name": _NAME}),
+    ("post", f"{API}/operations/purge"): _object(
+        {"workspace": _NAME, "assets": _list_of(_NAME)}, {"allow_data_loss": _BOOLEAN}
+    ),
 }
 _COMMIT: Final = f"{API}/commit"
 _DATASET: Final[Schema] = {"name": "name", "in": "path", "required": True, "schema": _NAME}

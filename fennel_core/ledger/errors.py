@@ -155,19 +155,25 @@ class BackfillNeeded(LedgerApiError):
 
 
 class DataLossNotConfirmed(LedgerApiError):
-    """Raised when a commit would destroy accepted rows at once and its author did not confirm it.
+    """Raised when a commit or a purge would destroy accepted rows without a confirmation.
 
-    `lines`: the lines of the plan about the assets whose rows would be lost.
+    `lines`: one line per asset whose rows would be lost. `what` would destroy them, `otherwise` is
+    what to do to keep them.
     """
 
     STATUS = 409
     CODE = "data-loss-not-confirmed"
 
-    def __init__(self, lines: Sequence[str]) -> None:
+    def __init__(
+        self,
+        lines: Sequence[str],
+        what: str = "the commit",
+        otherwise: str = "keep a source on the endpoint",
+    ) -> None:
         plan = "\n".join(lines)
         super().__init__(
-            f"the commit would destroy accepted rows, so nothing changed:\n{plan}\n"
-            "Send it with allow_data_loss=true to confirm, or keep a source on the endpoint"
+            f"{what} would destroy accepted rows, so nothing changed:\n{plan}\n"
+            f"Send it with allow_data_loss=true to confirm, or {otherwise}"
         )
 
 

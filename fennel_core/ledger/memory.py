@@ -29,6 +29,7 @@ from fennel_core.ledger.store import (
     LedgerKind,
     LedgerTransaction,
     PartitionProgress,
+    ReleasedAsset,
     StuckJob,
 )
 from fennel_core.vocab.ids import (
@@ -373,6 +374,21 @@ class MemoryLedgerTransaction:
                 since_us = self.grace[asset.id].since_ms * 1000
                 found[asset.key] = RetainedAsset(asset.id, since_us, row.spec if row else None)
         return {key: asset for key, asset in found.items() if key in wanted}
+
+    async def released(self, workspace: WorkspaceId | None = None) -> list[ReleasedAsset]:
+        found = [
+            ReleasedAsset(
+                a.id,
+                a.workspace,
+                a.key.kind,
+                a.blueprint.title,
+                self.grace[a.id].since_ms,
+                self.grace[a.id].ends_ms,
+            )
+            for a in self.bank.rows.values()
+            if a.state is AssetState.RETAINED and workspace in (None, a.workspace)
+        ]
+        return sorted(found, key=lambda a: (a.workspace, a.id))
 
     async def end_grace(self, ids: Iterable[AssetId]) -> None:
         for id_ in ids:

@@ -11,6 +11,7 @@ from fennel_core.blueprints.logical import AssetKey, AssetKind
 from fennel_core.blueprints.revival import RetainedAsset
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.postgres import AsyncConnection
+from fennel_core.ledger.store import ReleasedAsset
 from fennel_core.vocab.ids import AssetId, Identity, Millis, WorkspaceId
 
 Values = Sequence[Any] | Mapping[str, Any]
@@ -34,6 +35,12 @@ RETAINED = """
     LEFT JOIN job j ON j.id = a.id
     WHERE a.workspace = %(workspace)s AND a.state = 'retained'
     ORDER BY a.kind, a.identity, a.incarnation DESC
+"""
+RELEASED = """
+    SELECT id, workspace, kind, title, (extract(epoch FROM retained_at) * 1000)::bigint,
+        (extract(epoch FROM destroy_after) * 1000)::bigint
+    FROM asset WHERE state = 'retained' AND workspace = coalesce(%s, workspace)
+    ORDER BY workspace COLLATE "C", id COLLATE "C"
 """
 END_GRACE = "UPDATE asset SET retained_at = NULL, destroy_after = NULL WHERE id = ANY(%s::text[])"
 EXPIRED = """
@@ -93,6 +100,12 @@ class GracePeriods:
             )
             for kind, identity, id_, since, spec in await self._rows(RETAINED, values)
         }
+
+    async def released(self, workspace: WorkspaceId | None = None) -> list[ReleasedAsset]:
+        return [
+            ReleasedAsset(id_, owner, AssetKind(kind), title, since, ends)
+            for id_, owner, kind, title, since, ends in await self._rows(RELEASED, (workspace,))
+        ]
 
     async def end_grace(self, ids: Iterable[AssetId]) -> None:
         revived = list(ids)

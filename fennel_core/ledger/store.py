@@ -17,7 +17,7 @@ from enum import StrEnum
 from typing import Final, Protocol, TypeVar
 
 from fennel_core.bank.store import Bank
-from fennel_core.blueprints.logical import AssetKey
+from fennel_core.blueprints.logical import AssetKey, AssetKind
 from fennel_core.blueprints.plan_entries import PlanRecord
 from fennel_core.blueprints.revival import RetainedAsset
 from fennel_core.blueprints.spec import Job
@@ -141,6 +141,21 @@ class PartitionProgress:
     status: str
     error: str | None
     applied: Mapping[TopicName, Offset] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class ReleasedAsset:
+    """A retained asset as it is listed: times in ms since the epoch.
+
+    `ends_ms`: the end of its grace period; None: it has no end until a loss is confirmed.
+    """
+
+    id: AssetId
+    workspace: WorkspaceId
+    kind: AssetKind
+    title: str
+    released_ms: int
+    ends_ms: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -395,6 +410,10 @@ class LedgerTransaction(Protocol):
         self, workspace: WorkspaceId, keys: Sequence[AssetKey]
     ) -> dict[AssetKey, RetainedAsset]:
         """Return the newest retained asset of each of `keys` that has one."""
+        ...
+
+    async def released(self, workspace: WorkspaceId | None = None) -> list[ReleasedAsset]:
+        """Return the retained assets of one workspace, or of all, by workspace and id."""
         ...
 
     async def end_grace(self, ids: Iterable[AssetId]) -> None:

@@ -176,10 +176,18 @@ async def expire_retained(
 
     `all_of_them`: also the others, for example because the workspace is deleted.
     """
-    expired = await tx.bank.summaries(await tx.expired(workspace, all_of_them=all_of_them))
-    if expired:
-        await apply_asset_event(tx, expired, AssetEvent.EXPIRED)
-        await tx.add_entries(LedgerKind.DESTRUCTION, workspace, None, [h.id for h in expired])
+    expired = await tx.expired(workspace, all_of_them=all_of_them)
+    await condemn_retained(tx, workspace, expired)
+
+
+async def condemn_retained(
+    tx: LedgerTransaction, workspace: WorkspaceId, ids: Iterable[AssetId]
+) -> None:
+    """Condemn retained assets that nothing holds. The caller holds the lock."""
+    over = await tx.bank.summaries(ids)
+    if over:
+        await apply_asset_event(tx, over, AssetEvent.EXPIRED)
+        await tx.add_entries(LedgerKind.DESTRUCTION, workspace, None, [h.id for h in over])
 
 
 async def fail_locked_commit(tx: LedgerTransaction, row: Commit, error: ApiError) -> None:

@@ -28,8 +28,9 @@ OWNERS = """
 """
 JOBS = "SELECT spec FROM job WHERE id = ANY(%s)"
 PARTITIONS = """
-    SELECT p.job_id, p.part, p.epoch, p.slot_id, p.status, p.lag, p.error, extract(epoch FROM now()
-        - p.updated_at)::float8
+    SELECT p.job_id, p.part, p.epoch, p.slot_id,
+        CASE WHEN j.desired = 'pause' THEN 'paused' ELSE p.status END, p.lag, p.error,
+        extract(epoch FROM now() - p.updated_at)::float8
     FROM job_partition p JOIN job j ON j.id = p.job_id WHERE j.workspace = coalesce(%s,
         j.workspace) ORDER BY p.job_id, p.part
 """

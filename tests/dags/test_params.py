@@ -10,10 +10,13 @@ from typing import Any
 
 import pytest
 
+from fennel_core.ledger.errors import DataLossNotConfirmed
+from fennel_core.ledger.store import CommitOptions
 from tests.dags import conftest as _configured  # noqa: F401  # Airflow is configured before its first import
 
 from airflow.sdk.definitions.param import ParamsDict  # isort: skip
-from airflow.sdk.exceptions import ParamValidationError  # isort: skip
+from airflow.sdk.exceptions import AirflowFailException, ParamValidationError  # isort: skip
+from fennel_airflow import task_bodies  # isort: skip
 from fennel_airflow.factory import COMMIT_PARAMS, DRILL_PARAMS, RECOVERY_PARAMS  # isort: skip
 
 
@@ -58,6 +61,34 @@ def test_a_user_fills_in_the_other_fields() -> None:
 def test_an_invalid_value_is_refused_before_a_run_starts(conf: dict[str, Any]) -> None:
     with pytest.raises(ParamValidationError):
         _validated(conf)
+
+
+@pytest.mark.parametrize("step", ["submit_commit", "preview_commit"])
+@pytest.mark.parametrize("conf", [{}, {"allow_data_loss": False}, {"allow_data_loss": True}])
+def test_the_form_confirms_a_loss_of_rows_only_if_that_is_ticked(
+    monkeypatch: pytest.MonkeyPatch, step: str, conf: dict[str, bool]
+) -> None:
+    sent: list[CommitOptions] = []
+
+    def record(_workspace: str, _branch: str, _body: bytes, options: CommitOptions) -> str:
+        sent.append(options)
+        return ""
+
+    monkeypatch.setattr(task_bodies, "_submission", lambda _: ("shop", "main", b""))
+    monkeypatch.setattr(task_bodies.commit_steps, step, record)
+    getattr(task_bodies, step)(_validated(conf))
+    assert [options.allow_data_loss for options in sent] == [conf.get("allow_data_loss", False)]
+
+
+def test_a_loss_that_is_not_confirmed_fails_the_task_without_a_retry(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def refuse(*_: object) -> None:
+        raise DataLossNotConfirmed(["- release and destroy endpoint of app/Profiles"])
+
+    monkeypatch.setattr(task_bodies, "_run_step", refuse)
+    with pytest.raises(AirflowFailException, match=r"app/Profiles(.|\n)*data-loss-not-confirmed"):
+        task_bodies.compile_commit("c1")
 
 
 def test_every_field_of_the_rebuild_form_is_optional() -> None:

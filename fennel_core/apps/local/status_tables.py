@@ -21,6 +21,8 @@ MIN_COLUMNS: Final = 110
 """On a narrower terminal lines wrap instead of being cut."""
 FILE_COLUMNS: Final = 220
 RUNNING: Final = "running"
+PAUSED: Final = "paused"
+"""The job is retained: no engine runs it, and it keeps its state."""
 COLUMNS: Final = ("job", "part", "slot", "epoch", "status", "lag", "reported_s", "error")
 
 JobPartitionRow = dict[str, Any]
@@ -77,6 +79,35 @@ def print_partitions(partitions: Sequence[JobPartitionRow] | None) -> None:
             console.print(_each(unhealthy[:MAX_ROWS]))
 
 
+def print_workspaces(workspaces: Sequence[AlarmRow] | None) -> None:
+    """Print the number of partitions of each workspace that has had a commit."""
+    counts = [f"{w['name']} {w['partitions']}" for w in workspaces or () if w["partitions"]]
+    if counts:
+        shown = ", ".join(counts[:MAX_ROWS]) + (", …" if len(counts) > MAX_ROWS else "")
+        _console().print(f"\nPartitions per topic and job: {shown}", highlight=False)
+
+
+def print_retained(retained: Sequence[AlarmRow] | None) -> None:
+    """Print how many assets are retained, and until when."""
+    if not retained:
+        return
+    ends = [row["destroyed_after"] for row in retained if row["destroyed_after"] is not None]
+    parts = [f"\nRetained assets: {len(retained)}"]
+    if ends:
+        last = max(ends)
+        parts.append(f"{len(ends)} of them are destroyed by {last}")
+    if endless := len(retained) - len(ends):
+        parts.append(f"{endless} are kept until the loss of their rows is confirmed")
+    _console().print("; ".join(parts), highlight=False)
+
+
+def retained_line(row: AlarmRow) -> str:
+    """Return the line of one retained asset."""
+    ends = row["destroyed_after"]
+    until = "until the loss of its rows is confirmed" if ends is None else f"until {ends}"
+    return f"{row['kind']} of {row['title']} ({row['asset']}), retained {until}"
+
+
 def print_alarms(alarms: Sequence[AlarmRow] | None) -> None:
     """Print one line per job partition whose records have expired or are about to expire."""
     for row in alarms or ():
@@ -105,7 +136,9 @@ def print_failing_items(items: Sequence[AlarmRow] | None) -> None:
 
 
 def needs_attention(row: JobPartitionRow) -> bool:
-    """Return whether the job partition is not running, has an error, or has no owner."""
+    """Return whether a job partition that should run does not, has an error, or has no owner."""
+    if row.get("status") == PAUSED:
+        return False
     return row.get("status") != RUNNING or row.get("error") is not None or row.get("slot") is None
 
 

@@ -1,13 +1,21 @@
-"""Alarms of the platform, with the administrator's token."""
+"""Alarms of the platform and retained assets, with the administrator's token."""
 
 from __future__ import annotations
 
-from fastapi import APIRouter, Depends, Response
+from datetime import UTC, datetime
+from typing import Any, Final
 
-from fennel_core.definition.json_messages import json_response
+from fastapi import APIRouter, Depends, Request, Response
+
+from fennel_core.definition.errors import JsonMalformed
+from fennel_core.definition.json_messages import json_body, json_response, required_string
 from fennel_core.definition.routes import API
 from fennel_core.definition.server_state import State, require_admin
+from fennel_core.ledger.purge import purge_retained
 from fennel_core.snapshots import drills
+from fennel_core.vocab.ids import AssetId, WorkspaceId
+
+PURGE_FIELDS: Final = frozenset({"workspace", "assets", "allow_data_loss"})
 
 router = APIRouter(
     prefix=f"{API}/operations", tags=["operations"], dependencies=[Depends(require_admin)]
@@ -64,3 +72,50 @@ async def failing_items(state: State) -> Response:
         for each in state.failing_items()
     ]
     return json_response({"failing": failing})
+
+
+@router.get("/retained")
+async def retained_assets(state: State) -> Response:
+    """List what no version needs any more and a commit can still revive."""
+    assets = await state.ledger_context.ledger.run(lambda tx: tx.released())
+    retained = [
+        {
+            "workspace": each.workspace,
+            "asset": each.id,
+            "kind": each.kind.value,
+            "title": each.title,
+            "released_at": _time(each.released_ms),
+            "destroyed_after": None if each.ends_ms is None else _time(each.ends_ms),
+        }
+        for each in assets
+    ]
+    return json_response({"retained": retained})
+
+
+@router.post("/purge")
+async def purge(request: Request, state: State) -> Response:
+    """Destroy retained assets of a workspace before their grace period is over."""
+    body = await json_body(request, state.settings.body_limit_bytes, PURGE_FIELDS)
+    allowed = body.get("allow_data_loss", False)
+    if not isinstance(allowed, bool):
+        raise JsonMalformed("`allow_data_loss` in the request body must be true or false")
+    workspace = WorkspaceId(required_string(body, "workspace"))
+    purged = await purge_retained(
+        state.ledger_context, workspace, _asset_ids(body), allow_data_loss=allowed
+    )
+    state.wake_reconcile()
+    return json_response({"purged": purged})
+
+
+def _asset_ids(body: dict[str, Any]) -> frozenset[AssetId]:
+    ids = body.get("assets")
+    if not isinstance(ids, list) or not all(isinstance(id_, str) for id_ in ids):
+        raise JsonMalformed(
+            "`assets` is required in the request body and must be a list of names that "
+            "`GET /api/v1/operations/retained` returned"
+        )
+    return frozenset(AssetId(id_) for id_ in ids)
+
+
+def _time(ms: int) -> str:
+    return datetime.fromtimestamp(ms / 1000, UTC).isoformat(timespec="seconds")

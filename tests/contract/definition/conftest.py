@@ -23,10 +23,11 @@ from fennel_core.definition.server_state import ServerState
 from fennel_core.definition.window_specs import client_program_runner
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.postgres import PostgresLedger
+from fennel_core.ledger.store import NO_GRACE
 from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry.health import HealthEndpoint
-from fennel_core.vocab.ids import CommitId
+from fennel_core.vocab.ids import CommitId, Millis
 from tests.support.postgres import database, empty_database, postgres_server
 
 __all__ = ["database", "empty_database", "postgres_server"]
@@ -39,8 +40,14 @@ def topics() -> MemoryTopicAdmin:
 
 
 @pytest.fixture
+def grace_ms() -> Millis:
+    """Return the grace period of released assets; a test module may override it."""
+    return NO_GRACE
+
+
+@pytest.fixture
 async def client(
-    database: str, topics: MemoryTopicAdmin, tmp_path: Path
+    database: str, topics: MemoryTopicAdmin, tmp_path: Path, grace_ms: Millis
 ) -> AsyncIterator[httpx.AsyncClient]:  # the fixture
     """Return a client of the workspace `shop`, on branch `main` by default."""
     key = tmp_path / "key"
@@ -48,7 +55,7 @@ async def client(
     settings = Settings(dev_tokens=True, admin_token=SecretStr(ADMIN), body_limit_bytes=200_000)
     async with pool(database, name="test", size=6) as connections:
         context = LedgerContext(
-            PostgresLedger(connections),
+            PostgresLedger(connections, grace_ms),
             topics,
             asyncio.sleep,
             LedgerTimings(first_warm_seconds=0.0),

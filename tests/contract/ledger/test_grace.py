@@ -81,3 +81,20 @@ async def test_a_revived_asset_has_no_end(ledger: Ledger) -> None:
     await ledger.run(revive)
     assert await ledger.run(lambda tx: tx.workspaces_with_expired()) == []
     assert await ledger.run(lambda tx: tx.expired(SHOP, all_of_them=True)) == []
+
+
+async def test_released_assets_are_listed_with_their_times(ledger: Ledger) -> None:
+    ids = await live(ledger)
+    assert await ledger.run(lambda tx: tx.released()) == []
+    await retain(ledger, ids[:3], ids[:1])
+    found = await ledger.run(lambda tx: tx.released(SHOP))
+    assert [a.id for a in found] == sorted(ids[:3])
+    titles = {id_: b.title for id_, b in zip(ids, BLUEPRINTS, strict=True)}
+    assert {a.id: (a.title, a.workspace) for a in found} == {
+        id_: (titles[id_], SHOP) for id_ in ids[:3]
+    }
+    assert {a.id: None if a.ends_ms is None else a.ends_ms - a.released_ms for a in found} == {
+        id_: None if id_ == ids[0] else 0 for id_ in ids[:3]
+    }
+    assert await ledger.run(lambda tx: tx.released()) == found
+    assert await ledger.run(lambda tx: tx.released(WorkspaceId("other"))) == []

@@ -168,6 +168,8 @@ async def test_the_status_of_a_workspace_is_its_own(db: Database) -> None:
         ("a", "a", 1, "alive", "idle"),
     ]
     assert await reads.read_partitions(WorkspaceId("other")) == []
+    await db.do("UPDATE job SET desired = 'pause'")
+    assert {p.status for p in await reads.read_partitions(W)} == {"paused"}, "its job is retained"
     assert len(await reads.read_partitions(None)) == 2
     assert [(s.id, s.lease_ms > 0) for s in await reads.read_slots()] == [("alive", True)]
 

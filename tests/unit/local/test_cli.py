@@ -119,6 +119,26 @@ def test_settings_lists_each_variable_with_its_reason() -> None:
     assert "FENNEL_ADMIN_TOKEN=(generated)" in shown
 
 
+RETAINED = json.dumps(
+    {
+        "retained": [
+            {
+                "workspace": workspace,
+                "kind": kind,
+                "title": title,
+                "asset": asset,
+                "destroyed_after": ends,
+            }
+            for workspace, kind, title, asset, ends in (
+                ("shop", "topic", "Order", "shop.topic.a.1", "2026-01-02T00:00:00+00:00"),
+                ("shop", "raw", "door/orders", "shop.raw.b.1", None),
+                ("other", "topic", "User", "other.topic.c.1", None),
+            )
+        ]
+    }
+).encode()
+
+
 class Definition(http.server.BaseHTTPRequestHandler):
     """Fake of the definition server's workspace calls; records every request."""
 
@@ -127,14 +147,19 @@ class Definition(http.server.BaseHTTPRequestHandler):
     def respond(self) -> None:
         body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
         self.requests.append((self.command, self.path, self.headers["Authorization"], body))
-        known = self.path == "/api/v1/workspaces"
+        operations = {
+            "/api/v1/operations/retained": RETAINED,
+            "/api/v1/operations/purge": b'{"purged": ["shop.topic.a.1"]}',
+        }
+        known = self.path == "/api/v1/workspaces" or self.path in operations
         responses = {
             "GET": b'{"workspaces": [{"name": "one"}, {"name": "two"}]}',
             "POST": b'{"name": "new", "token": "t0k3n"}',
         }
         self.send_response(200 if known else 404)
         self.end_headers()
-        self.wfile.write(responses[self.command] if known else b"workspace `x` does not exist")
+        found = operations.get(self.path) or responses.get(self.command, b"")
+        self.wfile.write(found if known else b"workspace `x` does not exist")
 
     do_GET = do_POST = do_DELETE = respond
 
@@ -175,6 +200,39 @@ def test_a_refusal_is_shown_with_the_servers_message(
 ) -> None:
     code, _, message = run("workspace", "delete", "x", "--yes")
     assert (code, message) == (1, "workspace `x` does not exist\n")
+
+
+def test_a_purge_shows_the_retained_assets_of_its_workspace_and_sends_exactly_these(
+    definition: list[tuple[str, str, str | None, bytes]],
+) -> None:
+    code, shown, _ = run("purge", "--workspace", "shop", "--yes")
+    assert (code, shown.splitlines()) == (
+        0,
+        [
+            "topic of Order (shop.topic.a.1), retained until 2026-01-02T00:00:00+00:00",
+            "raw of door/orders (shop.raw.b.1), retained until the loss of its rows is confirmed",
+            "Assets that are being destroyed: 1 of 2.",
+        ],
+    )
+    assert definition[-1][1] == "/api/v1/operations/purge"
+    assert json.loads(definition[-1][3]) == {
+        "workspace": "shop",
+        "assets": ["shop.topic.a.1", "shop.raw.b.1"],
+        "allow_data_loss": False,
+    }
+    run("purge", "--workspace", "shop", "--yes", "--allow-data-loss")
+    assert json.loads(definition[-1][3])["allow_data_loss"] is True
+
+
+def test_a_purge_asks_first_and_does_nothing_without_an_answer(
+    definition: list[tuple[str, str, str | None, bytes]],
+) -> None:
+    assert run("purge", "--workspace", "shop")[0] == 1
+    assert run("purge", "--workspace", "empty")[:2] == (
+        0,
+        "Nothing of workspace empty is retained.\n",
+    )
+    assert {request[0] for request in definition} == {"GET"}
 
 
 def test_a_definition_server_that_is_down_is_reported(monkeypatch: pytest.MonkeyPatch) -> None:

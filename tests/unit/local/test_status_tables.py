@@ -82,6 +82,48 @@ def test_an_item_that_reconcile_fails_to_finish_is_shown_with_its_error(
     assert capsys.readouterr().out == ""
 
 
+def retained_row(ends: str | None) -> dict[str, str | None]:
+    return {
+        "kind": "topic",
+        "title": "Order",
+        "asset": "shop.topic.a.1",
+        "workspace": "shop",
+        "released_at": "2026-01-01T00:00:00+00:00",
+        "destroyed_after": ends,
+    }
+
+
+def test_retained_assets_are_counted_with_the_end_of_their_period(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    ends = ("2026-01-02T00:00:00+00:00", "2026-01-03T00:00:00+00:00", None)
+    status_tables.print_retained([retained_row(end) for end in ends])
+    assert capsys.readouterr().out.replace("\n", " ").strip() == (
+        "Retained assets: 3; 2 of them are destroyed by 2026-01-03T00:00:00+00:00; "
+        "1 are kept until the loss of their rows is confirmed"
+    )
+    status_tables.print_retained([])
+    status_tables.print_retained(None)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_number_of_partitions_of_each_workspace_is_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status_tables.print_workspaces(
+        [{"name": "shop", "partitions": 8}, {"name": "new", "partitions": None}]
+    )
+    assert capsys.readouterr().out.strip() == "Partitions per topic and job: shop 8"
+    status_tables.print_workspaces(None)
+    assert capsys.readouterr().out == ""
+
+
+def test_the_jobs_of_retained_assets_need_no_attention() -> None:
+    row = {"id": "shop.job.a.1", "status": "paused", "slot": None, "error": None}
+    assert not status_tables.needs_attention(row)
+    assert status_tables.needs_attention(row | {"status": "idle"})
+
+
 METRICS = """# HELP fennel_history_files Files that hold a topic's history.
 # TYPE fennel_history_files gauge
 fennel_history_files{topic="shop.topic.a.1"} 3.0

@@ -1,0 +1,73 @@
+"""What `fennel-core status` asks the servers, with the administrator's token.
+
+A server that does not respond leaves its part of the answer out: the table of services says why.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any, Final
+
+import httpx
+
+from fennel_core.apps.local.status_tables import parse_history_metrics
+from fennel_core.settings.model import Settings
+
+TIMEOUT_S: Final = 5.0
+Rows = list[dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class StatusAnswers:
+    """The lists of the servers' responses; None without a response.
+
+    `history`: files, rows and lag of each topic with history.
+    """
+
+    workspaces: Rows | None
+    partitions: Rows | None
+    history: dict[str, dict[str, int]] | None
+    retained: Rows | None
+    alarms: Rows | None
+    drills: Rows | None
+    failing: Rows | None
+
+
+def read(settings: Settings) -> StatusAnswers:
+    """Ask every server for its part of the status."""
+    operations = f"{settings.definition_url}/api/v1/operations"
+    return StatusAnswers(
+        workspaces=_rows(settings, f"{settings.definition_url}/api/v1/workspaces", "workspaces"),
+        partitions=_rows(settings, f"{settings.query_url}/status", "job_partitions"),
+        history=_history(settings),
+        retained=_rows(settings, f"{operations}/retained", "retained"),
+        alarms=_rows(settings, f"{operations}/needed", "alarms"),
+        drills=_rows(settings, f"{operations}/drills", "drills"),
+        failing=_rows(settings, f"{operations}/reconcile", "failing"),
+    )
+
+
+def admin_headers(settings: Settings) -> dict[str, str]:
+    """Return the headers of a request of the administrator."""
+    return {"Authorization": f"Bearer {settings.admin_token.get_secret_value()}"}
+
+
+def _rows(settings: Settings, url: str, name: str) -> Rows | None:
+    try:
+        response = httpx.get(
+            url, headers=admin_headers(settings), timeout=TIMEOUT_S, trust_env=False
+        )
+        rows: Rows = response.raise_for_status().json()[name]
+    except (httpx.HTTPError, json.JSONDecodeError, KeyError):
+        return None
+    return rows
+
+
+def _history(settings: Settings) -> dict[str, dict[str, int]] | None:
+    url = f"http://{settings.host}:{settings.history_port}/metrics"
+    try:
+        response = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
+        return parse_history_metrics(response.raise_for_status().text)
+    except (httpx.HTTPError, ValueError):
+        return None
