@@ -291,13 +291,18 @@ def _step_failure(commit: CommitId, step: str, failure: Exception) -> CommitStep
 
 
 async def _stored_request(tx: LedgerTransaction, commit: CommitId) -> tuple[Commit, bytes]:
-    return await commit_row(tx, commit), await tx.request(commit)
+    """Return a commit, and its request if it was not compiled yet."""
+    row = await commit_row(tx, commit)
+    # A settled commit may be pruned, and its task may run again.
+    return row, await tx.request(commit) if row.state is CommitState.RECEIVED else b""
 
 
 def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
     """Return the steps over Postgres and Kafka."""
     timings = LedgerTimings(
-        lease_ms=Millis(settings.commit_lease_ms), orphan_grace_ms=Millis(settings.orphan_grace_ms)
+        lease_ms=Millis(settings.commit_lease_ms),
+        orphan_grace_ms=Millis(settings.orphan_grace_ms),
+        commit_history_ms=Millis(settings.commit_history_s * 1000),
     )
     context = LedgerContext(
         PostgresLedger(pool, Millis(settings.destroy_grace_ms)),

@@ -2,9 +2,9 @@
 
 A pass runs every few seconds, and at once after a request that released assets. The ledgers decide
 what a pass does (`ledger/reconcile.py`), so any number of servers may run this loop. The search for
-orphaned topics lists every topic of the cluster and is therefore rare. An item that fails stops no
-other item. A pass that cannot read its items, for example because the database is unavailable, is
-logged; the next pass does its work.
+orphaned topics lists every topic of the cluster and is therefore rare, like the pruning of old
+rows. An item that fails stops no other item. A pass that cannot read its items, for example because
+the database is unavailable, is logged; the next pass does its work.
 """
 
 from __future__ import annotations
@@ -19,6 +19,8 @@ from fennel_core.telemetry.logs import logger
 
 ORPHAN_SEARCH_PASSES: Final = 60
 """Search for orphaned topics in one of this many passes."""
+PRUNING_PASSES: Final = 900
+"""Prune the ledgers in the last of this many passes."""
 log = logger(__name__)
 
 
@@ -45,8 +47,10 @@ class ReconcileLoop:
         passes = 0
         while True:
             try:
-                search_orphans = passes % ORPHAN_SEARCH_PASSES == 0
-                result = await self._reconciler.run_pass(orphans=search_orphans)
+                result = await self._reconciler.run_pass(
+                    orphans=passes % ORPHAN_SEARCH_PASSES == 0,
+                    pruning=passes % PRUNING_PASSES == PRUNING_PASSES - 1,
+                )
                 if result.commits or result.orphans:
                     log.info("reconciled", commits=result.commits, orphans=list(result.orphans))
             # The supervisor's last line: one failed pass must not end the loop.

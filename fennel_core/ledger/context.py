@@ -13,6 +13,7 @@ from fennel_core.vocab.ids import Millis
 
 LEASE_MS: Final = Millis(60_000)
 ORPHAN_GRACE_MS: Final = Millis(3_600_000)
+COMMIT_HISTORY_MS: Final = Millis(30 * 86_400_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,8 @@ class LedgerTimings:
     should be quick.
     """
     orphan_grace_ms: Millis = ORPHAN_GRACE_MS
+    commit_history_ms: Millis = COMMIT_HISTORY_MS
+    """How long the definitions of replaced versions and the entries of the ledgers are kept."""
 
 
 @dataclass(frozen=True, slots=True)

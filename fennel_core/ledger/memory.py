@@ -88,6 +88,9 @@ class MemoryLedgerTransaction:
     plans: dict[CommitId, PlanRecord] = field(default_factory=dict)
     destroy_grace_ms: Millis = NO_GRACE
     grace: dict[AssetId, GracePeriod] = field(default_factory=dict)
+    finished_ms: dict[CommitId, int] = field(default_factory=dict)
+    entry_ms: dict[int, int] = field(default_factory=dict)
+    last_entry: int = 0
 
     def copy(self) -> MemoryLedgerTransaction:
         return MemoryLedgerTransaction(
@@ -107,6 +110,9 @@ class MemoryLedgerTransaction:
             dict(self.plans),
             self.destroy_grace_ms,
             dict(self.grace),
+            dict(self.finished_ms),
+            dict(self.entry_ms),
+            self.last_entry,
         )
 
     async def add_workspace(self, workspace: WorkspaceId) -> bool:
@@ -219,6 +225,8 @@ class MemoryLedgerTransaction:
     ) -> None:
         row = self.commits[id_]
         self.commits[id_] = replace(row, state=state, error=row.error or error)
+        if state in SETTLED:
+            self.finished_ms.setdefault(id_, self.now_ms())
 
     async def plan(self, id_: CommitId) -> PlanRecord | None:
         return self.plans.get(id_)
@@ -266,10 +274,12 @@ class MemoryLedgerTransaction:
         assets: Iterable[AssetId],
     ) -> None:
         for asset in assets:
-            id_ = len(self.entry_rows) + 1
+            self.last_entry += 1
+            id_ = self.last_entry
             self.entry_rows[id_] = LedgerEntry(
                 id_, ledger, workspace, commit, asset, EntryState.PENDING, 0, None
             )
+            self.entry_ms[id_] = self.now_ms()
 
     async def entries(
         self,
@@ -299,6 +309,7 @@ class MemoryLedgerTransaction:
             self.entry_rows[id_] = replace(
                 entry, state=state, error=error, attempts=entry.attempts + 1
             )
+            self.entry_ms[id_] = self.now_ms()
 
     async def add_jobs(self, jobs: Sequence[Job]) -> None:
         for job in jobs:
@@ -417,6 +428,44 @@ class MemoryLedgerTransaction:
     def _is_over(self, id_: AssetId) -> bool:
         ends_ms = self.grace[id_].ends_ms
         return ends_ms is not None and ends_ms <= self.now_ms()
+
+    async def prune_commits(self, older_ms: Millis, limit: int) -> int:
+        old = {id_ for id_, at in self.finished_ms.items() if at <= self.now_ms() - older_ms}
+        in_use = {v for b in self.branch_rows.values() for v in (b.target, b.serving)}
+        in_use |= {c.base for c in self.commits.values() if c.id not in old}
+        pruned = [
+            id_ for id_ in self.commits if id_ in old - in_use and (id_, "request") in self.blobs
+        ][:limit]
+        for id_ in pruned:
+            for column in ("request", "merged", "catalog"):
+                self.blobs.pop((id_, column), None)
+            self.catch_ups.pop(id_, None)
+        return len(pruned)
+
+    async def prune_entries(self, older_ms: Millis, limit: int) -> int:
+        open_commits = set(await self.open_commits())
+        pruned = [
+            e.id
+            for e in self.entry_rows.values()
+            if e.state not in OPEN_ENTRIES
+            and self.entry_ms[e.id] <= self.now_ms() - older_ms
+            and e.commit not in open_commits
+        ][:limit]
+        for id_ in pruned:
+            del self.entry_rows[id_], self.entry_ms[id_]
+        return len(pruned)
+
+    async def prune_assets(self, limit: int) -> int:
+        referred = {e.asset for e in self.entry_rows.values()}
+        pruned = [
+            a.id
+            for a in self.bank.rows.values()
+            if a.state is AssetState.DELETED and a.id not in referred
+        ][:limit]
+        for id_ in pruned:
+            del self.bank.rows[id_]
+            self.grace.pop(id_, None)
+        return len(pruned)
 
     async def unaccounted(self, ids: Iterable[AssetId]) -> list[AssetId]:
         known = {

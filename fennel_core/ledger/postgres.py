@@ -29,7 +29,7 @@ from fennel_core.connections.postgres import (
     in_transaction,
 )
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
-from fennel_core.ledger.postgres_grace import GracePeriods
+from fennel_core.ledger.postgres_pruning import OldRows
 from fennel_core.ledger.store import (
     NO_GRACE,
     Branch,
@@ -153,7 +153,7 @@ REMOVE_WORKSPACE = (
 )
 
 
-class PostgresLedgerTransaction(GracePeriods):
+class PostgresLedgerTransaction(OldRows):
     """Implement `ledger.store.LedgerTransaction`."""
 
     # --- workspaces
@@ -254,7 +254,7 @@ class PostgresLedgerTransaction(GracePeriods):
 
     async def request(self, id_: CommitId) -> bytes:
         request = await self._blob("request", id_)
-        assert request is not None, "every commit row has a request"
+        assert request is not None, "only settled commits are pruned"
         return request
 
     async def merged(self, id_: CommitId) -> bytes | None:

@@ -6,9 +6,9 @@ rarely meets a living worker. When it does (a process that was paused for a minu
 same steps, which are safe to run twice.
 
 The work is a set of items: one per commit without a worker, per workspace with condemned assets,
-per deleted workspace, and the search for orphans. Items of one workspace run in order, workspaces
-run side by side. An item that fails, for whatever reason, is logged, counted and tried again with
-back-off, and stops no other item.
+per deleted workspace, the search for orphans, and the pruning of old rows. Items of one workspace
+run in order, workspaces run side by side. An item that fails, for whatever reason, is logged,
+counted and tried again with back-off, and stops no other item.
 
 An orphan is a topic named like an asset that the bank does not account for: the work of a create
 request that was delayed until after its commit was undone. It is deleted when it has been seen for
@@ -36,6 +36,7 @@ from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.errors import CommitAbandoned
 from fennel_core.ledger.lifecycle import BETWEEN_T1_AND_T2, CommitState
+from fennel_core.ledger.pruning import prune_ledgers
 from fennel_core.ledger.reconcile_action import (
     DestroyCondemned,
     NothingToDo,
@@ -72,11 +73,12 @@ class WorkKind(StrEnum):
     DESTRUCTION = "destruction"
     DELETED_WORKSPACE = "deleted-workspace"
     ORPHANS = "orphans"
+    PRUNING = "pruning"
 
 
 @dataclass(frozen=True, slots=True, order=True)
 class WorkItem:
-    """An item of work. `commit` is set for COMMIT; ORPHANS belongs to no workspace."""
+    """An item of work. `commit` is set for COMMIT; ORPHANS and PRUNING have no workspace."""
 
     kind: WorkKind
     workspace: WorkspaceId | None = None
@@ -86,6 +88,10 @@ class WorkItem:
     def name(self) -> str:
         """Return the item's name in logs and in the status."""
         return f"{self.kind} {self.commit or self.workspace or ''}".rstrip()
+
+
+ORPHANS: Final = WorkItem(WorkKind.ORPHANS)
+PRUNING: Final = WorkItem(WorkKind.PRUNING)
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,19 +109,21 @@ class ReconcileResult:
     """The result of one pass.
 
     `commits`: commits whose state changed. `open_entries`: destructions that still wait, for
-    example until an engine has stopped a job. `orphans`: topics that were deleted. `failures`: the
-    items that failed in this pass.
+    example until an engine has stopped a job. `orphans`: topics that were deleted. `pruned`: old
+    rows that were removed. `failures`: the items that failed in this pass.
     """
 
     commits: list[CommitId] = field(default_factory=list)
     open_entries: int = 0
     orphans: tuple[TopicName, ...] = ()
+    pruned: int = 0
     failures: list[FailingItem] = field(default_factory=list)
 
     @property
     def quiet(self) -> bool:
         """Whether the pass changed nothing and nothing is left to do."""
-        return not (self.commits or self.open_entries or self.orphans or self.failures)
+        changed = self.commits or self.orphans or self.pruned
+        return not (changed or self.open_entries or self.failures)
 
 
 IsRunning = Callable[[Commit], Awaitable[bool]]
@@ -143,18 +151,19 @@ class Reconciler:
             for item, f in sorted(self._backoff.failures.items(), key=lambda pair: pair[0].name)
         )
 
-    async def run_pass(self, *, orphans: bool = True) -> ReconcileResult:
+    async def run_pass(self, *, orphans: bool = True, pruning: bool = True) -> ReconcileResult:
         """Try every item of work that is due.
 
         `orphans`: also search for orphaned topics. The search lists every topic of the cluster, so
-        request it rarely. Raises ConnectionsError if the items cannot be read.
+        request it rarely. `pruning`: also remove old rows, which is never urgent. Raises
+        ConnectionsError if the items cannot be read.
         """
         by_workspace = await self._items()
         items = [item for group in by_workspace for item in group]
-        known = {*items, WorkItem(WorkKind.ORPHANS)}
+        known = {*items, ORPHANS, PRUNING}
         self._backoff.keep_only(known)
-        if orphans:
-            by_workspace.append([WorkItem(WorkKind.ORPHANS)])
+        by_workspace += [[ORPHANS]] if orphans else []
+        by_workspace += [[PRUNING]] if pruning else []
         result = ReconcileResult()
         free = asyncio.Semaphore(CONCURRENT_WORKSPACES)
 
@@ -234,6 +243,8 @@ class Reconciler:
                 result.open_entries += await destroy_condemned(context, item.workspace)
             case WorkKind.ORPHANS:
                 result.orphans = await _delete_orphans(context)
+            case WorkKind.PRUNING:
+                result.pruned = await prune_ledgers(context)
             case unreachable:
                 assert_never(unreachable)
 

@@ -250,7 +250,7 @@ class LedgerTransaction(Protocol):
         ...
 
     async def request(self, id_: CommitId) -> bytes:
-        """Return the SyncRequest that the commit was received with."""
+        """Return the SyncRequest that the commit, which is not settled, was received with."""
         ...
 
     async def merged(self, id_: CommitId) -> bytes | None:
@@ -429,6 +429,27 @@ class LedgerTransaction(Protocol):
 
     async def workspaces_with_expired(self) -> list[WorkspaceId]:
         """Return the workspaces with a retained asset whose grace period is over."""
+        ...
+
+    # --- pruning (bounded: every method removes at most `limit` and returns how many)
+
+    async def prune_commits(self, older_ms: Millis, limit: int) -> int:
+        """Remove request, definitions and catalog of commits that ended `older_ms` ago or earlier.
+
+        The rest of their rows stays. Kept whole are versions that a branch refers to, and those
+        that commits were validated against which are open or ended more recently.
+        """
+        ...
+
+    async def prune_entries(self, older_ms: Millis, limit: int) -> int:
+        """Remove entries that were done or cancelled `older_ms` ago or earlier.
+
+        Those of commits that are not settled stay.
+        """
+        ...
+
+    async def prune_assets(self, limit: int) -> int:
+        """Remove deleted assets that no ledger entry refers to any more."""
         ...
 
     # --- orphaned topics

@@ -368,6 +368,12 @@ class LimitSettings(BaseSettings):
         description="Whether a commit that does not say so may destroy accepted rows. Empty: only "
         "with development tokens.",
     )
+    commit_history_s: int = Field(
+        30 * 86_400,
+        ge=3600,
+        description="How long the definitions of replaced versions, done ledger entries and rows "
+        "of deleted assets are kept, s. The row of a commit with its plan stays.",
+    )
     orphan_grace_ms: int = Field(
         HOUR_MS,
         gt=0,

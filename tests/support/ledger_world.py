@@ -176,6 +176,10 @@ async def reserve(
     raise BranchOccupied(row.branch, other, 5)
 
 
+HISTORY_MS = Millis(3_600_000)
+"""Short, so that the ledgers are pruned while a world is still used."""
+
+
 class World:
     """One platform. `context(faults)` is a process of it."""
 
@@ -220,7 +224,7 @@ class World:
 
     def context(self, faults: Faults | None = None) -> LedgerContext:
         faults = faults or Faults()
-        timings = LedgerTimings(retry_seconds=0.1)
+        timings = LedgerTimings(retry_seconds=0.1, commit_history_ms=HISTORY_MS)
         return LedgerContext(
             FaultyLedger(self.ledger, faults, self._observe),
             FaultyTopics(self.topics, faults),

@@ -20,7 +20,7 @@ CREATE TABLE commit (
     branch      text NOT NULL,
     state       text NOT NULL,                         -- life cycle: ledger/lifecycle.py
     digest      text NOT NULL,                         -- of request and options: the same commit twice is one commit
-    request     bytea NOT NULL,                        -- the client's SyncRequest as received
+    request     bytea,                                 -- the client's SyncRequest as received; null, like merged and catalog, once pruned (ledger/pruning.py)
     options     jsonb NOT NULL,                        -- incremental, backfill, allow_data_loss
     base        text,                                  -- the branch's target that the definitions were validated against; final at T1
     merged      bytea,                                 -- the SyncRequest with all entities of this version (differs from request when incremental)
@@ -38,6 +38,8 @@ CREATE TABLE commit (
 );
 CREATE INDEX commit_open ON commit (created_at) WHERE finished_at IS NULL;
 CREATE INDEX commit_workspace ON commit (workspace, branch, created_at);
+CREATE INDEX commit_base ON commit (base);
+CREATE INDEX commit_prunable ON commit (finished_at) WHERE request IS NOT NULL AND finished_at IS NOT NULL;
 
 CREATE TABLE branch (
     workspace   text NOT NULL REFERENCES workspace ON DELETE CASCADE,
@@ -65,6 +67,7 @@ CREATE TABLE asset (
     UNIQUE (workspace, kind, identity, incarnation)
 );
 CREATE INDEX asset_retained ON asset (workspace, kind, identity) WHERE state = 'retained';
+CREATE INDEX asset_deleted ON asset (id) WHERE state = 'deleted';
 CREATE UNIQUE INDEX asset_one_alive ON asset (workspace, kind, identity) WHERE state IN ('pending', 'created', 'live');
 
 CREATE TABLE reservation (                             -- T1 reserves the assets that it keeps, adopts or creates
@@ -95,7 +98,9 @@ CREATE TABLE ledger_entry (
     updated_at  timestamptz NOT NULL DEFAULT now()
 );
 CREATE INDEX ledger_open ON ledger_entry (ledger, workspace) WHERE state IN ('pending', 'failed');
+CREATE INDEX ledger_closed ON ledger_entry (updated_at) WHERE state IN ('done', 'cancelled');
 CREATE INDEX ledger_of_commit ON ledger_entry (commit_id);
+CREATE INDEX ledger_of_asset ON ledger_entry (asset_id);
 
 CREATE TABLE orphan_topic (                            -- topics without an asset, with the time they were first seen: deleted after a grace period
     topic       text PRIMARY KEY,
