@@ -28,7 +28,19 @@ from fennel_core.blueprints.plan_text import amount_text, duration_text
 from fennel_core.blueprints.revival import RetainedAsset, revivable
 from fennel_core.blueprints.source_replays import with_needed_replays
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.operators.spec import SourceReplaySpec
 from fennel_core.vocab.ids import AssetId, WorkspaceId
+
+
+@dataclass(frozen=True, slots=True)
+class TopicAmounts:
+    """What was measured of topics. `messages`: how many a topic ever held, where that is known.
+
+    `unreadable`: how many of them are neither in Kafka nor in history, where that is known.
+    """
+
+    messages: Mapping[AssetId, int] = field(default_factory=dict)
+    unreadable: Mapping[AssetId, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +52,7 @@ class BankFacts:
     those of `mine` that are not wanted. `shared`: those of `mine` that another branch or a running
     commit holds as well. `before`: the version that the branch has now, None if it is empty.
     `retained`: the retained asset of each wanted key that has one. `grace_ms`: how long released
-    assets are retained, 0 for not at all. `messages`: how many topics hold, where that is known.
+    assets are retained, 0 for not at all. `amounts`: what was measured of topics.
     """
 
     workspace: WorkspaceId
@@ -52,7 +64,7 @@ class BankFacts:
     before: Catalog | None = None
     retained: Mapping[AssetKey, RetainedAsset] = field(default_factory=dict)
     grace_ms: int = 0
-    messages: Mapping[AssetId, int] = field(default_factory=dict)
+    amounts: TopicAmounts = TopicAmounts()
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,23 +137,30 @@ def plan_commit(
         for planned, action in zip(wanted, actions, strict=True)
         if action is not PlanAction.CREATE
     }
-    amounts = rows_to_recompute(compiled, existing, facts.messages)
+    amounts = rows_to_recompute(compiled, existing, facts.amounts.messages)
+    titles = {topic.key: topic.title for topic in compiled.topics}
     reasons = ReasonFinder(
         dataset_forms(facts.before),
         dataset_forms(compiled),
         (p.blueprint for p, a in zip(wanted, actions, strict=True) if a is not PlanAction.KEEP),
         facts.leaving.values(),
     )
-    entries = []
+    entries, losses = [], []
     for planned, action in zip(wanted, actions, strict=True):
         keep = action is PlanAction.KEEP
         why = "the definitions still need it" if keep else reasons.why_new(planned.blueprint)
         entry = _entry(action, planned.id, planned.blueprint, why)
-        entries.append(replace(entry, rows_to_recompute=amounts.get(planned.blueprint.key)))
+        if (amount := amounts.get(planned.blueprint.key)) is not None:
+            raw = replayed_endpoint(planned.blueprint)
+            endpoint = None if raw is None else titles[raw]
+            entry = replace(entry, rows_to_recompute=amount, requests_of=endpoint)
+            if raw is not None and (lost := facts.amounts.unreadable.get(existing[raw])):
+                losses.append(_unreadable(entry, lost))
+        entries.append(entry)
     for id_, blueprint in sorted(facts.leaving.items()):
         why = reasons.why_leaving(blueprint)
         entries.append(_leaving(facts, id_, blueprint, why, allow_data_loss=allow_data_loss))
-    losses = [_loss(entry) for entry in entries if entry.loses_rows]
+    losses += [_loss(entry) for entry in entries if entry.loses_rows]
     return CommitPlan(wanted, tuple(entries), (*notices, *losses))
 
 
@@ -167,6 +186,16 @@ def _loss(entry: PlanEntry) -> Notice:
         ends = duration_text(entry.retained_ms)
         text = f"{what} is destroyed after {ends} unless a commit needs it again"
     return Notice("rows-lost", entry.entity, text)
+
+
+def _unreadable(entry: PlanEntry, messages: int) -> Notice:
+    """Return the notice about requests that a source replay cannot read."""
+    text = (
+        f"dataset `{entry.entity}` is recomputed without requests of endpoint "
+        f"`{entry.requests_of}` that are in neither Kafka nor history: "
+        f"{amount_text(RowAmount(messages))}"
+    )
+    return Notice("requests-unreadable", entry.entity, text)
 
 
 def _planned(
@@ -204,7 +233,7 @@ def _leaving(
     action = PlanAction.RETAIN if facts.grace_ms else PlanAction.DESTROY
     entry = _entry(action, id_, blueprint, reason)
     if blueprint.key.kind is AssetKind.RAW:
-        entry = replace(entry, rows_lost=RowAmount(facts.messages.get(id_)))
+        entry = replace(entry, rows_lost=RowAmount(facts.amounts.messages.get(id_)))
     if action is PlanAction.RETAIN and (allow_data_loss or not entry.loses_rows):
         entry = replace(entry, retained_ms=facts.grace_ms)
     return entry
@@ -222,6 +251,21 @@ def measured_topics(facts: BankFacts, compiled: Compiled) -> frozenset[AssetId]:
         if key in existing
     }
     return frozenset(endpoints - facts.shared | inputs)
+
+
+def replayed_endpoint(blueprint: Blueprint) -> AssetKey | None:
+    """Return the raw topic that a source replay reads; None for everything else."""
+    if isinstance(blueprint, LogicalJob) and isinstance(blueprint.step, SourceReplaySpec):
+        (raw,) = blueprint.inputs
+        return raw
+    return None
+
+
+def replayed_topics(facts: BankFacts, compiled: Compiled) -> frozenset[AssetId]:
+    """Return the topics of existing endpoints that new source replays read."""
+    existing = {**facts.alive, **revivable(compiled, facts.alive, facts.retained)}
+    endpoints = [replayed_endpoint(job) for job in compiled.jobs if job.key not in existing]
+    return frozenset(existing[raw] for raw in endpoints if raw is not None and raw in existing)
 
 
 def rows_to_recompute(

@@ -58,6 +58,7 @@ class PlanEntry:
     empty for what belongs to the whole workspace. `reason` says why the action is necessary.
     `rows_lost`: rows that no other asset holds and that disappear with this one.
     `rows_to_recompute`: existing rows that a new job has to read.
+    `requests_of`: the endpoint from whose requests a new source replay recomputes its dataset.
     `retained_ms`: how long a retained asset can be revived; None: until its loss is confirmed.
     """
 
@@ -70,6 +71,7 @@ class PlanEntry:
     rows_lost: RowAmount | None = None
     rows_to_recompute: RowAmount | None = None
     retained_ms: int | None = None
+    requests_of: str | None = None
 
     @property
     def loses_rows(self) -> bool:

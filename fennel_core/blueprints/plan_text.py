@@ -85,8 +85,17 @@ def _why(entry: PlanEntry) -> str:
     if entry.rows_lost is not None:
         parts.append(f"rows lost: {amount_text(entry.rows_lost)}")
     if entry.rows_to_recompute is not None:
-        parts.append(f"rows to recompute: {amount_text(entry.rows_to_recompute)}")
+        parts.append(_recomputed(entry, entry.rows_to_recompute))
     return "; ".join(parts)
+
+
+def _recomputed(entry: PlanEntry, amount: RowAmount) -> str:
+    """Return what a new job reads. A message of an endpoint holds one request or several."""
+    if entry.requests_of is None:
+        return f"rows to recompute: {amount_text(amount)}"
+    if amount.messages is None:
+        return f"recompute an unknown number of requests of {entry.requests_of}"
+    return f"recompute the requests of {entry.requests_of}: {amount_text(amount)}"
 
 
 def _retained(entry: PlanEntry) -> str:

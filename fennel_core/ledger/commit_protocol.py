@@ -19,7 +19,7 @@ waits for B's job and moves reads; destruction then removes what only the old ve
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -29,7 +29,7 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.commit_plan import (
     BankFacts,
     CommitPlan,
-    measured_topics,
+    TopicAmounts,
     plan_commit,
     recomputed,
     with_replays,
@@ -61,6 +61,7 @@ from fennel_core.ledger.lifecycle import (
     EntryEvent,
 )
 from fennel_core.ledger.store import Branch, Commit, LedgerKind, LedgerTransaction
+from fennel_core.ledger.topic_amounts import measure_topics
 from fennel_core.ledger.topics import TopicSpec
 from fennel_core.ledger.transitions import (
     apply_asset_event,
@@ -91,12 +92,9 @@ async def bank_facts(
     branch: Branch,
     compiled: Compiled,
     incarnation: int,
-    messages: Mapping[AssetId, int],
+    amounts: TopicAmounts,
 ) -> BankFacts:
-    """Read the planner's input; a plan that will be executed needs the workspace's lock.
-
-    `messages`: how many messages topics hold, where that was measured.
-    """
+    """Read the planner's input; a plan that will be executed needs the workspace's lock."""
     mine = await tx.bank.references(branch.workspace, branch.name)
     unshared = await tx.bank.unheld(mine, ignoring=branch.name)
     alive = await tx.bank.alive(branch.workspace, all_keys(compiled))
@@ -113,7 +111,7 @@ async def bank_facts(
         before=None if catalog is None else stored_names.loads(catalog, Catalog),
         retained=await tx.retained(branch.workspace, missing) if missing else {},
         grace_ms=tx.destroy_grace_ms,
-        messages=messages,
+        amounts=amounts,
     )
 
 
@@ -121,24 +119,7 @@ async def _draft_facts(
     tx: LedgerTransaction, workspace: WorkspaceId, name: BranchName, compiled: Compiled
 ) -> BankFacts:
     branch = await open_branch(tx, workspace, name)
-    return await bank_facts(tx, branch, compiled, UNNAMED_INCARNATION, {})
-
-
-async def _count_messages(
-    context: LedgerContext, facts: BankFacts, compiled: Compiled
-) -> Mapping[AssetId, int]:
-    """Measure the topics whose amounts the plan needs: outside of a transaction, because it may
-    take seconds. Nothing is known about a topic that could not be measured.
-    """
-    names = measured_topics(facts, compiled)
-    try:
-        counts = await context.topics.message_counts(
-            {TopicName(id_): compiled.partitions for id_ in names}
-        )
-    except SystemUnavailable as unavailable:
-        log.warning("topics could not be measured", topics=len(names), error=str(unavailable))
-        return {}
-    return {AssetId(name): count for name, count in counts.items()}
+    return await bank_facts(tx, branch, compiled, UNNAMED_INCARNATION, TopicAmounts())
 
 
 def _check_data_loss(row: Commit, commit_plan: CommitPlan) -> None:
@@ -176,7 +157,7 @@ async def preview(
 
     facts = await context.ledger.run(lambda tx: _draft_facts(tx, workspace, name, compiled))
     needed = with_replays(facts, compiled)
-    facts = replace(facts, messages=await _count_messages(context, facts, needed))
+    facts = replace(facts, amounts=await measure_topics(context, facts, needed))
     commit_plan = plan_commit(facts, needed, notices, allow_data_loss=allow_data_loss)
     if not backfill:
         _check_backfill(commit_plan, compiled)
@@ -222,13 +203,13 @@ async def reserve(
     is undone because another was faster. Raises ApiError; nothing has changed then.
     """
 
-    messages: Mapping[AssetId, int] = {}
+    amounts = TopicAmounts()
     received = await context.ledger.run(lambda tx: commit_row(tx, id_))
     if received.state is CommitState.RECEIVED:
         draft = await context.ledger.run(
             lambda tx: _draft_facts(tx, received.workspace, received.branch, compiled)
         )
-        messages = await _count_messages(context, draft, with_replays(draft, compiled))
+        amounts = await measure_topics(context, draft, with_replays(draft, compiled))
 
     async def plan_and_reserve(tx: LedgerTransaction) -> Commit | BranchMoved | BranchBusy:
         row = await locked_commit_row(tx, id_)
@@ -242,7 +223,7 @@ async def reserve(
         if occupant is not None:
             return BranchBusy(occupant)
         incarnation = await tx.bank.next_incarnation()
-        facts = await bank_facts(tx, branch, compiled, incarnation, messages)
+        facts = await bank_facts(tx, branch, compiled, incarnation, amounts)
         needed = with_replays(facts, compiled)
         commit_plan = plan_commit(
             facts, needed, notices, allow_data_loss=row.options.allow_data_loss

@@ -136,17 +136,25 @@ class KafkaTopicAdmin:
         return await asyncio.to_thread(self._message_counts, topics)
 
     def _message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
+        counts: dict[TopicName, int] = {}
+        for (topic, _), (_, end) in self._bounds(topics).items():
+            counts[topic] = counts.get(topic, 0) + end
+        return counts
+
+    async def log_starts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicPartition, Offset]:
+        bounds = await asyncio.to_thread(self._bounds, topics)
+        return {partition: start for partition, (start, _) in bounds.items()}
+
+    def _bounds(
+        self, topics: Mapping[TopicName, int]
+    ) -> Mapping[TopicPartition, tuple[Offset, Offset]]:
         parts = [
             (topic, part) for topic, count in topics.items() for part in partition_indexes(count)
         ]
         try:
-            found = offsets.bounds(self._client(), parts, REQUEST_SECONDS, skip_unknown=True)
+            return offsets.bounds(self._client(), parts, REQUEST_SECONDS, skip_unknown=True)
         except KafkaException as error:
             raise SystemUnavailable(f"Kafka: {error}") from error
-        counts: dict[TopicName, int] = {}
-        for (topic, _), (_, end) in found.items():
-            counts[topic] = counts.get(topic, 0) + end
-        return counts
 
 
 def _gather(futures: Mapping[str, Any], *, success_code: int) -> dict[TopicName, TopicRefusal]:

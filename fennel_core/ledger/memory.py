@@ -25,6 +25,7 @@ from fennel_core.ledger.store import (
     CatchUp,
     Commit,
     CommitError,
+    HistoryRange,
     LedgerEntry,
     LedgerKind,
     LedgerTransaction,
@@ -40,6 +41,8 @@ from fennel_core.vocab.ids import (
     JobId,
     JobPartition,
     Millis,
+    TopicName,
+    TopicPartition,
     WorkspaceId,
     partition_indexes,
 )
@@ -91,6 +94,7 @@ class MemoryLedgerTransaction:
     finished_ms: dict[CommitId, int] = field(default_factory=dict)
     entry_ms: dict[int, int] = field(default_factory=dict)
     last_entry: int = 0
+    history: dict[TopicPartition, HistoryRange] = field(default_factory=dict)
 
     def copy(self) -> MemoryLedgerTransaction:
         return MemoryLedgerTransaction(
@@ -113,6 +117,7 @@ class MemoryLedgerTransaction:
             dict(self.finished_ms),
             dict(self.entry_ms),
             self.last_entry,
+            dict(self.history),
         )
 
     async def add_workspace(self, workspace: WorkspaceId) -> bool:
@@ -348,6 +353,12 @@ class MemoryLedgerTransaction:
                 del self.jobs[job]
         self.partitions = {key: p for key, p in self.partitions.items() if key[0] in self.jobs}
         return sorted(requested - self.jobs.keys())
+
+    async def history_ranges(
+        self, topics: Iterable[TopicName]
+    ) -> dict[TopicPartition, HistoryRange]:
+        wanted = set(topics)
+        return {at: held for at, held in self.history.items() if at[0] in wanted}
 
     async def retain(
         self, workspace: WorkspaceId, ids: Iterable[AssetId], kept: Collection[AssetId]

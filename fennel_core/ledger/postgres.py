@@ -37,6 +37,7 @@ from fennel_core.ledger.store import (
     Commit,
     CommitError,
     CommitOptions,
+    HistoryRange,
     LedgerEntry,
     LedgerKind,
     LedgerTransaction,
@@ -52,6 +53,7 @@ from fennel_core.vocab.ids import (
     Offset,
     PartitionIndex,
     TopicName,
+    TopicPartition,
     WorkspaceId,
 )
 
@@ -143,6 +145,10 @@ UNACCOUNTED = """
     WHERE s.schemaname = current_schema() AND s.sequencename = 'asset_incarnation'
       AND w.incarnation BETWEEN s.min_value AND coalesce(s.last_value, s.min_value - 1)
       AND NOT EXISTS (SELECT 1 FROM asset a WHERE a.id = w.id AND a.state <> 'deleted')
+"""
+HISTORY_RANGES = """
+    SELECT topic, part, min(first_offset), max(next_offset) FROM history_file
+    WHERE topic = ANY(%s::text[]) GROUP BY topic, part
 """
 REMOVE_WORKSPACE = (
     "DELETE FROM job WHERE workspace = %(w)s",
@@ -442,6 +448,12 @@ class PostgresLedgerTransaction(OldRows):
         values = {"ids": list(jobs)}
         await self._execute(REMOVE_STOPPED, values)
         return sorted(JobId(id_) for (id_,) in await self._rows(STILL_THERE, values))
+
+    async def history_ranges(
+        self, topics: Iterable[TopicName]
+    ) -> dict[TopicPartition, HistoryRange]:
+        rows = await self._rows(HISTORY_RANGES, (list(topics),))
+        return {(topic, part): HistoryRange(first, next_) for topic, part, first, next_ in rows}
 
     # --- orphaned topics
 

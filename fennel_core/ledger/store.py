@@ -159,6 +159,14 @@ class ReleasedAsset:
 
 
 @dataclass(frozen=True, slots=True)
+class HistoryRange:
+    """The offsets of a topic partition that history holds: from `first`, up to before `next`."""
+
+    first: Offset
+    next: Offset
+
+
+@dataclass(frozen=True, slots=True)
 class CatchUp:
     """What the new jobs of a warming commit must have applied before reads move.
 
@@ -383,6 +391,12 @@ class LedgerTransaction(Protocol):
 
         Returns those of `jobs` that are not registered (any more).
         """
+        ...
+
+    async def history_ranges(
+        self, topics: Iterable[TopicName]
+    ) -> dict[TopicPartition, HistoryRange]:
+        """Return what history holds of each partition of `topics` of which it holds anything."""
         ...
 
     # --- the grace period

@@ -16,7 +16,7 @@ from typing import Protocol
 
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.errors import SystemUnavailable
-from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition, partition_indexes
 
 
 class TopicRefusal(str):
@@ -61,6 +61,12 @@ class TopicAdmin(Protocol):
         """
         ...
 
+    async def log_starts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicPartition, Offset]:
+        """Return the first offset that Kafka still has of each partition of topics, given their
+        partition counts. Topics that do not exist are absent.
+        """
+        ...
+
 
 class MemoryTopicAdmin:
     """Topics as a dict of partition counts."""
@@ -74,6 +80,8 @@ class MemoryTopicAdmin:
 
         self.messages: dict[TopicName, int] = {}
         """Messages that a test wrote."""
+        self.first_offsets: dict[TopicPartition, Offset] = {}
+        """First offsets of the partitions whose oldest records were deleted."""
 
     async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
         self.partition_counts |= {
@@ -97,3 +105,11 @@ class MemoryTopicAdmin:
 
     async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
         return {t: self.messages.get(t, 0) for t in topics if t in self.partition_counts}
+
+    async def log_starts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicPartition, Offset]:
+        return {
+            (topic, part): self.first_offsets.get((topic, part), Offset(0))
+            for topic, count in topics.items()
+            if topic in self.partition_counts
+            for part in partition_indexes(count)
+        }

@@ -147,6 +147,9 @@ class FaultyTopics:
     async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
         return await self.inner.message_counts(topics)
 
+    async def log_starts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicPartition, Offset]:
+        return await self.inner.log_starts(topics)
+
 
 @dataclass(frozen=True)
 class Switched:

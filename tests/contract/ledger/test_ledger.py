@@ -33,6 +33,7 @@ from fennel_core.ledger.store import (
     Commit,
     CommitError,
     CommitOptions,
+    HistoryRange,
     Ledger,
     LedgerKind,
     LedgerTransaction,
@@ -49,6 +50,8 @@ from fennel_core.vocab.ids import (
     CommitId,
     JobId,
     Millis,
+    Offset,
+    TopicName,
     WorkspaceId,
 )
 from tests.support.ledger_world import reserve
@@ -358,3 +361,26 @@ async def test_of_concurrent_commits_to_one_branch_one_wins_and_one_conflicts(
     assert len(worker.topics.partition_counts) == 5, (
         "two datasets with a log each, and the dead letters"
     )
+
+
+async def test_what_history_holds_is_read_from_its_index(database: str) -> None:
+    topic, other = TopicName("shop.raw.a.1"), TopicName("shop.raw.b.1")
+    async with pool(database, name="test", size=2) as connections:
+        ledger = PostgresLedger(connections)
+        assert await ledger.run(lambda tx: tx.history_ranges([topic])) == {}
+        async with connections.connection() as connection:
+            for name, part, first, next_ in (
+                (topic, 0, 5, 20),
+                (topic, 0, 20, 31),
+                (topic, 1, 0, 4),
+                (other, 0, 0, 9),
+            ):
+                await connection.execute(
+                    "INSERT INTO history_file (topic, part, first_offset, next_offset, object_key, "
+                    "row_count, size_bytes) VALUES (%s, %s, %s, %s, %s, 1, 1)",
+                    (name, part, first, next_, f"{name}/{part}/{first}"),
+                )
+        assert await ledger.run(lambda tx: tx.history_ranges([topic])) == {
+            (topic, 0): HistoryRange(Offset(5), Offset(31)),
+            (topic, 1): HistoryRange(Offset(0), Offset(4)),
+        }

@@ -239,3 +239,6 @@ class SimTopics:
         result = await self._inner.message_counts(topics)
         await self._process.after(fault, "the counts of messages", lost)
         return result
+
+    async def log_starts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicPartition, Offset]:
+        return await self._inner.log_starts(topics)

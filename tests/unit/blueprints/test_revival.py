@@ -4,7 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fennel_core.blueprints.commit_plan import BankFacts, plan_commit, with_replays
+from fennel_core.blueprints.commit_plan import (
+    BankFacts,
+    TopicAmounts,
+    plan_commit,
+    with_replays,
+)
 from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.logical import AssetKey, AssetKind, Compiled, LogicalJob
 from fennel_core.blueprints.plan_entries import PlanAction, RowAmount
@@ -101,7 +106,7 @@ def leaving(messages: dict[AssetId, int], grace_ms: int = 0) -> BankFacts:
         mine=frozenset(NAMES.values()),
         leaving={NAMES[b.key]: b for b in COMPILED.blueprints},
         grace_ms=grace_ms,
-        messages=messages,
+        amounts=TopicAmounts(messages),
     )
 
 
@@ -137,7 +142,7 @@ def test_the_end_of_the_grace_period_of_rows_needs_a_confirmation() -> None:
 def test_a_new_job_over_existing_rows_has_an_amount_and_what_is_downstream_an_unknown_one() -> None:
     topic = COMPILED.sources[0].topic
     alive = {key: id_ for key, id_ in NAMES.items() if key in (topic, raw())}
-    facts = BankFacts(SHOP, 2, alive=alive, messages={NAMES[topic]: 12})
+    facts = BankFacts(SHOP, 2, alive=alive, amounts=TopicAmounts({NAMES[topic]: 12}))
     amounts = {e.title: e.rows_to_recompute for e in plan_commit(facts, COMPILED).entries}
     assert amounts["Large.p: filter"] == RowAmount(12)
     assert amounts["Events"] is None

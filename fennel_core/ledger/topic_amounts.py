@@ -1,0 +1,60 @@
+"""Measure the topics whose amounts a plan mentions.
+
+It may take seconds, so it happens before T1 and outside of its transaction. What could not be
+measured is left out, and the plan says that it is unknown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from fennel_core.blueprints.commit_plan import (
+    BankFacts,
+    TopicAmounts,
+    measured_topics,
+    replayed_topics,
+)
+from fennel_core.blueprints.logical import Compiled
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.ledger.context import LedgerContext
+from fennel_core.ledger.store import HistoryRange
+from fennel_core.telemetry.logs import logger
+from fennel_core.vocab.ids import AssetId, Offset, TopicName, TopicPartition
+
+log = logger(__name__)
+
+
+def unreadable_messages(
+    starts: Mapping[TopicPartition, Offset], kept: Mapping[TopicPartition, HistoryRange]
+) -> dict[AssetId, int]:
+    """Return how many messages of each topic are before the start of its log and not in history.
+
+    Example: the log starts at 90, history holds 10 to 59: 10 messages are before it and 30 between.
+    """
+    lost: dict[AssetId, int] = {}
+    for (topic, part), start in starts.items():
+        held = kept.get((topic, part))
+        readable = 0 if held is None else max(0, min(held.next, start) - held.first)
+        lost[AssetId(topic)] = lost.get(AssetId(topic), 0) + start - readable
+    return lost
+
+
+async def measure_topics(
+    context: LedgerContext, facts: BankFacts, compiled: Compiled
+) -> TopicAmounts:
+    """Return the amounts that the plan of these facts needs."""
+    names = measured_topics(facts, compiled)
+    replayed = {TopicName(id_): compiled.partitions for id_ in replayed_topics(facts, compiled)}
+    try:
+        counts = await context.topics.message_counts(
+            {TopicName(id_): compiled.partitions for id_ in names}
+        )
+        starts = await context.topics.log_starts(replayed) if replayed else {}
+    except SystemUnavailable as unavailable:
+        log.warning("topics could not be measured", topics=len(names), error=str(unavailable))
+        return TopicAmounts()
+    messages = {AssetId(name): count for name, count in counts.items()}
+    if not any(starts.values()):
+        return TopicAmounts(messages)
+    kept = await context.ledger.run(lambda tx: tx.history_ranges(sorted(replayed)))
+    return TopicAmounts(messages, unreadable_messages(starts, kept))
