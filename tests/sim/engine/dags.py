@@ -40,6 +40,8 @@ if TYPE_CHECKING:
     from tests.sim.engine.world import World
 
 KEPT: Final = 1
+TRUSTED: Final = 0.25
+"""Share of the rebuilds that trust committed outputs instead of comparing them."""
 LIMIT: Final = DeletionLimit(20, 20)
 GRACE: Final = timedelta(seconds=25)
 """Grace period of snapshots; longer than any pause of a process."""
@@ -140,13 +142,24 @@ class Dags:
     def rebuild(self, living: LiveSlot) -> None:
         """Request a rebuild of what this slot runs, from any snapshot or from an old one."""
         before = self._world.dice.random.choice([None, None, 2, 4])
-        items = [list(key) for key in living.supervisor.hosted]
-        self._in_the_background(self._rebuilt(living, items, before))
+        order = {
+            "items": [list(key) for key in living.supervisor.hosted],
+            "why": "requested",
+            "before": before,
+            "trust_outputs": self._world.dice.random.random() < TRUSTED,
+        }
+        self._in_the_background(self._rebuilt(living, order))
 
     def _in_the_background(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.create_task(work)
         self.asked.add(task)
-        task.add_done_callback(self.asked.discard)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        """Report a request that ended with an error that no task awaits."""
+        self.asked.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._world.broken.append(f"a request of a DAG failed: {error!r}")
 
     async def _copied(self, living: LiveSlot, items: list[list[Any]]) -> None:
         try:
@@ -182,15 +195,11 @@ class Dags:
             if verdict in (DrillVerdict.DIFFERS, DrillVerdict.LOST):
                 self._world.broken.append(f"a drill of {key} reports {verdict}: {told}")
 
-    async def _rebuilt(self, living: LiveSlot, items: list[list[Any]], before: int | None) -> None:
+    async def _rebuilt(self, living: LiveSlot, order: dict[str, Any]) -> None:
+        items = order["items"]
         try:
             await living.process.gate()
-            epochs = cast(
-                list[int | None],
-                await living.service(
-                    "rebuild", {"items": items, "why": "requested", "before": before}
-                ),
-            )
+            epochs = cast(list[int | None], await living.service("rebuild", order))
             await living.process.delay()
             await living.process.gate()
             states = cast(list[SlotReport | None], await living.service("states", {"items": items}))

@@ -87,6 +87,7 @@ def _lines_at_import(file: Path) -> set[int]:
         waiting += [
             c
             for c in code.co_consts
-            if isinstance(c, type(body)) and (c.co_name[0].isupper() or c.co_name in ELSEWHERE)
+            if isinstance(c, type(body))
+            and (c.co_name.lstrip("_")[:1].isupper() or c.co_name in ELSEWHERE)
         ]
     return found

@@ -8,11 +8,12 @@ computed again.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import polars as pl
 
-from fennel_core.operators.step import OperatorStep, Outcome, StateReader
+from fennel_core.operators.step import DeadRows, OperatorStep, Outcome, StateReader
 from fennel_core.vocab.ids import Micros
 
 Asked = tuple[str, tuple[Any, ...], dict[str, Any], Any]
@@ -42,10 +43,14 @@ class _Noted:
 
 
 class MemoizedStep:
-    """The step `inner`, including its lookups and its watermark side."""
+    """The step `inner`, including its lookups and its watermark side.
 
-    def __init__(self, inner: OperatorStep) -> None:
+    `dead_every`: every batch whose number of rows is a multiple of it has a dead letter, too.
+    """
+
+    def __init__(self, inner: OperatorStep, dead_every: int | None = None) -> None:
         self._inner: Any = inner
+        self._dead_every = dead_every
         self._known: dict[tuple[Any, ...], list[tuple[list[Asked], Outcome]]] = {}
         self._count = 0
 
@@ -53,8 +58,14 @@ class MemoizedStep:
         return self._remembered(
             (source, tuple(batch.rows())),
             reads,
-            lambda noted: self._inner.apply(noted, source, batch),
+            lambda noted: self._applied(noted, source, batch),
         )
+
+    def _applied(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
+        outcome: Outcome = self._inner.apply(reads, source, batch)
+        if self._dead_every is None or len(batch) % self._dead_every:
+            return outcome
+        return replace(outcome, dead=(DeadRows("simulated", batch[:1]),))
 
     def advance(self, reads: StateReader, watermark: Micros) -> Outcome:
         return self._remembered(

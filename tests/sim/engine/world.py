@@ -24,6 +24,7 @@ from itertools import count
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any, Final, cast
+from unittest.mock import patch
 
 import structlog
 
@@ -32,6 +33,7 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.garbage import DeletionLimit
+from fennel_core.engine import outputs
 from fennel_core.engine.drill.subprocess_drill import DrillRunner
 from fennel_core.engine.errors import ProducerFenced
 from fennel_core.engine.kafka.consumer import ConsumerLimits
@@ -67,6 +69,8 @@ from tests.sim.engine.virtual_time import now_ms, run
 
 TRANSACTION_TIMEOUT_MS: Final = 5_000
 TURNS: Final = 30
+RECORD_BYTES: Final = 2_000
+"""So small that outputs are split into several records."""
 SETTLED_WITHIN_MS: Final = 150_000
 STATE_GRACE_MS: Final = Millis(4_000)
 """Longer than a slot reads an empty registry."""
@@ -459,5 +463,5 @@ def simulate(seed: int) -> World:
             raise
         return world
 
-    with TemporaryDirectory() as folder:
+    with TemporaryDirectory() as folder, patch.object(outputs, "RECORD_BYTES", RECORD_BYTES):
         return run(run_in(folder))
