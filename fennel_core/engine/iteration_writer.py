@@ -107,10 +107,11 @@ class IterationWriter:
             *self._watermarks.records(result.outcome.emits, result.max_time),
             OutgoingRecord(self._job.replaylog, self._part, encode_marker(marker)),
         ]
-        for attempt in range(1, COMMIT_ATTEMPTS + 1):
+        attempt = 1
+        while True:
             try:
                 return await producer.commit(records, self._state.progress.replayed)
             except TransactionAborted:
                 if attempt == COMMIT_ATTEMPTS:
                     raise
-        raise AssertionError("unreachable: the last attempt returns or raises")
+                attempt += 1

@@ -195,7 +195,7 @@ class SimProducer:
     ) -> None:
         dice = self._process.dice
         fault = (
-            dice.random.choice(["aborted", "never ended", "response lost", "ended late"])
+            dice.random.choice(["aborted", "aborted", "never ended", "response lost", "ended late"])
             if dice.fails()
             else None
         )

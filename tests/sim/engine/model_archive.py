@@ -32,6 +32,7 @@ BEGINNING = datetime(2026, 1, 1, tzinfo=UTC)
 INSTALLATION: Final = InstallationId("sim")
 NEIGHBOUR: Final = InstallationId("neighbour")
 ROOT: Final = key_prefix("", INSTALLATION)
+MANIFEST: Final = "/manifest.json"
 
 
 def _always(installation: InstallationId) -> Callable[[], Awaitable[InstallationId]]:
@@ -89,8 +90,11 @@ class ModelArchive:
         )
 
     def rot(self, chosen: random.Random) -> None:
-        """Truncate or remove an object."""
+        """Truncate or remove an object, often a manifest."""
         stored = sorted(key for key in self.objects.contents if key.startswith(ROOT))
+        manifests = [key for key in stored if key.endswith(MANIFEST)]
+        if manifests and chosen.random() < 0.4:
+            stored = manifests
         if not stored:
             return
         key = chosen.choice(stored)
