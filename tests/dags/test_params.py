@@ -88,7 +88,7 @@ def test_a_loss_that_is_not_confirmed_fails_the_task_without_a_retry(
 
     monkeypatch.setattr(task_bodies, "_run_step", refuse)
     with pytest.raises(AirflowFailException, match=r"app/Profiles(.|\n)*data-loss-not-confirmed"):
-        task_bodies.compile_commit("c1")
+        task_bodies.compile_commit("c1", 0.0)
 
 
 def test_every_field_of_the_rebuild_form_is_optional() -> None:
