@@ -20,6 +20,11 @@ from fennel_core.vocab.ids import CommitId
 
 DAG: Final = "commit"
 REQUEST_SECONDS: Final = 10.0
+CONCURRENT_REQUESTS: Final = 4
+"""Airflow's api-server has 15 database connections, and checks a token with one of them on its
+event loop: while more requests than that are open, none of them ends for 30 s, and tasks that
+cannot report in that time are killed. Fifty waiting clients ask in the same moment.
+"""
 TRIGGER_ATTEMPTS: Final = 3
 RETRY_SECONDS: Final = 0.3
 _CONNECTION_ERRORS: Final = (aiohttp.ClientError, asyncio.TimeoutError)
@@ -45,6 +50,7 @@ class AirflowOrchestrator:
         }
         self._session = aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=REQUEST_SECONDS))
         self._token: str | None = None
+        self._turns = asyncio.Semaphore(CONCURRENT_REQUESTS)
 
     async def close(self) -> None:
         """Close the HTTP connections."""
@@ -90,18 +96,19 @@ class AirflowOrchestrator:
         return not (status == 200 and state in ("success", "failed"))
 
     async def _call(self, method: str, path: str, body: dict[str, Any] | None) -> tuple[int, Any]:
-        """Send a request and return the response's status and JSON body."""
-        for renewed in (False, True):
-            if self._token is None:
-                self._token = await self._new_token()
-            headers = {"Authorization": f"Bearer {self._token}"}
-            async with self._session.request(
-                method, self._url + path, json=body, headers=headers
-            ) as response:
-                if response.status == 401 and not renewed:
-                    self._token = None
-                    continue
-                return response.status, await _json(response)
+        """Send a request, in its turn, and return the response's status and JSON body."""
+        async with self._turns:
+            for renewed in (False, True):
+                if self._token is None:
+                    self._token = await self._new_token()
+                headers = {"Authorization": f"Bearer {self._token}"}
+                async with self._session.request(
+                    method, self._url + path, json=body, headers=headers
+                ) as response:
+                    if response.status == 401 and not renewed:
+                        self._token = None
+                        continue
+                    return response.status, await _json(response)
         raise AssertionError("the second request returns")
 
     async def _new_token(self) -> str:

@@ -12,7 +12,7 @@ from aiohttp import web
 from aiohttp.test_utils import TestServer
 from pydantic import SecretStr
 
-from fennel_core.definition.airflow import AirflowOrchestrator
+from fennel_core.definition.airflow import CONCURRENT_REQUESTS, AirflowOrchestrator
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import CommitId
@@ -28,6 +28,10 @@ class FakeAirflow:
     runs: dict[str, str] = field(default_factory=dict)
     bodies: list[dict[str, Any]] = field(default_factory=list)
     failures: list[int] = field(default_factory=list)
+    in_flight: int = 0
+    most_in_flight: int = 0
+    full: asyncio.Barrier = field(default_factory=lambda: asyncio.Barrier(1))
+    """A request for a run ends when as many requests as the barrier needs have arrived."""
 
     def application(self) -> web.Application:
         app = web.Application()
@@ -59,6 +63,10 @@ class FakeAirflow:
     async def run(self, request: web.Request) -> web.Response:
         if not self.known(request):
             return web.json_response({}, status=401)
+        self.in_flight += 1
+        self.most_in_flight = max(self.most_in_flight, self.in_flight)
+        await self.full.wait()
+        self.in_flight -= 1
         run = request.match_info["run"]
         return (
             web.json_response({"state": self.runs[run]})
@@ -153,3 +161,14 @@ async def test_an_unreachable_airflow_is_unavailable_and_its_runs_count_as_alive
         await airflow.start(ID, 1)
     assert await airflow.alive(ID, 1)
     await airflow.close()
+
+
+async def test_many_waiting_clients_do_not_send_more_requests_than_airflow_can_serve(
+    server: tuple[FakeAirflow, AirflowOrchestrator],
+) -> None:
+    fake, airflow = server
+    await airflow.start(ID, 1)
+    fake.full = asyncio.Barrier(CONCURRENT_REQUESTS)
+    answers = await asyncio.gather(*(airflow.alive(ID, 1) for _ in range(5 * CONCURRENT_REQUESTS)))
+    assert all(answers)
+    assert fake.most_in_flight == CONCURRENT_REQUESTS
