@@ -122,7 +122,7 @@ class Supervisor:
     wake: asyncio.Event = field(default_factory=asyncio.Event)
     _lease_until_ms: int = 0
     _changing: asyncio.Lock = field(default_factory=asyncio.Lock)
-    """Held while `hosted` changes: a rebuild must not start again what a turn has just stopped."""
+    """Held while `hosted` changes, and while the registry says what of it is still owned."""
     _placements: dict[JobId, Mapping[PartitionIndex, SlotName]] = field(default_factory=dict)
     _superseded: bool = False
     _placed_on: frozenset[SlotName] = frozenset()
@@ -358,12 +358,13 @@ class Supervisor:
         The registry was out of reach, or this process was paused. Nothing changes for a partition
         whose row still has this slot and epoch; the others are lost.
         """
-        running = {key: hosted for key, hosted in self.hosted.items() if not hosted.lost}
-        held = [(key, hosted.epoch) for key, hosted in running.items()]
-        kept = await self.registry.resume(held, self.slot.id, self.lease_ms)
-        for key, hosted in running.items():
-            if key not in kept:
-                hosted.lost = True
+        async with self._changing:  # what a turn or a rebuild starts meanwhile would not be asked
+            running = {key: hosted for key, hosted in self.hosted.items() if not hosted.lost}
+            held = [(key, hosted.epoch) for key, hosted in running.items()]
+            kept = await self.registry.resume(held, self.slot.id, self.lease_ms)
+            for key, hosted in running.items():
+                if key not in kept:
+                    hosted.lost = True
         self._claims_others_from_ms = self.clock.monotonic_ms() + self.lease_ms
         self.wake.set()
 

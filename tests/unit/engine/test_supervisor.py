@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from dataclasses import dataclass, field, replace
+from typing import Any, ClassVar, cast
 
 import pytest
 
@@ -199,6 +199,43 @@ async def test_a_slot_does_not_rebuild_a_partition_it_does_not_own() -> None:
     supervisor.hosted[KEY] = HostedPartition(Epoch(1), lost=True)
     assert await supervisor.rebuild(KEY, RebuildRequested("requested")) is None
     assert factory.calls == []
+
+
+class SlowlyClosingFactory(RecordingFactory):
+    """A runner factory whose stores close when the test says so."""
+
+    def __init__(self) -> None:
+        super().__init__(fails=False)
+        self.may_close = asyncio.Event()
+
+    async def close(self, runner: Any) -> None:
+        await self.may_close.wait()
+
+
+async def test_a_partition_that_is_rebuilt_while_a_lapsed_lease_is_resumed_is_lost_too() -> None:
+    now_ms = 0
+    registry = MemoryRegistry(lambda: now_ms)
+    registry.add(KEY[0], b"", 1)
+    clock: Any = FrozenClock()
+    clock.monotonic_ms = lambda: now_ms
+    factory = SlowlyClosingFactory()
+    supervisor = Supervisor(ME, registry, cast(Any, factory), clock, Millis(1000), 1000, garbage())
+    await supervisor._renew()
+    await supervisor.tick()
+    await eventually(lambda: supervisor.hosted[KEY].report().status == "running")
+    now_ms = 2000
+    await registry.heartbeat(replace(ME, id=SlotId("other")), Millis(1000))
+    await registry.claim([(KEY, Epoch(1))], SlotId("other"), Millis(1000))
+
+    rebuilding = asyncio.create_task(supervisor.rebuild(KEY, RebuildRequested("requested")))
+    await eventually(lambda: KEY not in supervisor.hosted)
+    renewing = asyncio.create_task(supervisor._renew())
+    await asyncio.sleep(0.01)
+    factory.may_close.set()
+    await asyncio.gather(rebuilding, renewing)
+    assert supervisor.lease_is_live()
+    assert supervisor.hosted[KEY].lost, "another slot owns it since before the rebuild"
+    await supervisor.shut_down()
 
 
 def test_the_reason_of_a_parked_partition_stays_until_a_retry_gets_past_replay() -> None:
