@@ -17,6 +17,7 @@ import asyncio
 import hashlib
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -123,7 +124,9 @@ async def take_snapshot(
         ManifestFile(file.name, file.size_bytes, file.sha256, f"{base}/files/{file.name}")
         for file in plan.fresh
     ]
-    await _run_all(context.objects.upload(file.object, folder / file.name) for file in fresh)
+    await _run_all(
+        partial(context.objects.upload, file.object, folder / file.name) for file in fresh
+    )
     files = tuple(sorted([*plan.reused, *fresh], key=lambda file: file.name))
     body = encode_manifest(
         SnapshotManifest(
@@ -271,19 +274,19 @@ async def _download_files(objects: ObjectStore, manifest: SnapshotManifest, targ
         if found != file.sha256:
             raise SnapshotCorrupt(f"{file.object} has another checksum than its manifest")
 
-    await _run_all(download(file) for file in manifest.files)
+    await _run_all(partial(download, file) for file in manifest.files)
 
 
-async def _run_all(transfers: Iterable[Awaitable[None]]) -> None:
+async def _run_all(transfers: Iterable[Callable[[], Awaitable[None]]]) -> None:
     """Run all, a few at a time; raise the first failure only after every transfer has ended.
 
     So no transfer writes to the folder after the caller has seen the failure.
     """
     gate = asyncio.Semaphore(TRANSFER_CONCURRENCY)
 
-    async def gated(transfer: Awaitable[None]) -> None:
+    async def gated(transfer: Callable[[], Awaitable[None]]) -> None:
         async with gate:
-            await transfer
+            await transfer()
 
     ended = await asyncio.gather(*(gated(each) for each in transfers), return_exceptions=True)
     failed = [each for each in ended if isinstance(each, BaseException)]
