@@ -21,6 +21,8 @@ from fennel_core.apps.workers import (
     stop_with_parent,
 )
 from fennel_core.connections import postgres, secrets, tokens
+from fennel_core.connections.api_errors import DatabaseUnavailable
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
 from fennel_core.executors.client import Executors
 from fennel_core.query.barrier import Barrier
@@ -159,7 +161,12 @@ def application(
     sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
 
     async def secret(workspace: WorkspaceId, name: str) -> str | None:
-        return None if sealer is None else await secrets.get(pool, sealer, workspace, name)
+        if sealer is None:
+            return None
+        try:
+            return await secrets.get(pool, sealer, workspace, name)
+        except SystemUnavailable as lost:
+            raise DatabaseUnavailable(f"secret `{name}` could not be read: {lost}") from lost
 
     async def workspace_of(authorization: str | None) -> WorkspaceId:
         return await tokens.workspace_of(pool, settings, authorization)

@@ -1,7 +1,9 @@
 """Postgres: pools, transactions with a certain outcome, and notifications.
 
-Three things go wrong with a database that is reached over a socket. A *statement* may never end:
-every session sets the server's own time-outs, so a stuck lock ends as an error. The response to a
+Four things go wrong with a database that is reached over a socket. A *statement* may never end:
+every session sets the server's own time-outs, so a stuck lock ends as an error. The *server* may
+stop without closing its sockets (a frozen machine, a cut cable), and then enforces no time-out: a
+`BoundedConnection` that gets no response in `RESPONSE_SECONDS` is closed. The response to a
 *COMMIT* may be lost, and the client then does not know whether the transaction was committed. But
 Postgres does: each writing transaction has an id, and `pg_xact_status(id)` returns `committed` or
 `aborted` for weeks. So a transaction reads its id before it commits, and an unknown outcome is
@@ -26,7 +28,10 @@ from typing import Final, TypeVar, cast
 
 import psycopg
 from psycopg import sql
+from psycopg.abc import PQGen
 from psycopg.conninfo import make_conninfo
+from psycopg.errors import _WaitTimeout
+from psycopg.rows import Row
 from psycopg_pool import AsyncConnectionPool, PoolTimeout
 
 from fennel_core.connections.errors import (
@@ -39,7 +44,18 @@ STATEMENT_TIMEOUT_MS: Final = 15_000
 LOCK_TIMEOUT_MS: Final = 10_000
 IDLE_IN_TRANSACTION_MS: Final = 60_000
 CONNECT_SECONDS: Final = 5
+UNACKNOWLEDGED_MS: Final = 20_000
+"""A connection ends when what was sent is not acknowledged for so long: a cut cable."""
 RESOLVE_SECONDS: Final = 20.0
+CHECK_INTERVAL_SECONDS: Final = 0.1
+"""How often psycopg lets a waiting statement be interrupted."""
+RESPONSE_SECONDS: Final = STATEMENT_TIMEOUT_MS / 1000 + 2.0
+"""Longest wait for the response to a statement; the server's own time-out ends it earlier."""
+POOL_RECONNECT_SECONDS: Final = 3.0
+"""How long a pool retries a connection by itself, with pauses that double. After that the next
+borrower makes it try at once: the library's default (5 minutes) leaves pauses of two minutes, in
+which a database that is back is not noticed.
+"""
 RECONNECT_SECONDS: Final = (0.05, 0.2, 0.5, 1.0, 2.0)
 LISTEN_CHECK_SECONDS: Final = 10.0
 """How often an idle listener checks its connection: a cut cable sends no error."""
@@ -48,6 +64,33 @@ RETRIED: Final = (psycopg.errors.SerializationFailure, psycopg.errors.DeadlockDe
 AsyncConnection = psycopg.AsyncConnection[tuple[object, ...]]
 Pool = AsyncConnectionPool[psycopg.AsyncConnection[tuple[object, ...]]]
 T = TypeVar("T")
+
+
+class BoundedConnection(psycopg.AsyncConnection[Row]):
+    """A connection that waits at most `RESPONSE_SECONDS` for a response of the server.
+
+    After that it is closed and the call raises `psycopg.OperationalError`. The server may still run
+    the statement when it continues, as after any connection that is lost: `in_transaction` finds
+    out.
+    """
+
+    async def wait(
+        self,
+        gen: PQGen[T],
+        interval: float = CHECK_INTERVAL_SECONDS,
+        timeout: float | None = None,  # noqa: ASYNC109  # the signature is psycopg's
+    ) -> T:
+        """See `psycopg.AsyncConnection.wait`, which every statement goes through."""
+        limit_s = RESPONSE_SECONDS if timeout is None else timeout
+        try:
+            return await super().wait(gen, interval, limit_s)
+        except _WaitTimeout as silent:
+            if timeout is not None:
+                raise
+            self.pgconn.finish()
+            raise psycopg.OperationalError(
+                f"the server did not respond within {limit_s:g} s"
+            ) from silent
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,6 +125,7 @@ def conninfo(dsn: str, *, name: str, statement_timeout_ms: int = STATEMENT_TIMEO
         keepalives_idle=10,
         keepalives_interval=3,
         keepalives_count=3,
+        tcp_user_timeout=UNACKNOWLEDGED_MS,
         options=options,
     )
 
@@ -96,12 +140,21 @@ def pool(
     """
     return AsyncConnectionPool(
         conninfo(dsn, name=name, statement_timeout_ms=statement_timeout_ms),
+        connection_class=BoundedConnection[tuple[object, ...]],
         min_size=1,
         max_size=size,
         open=False,
         timeout=CONNECT_SECONDS,
+        reconnect_timeout=POOL_RECONNECT_SECONDS,
         kwargs={"autocommit": True},
         name=name,
+    )
+
+
+async def bounded_connection(dsn: str, *, name: str) -> AsyncConnection:
+    """Open one autocommit connection that is not of a pool; use it as a context manager."""
+    return await BoundedConnection[tuple[object, ...]].connect(
+        conninfo(dsn, name=name), autocommit=True
     )
 
 
@@ -252,9 +305,7 @@ async def listen(
     failures = 0
     while True:
         try:
-            async with await psycopg.AsyncConnection.connect(
-                conninfo(dsn, name=name), autocommit=True
-            ) as connection:
+            async with await bounded_connection(dsn, name=name) as connection:
                 for channel in channels:
                     await connection.execute(sql.SQL("LISTEN {}").format(sql.Identifier(channel)))
                 failures = 0

@@ -22,7 +22,7 @@ import msgspec
 from cryptography.fernet import Fernet, InvalidToken, MultiFernet
 
 from fennel_core.connections.errors import ConnectionsError
-from fennel_core.connections.postgres import AsyncConnection, Pool, in_transaction
+from fennel_core.connections.postgres import AsyncConnection, Pool, connection_of, in_transaction
 from fennel_core.vocab.ids import WorkspaceId
 
 SECRET_BYTES: Final = 64 * 1024
@@ -133,8 +133,8 @@ async def put(pool: Pool, sealer: Sealer, workspace: WorkspaceId, name: str, val
 
 
 async def get(pool: Pool, sealer: Sealer, workspace: WorkspaceId, name: str) -> str | None:
-    """Return the value of secret `name`; None if there is none."""
-    async with pool.connection() as connection:
+    """Return the value of secret `name`, None if there is none; raises SystemUnavailable."""
+    async with connection_of(pool) as connection:
         cursor = await connection.execute(
             "SELECT sealed FROM secret WHERE workspace = %s AND name = %s", (workspace, name)
         )

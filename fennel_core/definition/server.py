@@ -57,6 +57,7 @@ def application(state: ServerState, health: HealthEndpoint) -> FastAPI:
     errors.install(app)
     app.add_exception_handler(ClientDisconnected, client_disconnected)
     app.add_exception_handler(ConnectionsError, database_unavailable)
+    app.add_exception_handler(psycopg.OperationalError, database_unavailable)
     app.add_exception_handler(psycopg.DataError, value_not_storable)
     health.mount(app)
     app.state.server_state = state

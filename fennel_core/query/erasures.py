@@ -22,7 +22,12 @@ import psycopg
 
 from fennel_core.connections import erasures
 from fennel_core.connections.erasures import ErasableKeys, ErasedKeys
-from fennel_core.connections.postgres import ListenStarted, Notification, conninfo, listen
+from fennel_core.connections.postgres import (
+    ListenStarted,
+    Notification,
+    bounded_connection,
+    listen,
+)
 from fennel_core.query.errors import ErasuresUnknown
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
@@ -103,9 +108,7 @@ class Erasures:
         async with self._reading:
             announced, self._announced = self._announced, set()
             try:
-                connection = await psycopg.AsyncConnection.connect(
-                    conninfo(self._dsn, name="fennel-query-erasures"), autocommit=True
-                )
+                connection = await bounded_connection(self._dsn, name="fennel-query-erasures")
             except psycopg.OperationalError as unreachable:
                 self._not_read(announced, unreachable)
                 return False

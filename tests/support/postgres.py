@@ -9,17 +9,20 @@ from __future__ import annotations
 
 import os
 import shutil
+import signal
 import socket
 import subprocess
 import tempfile
 import uuid
 from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
+import psutil
 import psycopg
 import pytest
 from psycopg import sql
-from psycopg.conninfo import make_conninfo
+from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fennel_core.connections import migrate
 from fennel_core.connections.postgres import connect
@@ -120,3 +123,38 @@ def database(empty_database: str) -> str:
     with connect(empty_database, name="test") as connection:
         migrate.apply(connection, migrate.read())
     return empty_database
+
+
+@contextmanager
+def frozen(database: str) -> Iterator[None]:
+    """Freeze every process of the server for the time of the block."""
+    with psycopg.connect(database) as connection:
+        postmaster = psutil.Process(connection.info.backend_pid).parent()
+    assert postmaster is not None
+    processes = [postmaster, *postmaster.children(recursive=True)]
+    try:
+        for process in processes:
+            _send(process, signal.SIGSTOP)
+        yield
+    finally:
+        for process in processes:
+            _send(process, signal.SIGCONT)
+
+
+def _send(process: psutil.Process, number: signal.Signals) -> None:
+    with suppress(psutil.NoSuchProcess):  # a connection that has just ended
+        process.send_signal(number)
+
+
+@contextmanager
+def refusing(database: str) -> Iterator[None]:
+    """End every connection to the database and refuse new ones for the time of the block."""
+    name = conninfo_to_dict(database)["dbname"]
+    maintenance = make_conninfo(database, dbname="postgres")
+    with psycopg.connect(maintenance, autocommit=True) as server:
+        server.execute("UPDATE pg_database SET datallowconn = false WHERE datname = %s", (name,))
+        server.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s", (name,)
+        )
+        yield
+        server.execute("UPDATE pg_database SET datallowconn = true WHERE datname = %s", (name,))

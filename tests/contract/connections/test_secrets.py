@@ -9,6 +9,7 @@ import pytest
 import pytest_asyncio
 
 from fennel_core.connections import secrets, workspaces
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -108,3 +109,11 @@ def test_a_key_is_never_overwritten(key_file: Path) -> None:
 def test_neither_key_nor_value_is_in_a_representation(key_file: Path) -> None:
     sealer = secrets.Sealer.from_file(key_file)
     assert key_file.read_text().strip() not in repr(sealer)
+
+
+async def test_a_secret_that_cannot_be_read_is_reported_as_an_unavailable_system(
+    open_pool: Pool, key_file: Path
+) -> None:
+    await open_pool.close()
+    with pytest.raises(SystemUnavailable):
+        await secrets.get(open_pool, secrets.Sealer.from_file(key_file), SHOP, "some")

@@ -4,6 +4,7 @@ and its tests expect them.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 
 import httpx
@@ -15,6 +16,7 @@ from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.wire.gen import services_pb2
 from tests.contract.definition.conftest import ADMIN
 from tests.support.definition_world import changed, recorded
+from tests.support.postgres import refusing
 
 API = "/api/v1"
 FEATURES = recorded("featuresets")
@@ -196,6 +198,30 @@ async def test_routes_require_a_token_and_workspaces_the_administrators(
         ).status_code == 401
     assert (await client.get(f"{API}/workspaces")).status_code == 401
     assert (await client.get(f"{API}/workspaces", headers=AS_ADMIN)).status_code == 200
+
+
+async def test_every_route_is_503_while_the_database_is_out_of_reach(
+    client: httpx.AsyncClient, database: str
+) -> None:
+    await client.get(f"{API}/branch/list")  # its token is cached from here on
+    calls = (
+        ("GET", "/branch/list", None, None),
+        ("GET", "/secret/some", None, None),
+        ("POST", "/secret/some", {"value": "x"}, None),
+        ("GET", "/workspaces", None, AS_ADMIN),
+        ("POST", "/workspaces", {"name": "new"}, AS_ADMIN),
+        ("GET", "/lineage", None, None),
+        ("GET", "/operations/drills", None, AS_ADMIN),
+    )
+    with refusing(database):
+        responses = await asyncio.gather(
+            *(
+                client.request(m, f"{API}{path}", json=body, headers=who)
+                for m, path, body, who in calls
+            )
+        )
+    found = [(r.status_code, r.headers["x-fennel-error-code"]) for r in responses]
+    assert found == [(503, "database-unavailable")] * len(calls)
 
 
 async def test_a_deleted_workspace_leaves_no_assets_and_no_valid_token(

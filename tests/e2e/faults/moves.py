@@ -63,7 +63,7 @@ async def move(world: World) -> AsyncIterator[Move]:
         yield Move(world, before, OTHER[before], world.target(), responses)
 
 
-async def back(world: World, url: str) -> None:
+async def back(url: str) -> None:
     """Wait until the watchdog has restarted the service and it responds."""
     async with aiohttp.ClientSession() as session:
 

@@ -52,7 +52,7 @@ async def test_an_airflow_service_killed_during_a_task_only_delays_the_commit(
             kill_part(settings, part)
         status, text = await commit
         assert status == 200, text
-        await back(world, f"{settings.airflow_url}/api/v2/monitor/health")
+        await back(f"{settings.airflow_url}/api/v2/monitor/health")
     await moving.is_committed()
 
 
@@ -67,7 +67,7 @@ async def test_a_queued_commit_survives_the_server_that_waited_for_it(
             assert state == "received"
             kill_part(settings, "definition")
             assert (await commit)[0] == 503
-            await back(world, f"{settings.definition_url}/readyz")
+            await back(f"{settings.definition_url}/readyz")
             world.expire_leases()
             await asyncio.to_thread(reconcile_all)
             assert world.newest() == (id_, "received", None), "Airflow still has its run"

@@ -132,7 +132,7 @@ async def test_a_commit_is_refused_without_airflows_api_and_accepted_with_it(
         status, text = await world.commit(moving.after)
         assert (status, "nothing changed" in text) == (503, True), text
     await moving.undone()
-    await back(world, f"{settings.airflow_url}/api/v2/monitor/health")
+    await back(f"{settings.airflow_url}/api/v2/monitor/health")
     async with move(world) as moving:
         assert (await world.commit(moving.after))[0] == 200
     await moving.is_committed()
@@ -162,7 +162,7 @@ async def test_a_commit_continues_without_the_definition_server(
             kill_part(settings, "definition")
             status, text = await commit
             assert status >= 500, text
-        await back(world, f"{settings.definition_url}/readyz")
+        await back(f"{settings.definition_url}/readyz")
         assert (await world.commit(moving.after))[0] == 200
         assert world.newest()[0] == id_, "it is the same commit"
     await moving.is_committed()
