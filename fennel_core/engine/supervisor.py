@@ -358,7 +358,7 @@ class Supervisor:
         The registry was out of reach, or this process was paused. Nothing changes for a partition
         whose row still has this slot and epoch; the others are lost.
         """
-        async with self._changing:  # what a turn or a rebuild starts meanwhile would not be asked
+        async with self._changing:  # a turn or a rebuild may not start one that is not asked for
             running = {key: hosted for key, hosted in self.hosted.items() if not hosted.lost}
             held = [(key, hosted.epoch) for key, hosted in running.items()]
             kept = await self.registry.resume(held, self.slot.id, self.lease_ms)

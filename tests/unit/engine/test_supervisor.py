@@ -230,7 +230,7 @@ async def test_a_partition_that_is_rebuilt_while_a_lapsed_lease_is_resumed_is_lo
     rebuilding = asyncio.create_task(supervisor.rebuild(KEY, RebuildRequested("requested")))
     await eventually(lambda: KEY not in supervisor.hosted)
     renewing = asyncio.create_task(supervisor._renew())
-    await asyncio.sleep(0.01)
+    await asyncio.sleep(0.01)  # the renewal runs until it waits for the rebuild
     factory.may_close.set()
     await asyncio.gather(rebuilding, renewing)
     assert supervisor.lease_is_live()
