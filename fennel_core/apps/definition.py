@@ -52,6 +52,7 @@ async def serve(settings: Settings) -> None:
             if settings.orchestrator is Orchestrator.INLINE
             else AirflowOrchestrator(settings)
         )
+        warming = InlineOrchestrator(steps.warm)
         changes = NotifiedChanges(settings.postgres_dsn.get_secret_value())
         commits = CommitService(
             steps,
@@ -60,6 +61,7 @@ async def serve(settings: Settings) -> None:
             time.monotonic,
             settings.commit_timeout_s,
             changes,
+            None if orchestrator is inline else warming,
         )
         key_file = settings.secrets_key_file
         reconcile_loop = ReconcileLoop(
@@ -73,7 +75,7 @@ async def serve(settings: Settings) -> None:
             settings,
             pool,
             commits,
-            dataclasses.replace(commits, orchestrator=inline),
+            dataclasses.replace(commits, orchestrator=inline, warming=None),
             None if key_file is None else secrets.Sealer.from_file(key_file),
             reconcile_loop.wake,
             lambda: needed_records.alarms,
@@ -94,6 +96,7 @@ async def serve(settings: Settings) -> None:
             await asyncio.wait(tasks)
             await orchestrator.close()
             await inline.close()
+            await warming.close()
 
 
 def checks(pool: Pool, settings: Settings) -> dict[str, ReadinessCheck]:

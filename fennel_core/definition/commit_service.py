@@ -6,7 +6,9 @@ commit point: after T2 the commit succeeded (200, reads move later), before T2 i
 (504). The service reads the commit's row when the database reports a change of it, and every few
 seconds in case a report was lost. Every few seconds it also asks the orchestrator whether the steps
 are still running: a run that ended without an outcome is undone then rather than at the end of the
-commit's lease.
+commit's lease. After T2 the service warms the commit in its own process if the orchestrator takes
+long to begin a step: then a client does not wait for one more task, which finds that reads have
+moved.
 """
 
 from __future__ import annotations
@@ -51,6 +53,7 @@ class CommitService:
     """Serves commit requests.
 
     `now` returns seconds of a monotonic clock. `timeout_seconds`: how long a client waits.
+    `warming` runs the step `warm` in this process; None: the orchestrator begins it at once.
     """
 
     steps: CommitSteps
@@ -59,6 +62,7 @@ class CommitService:
     now: Callable[[], float]
     timeout_seconds: float
     changes: CommitChanges
+    warming: CommitOrchestrator | None = None
 
     async def commit(self, request: CommitRequest) -> CommitReport:
         """Run a commit and return its report.
@@ -115,6 +119,7 @@ class CommitService:
         now, lease_seconds = self.now(), self.steps.context.timings.lease_ms / 1000
         alive_check_seconds = min(ALIVE_CHECK_SECONDS, lease_seconds / ALIVE_CHECKS_PER_LEASE)
         deadline, next_alive_check = now + self.timeout_seconds, now + alive_check_seconds
+        warms = False
         while (
             row.state in (*_BEFORE_T2, CommitState.WARMING)
             and not is_blocked_by_parked_job(row)
@@ -123,6 +128,9 @@ class CommitService:
             await watch.wait(min(POLL_SECONDS, deadline - now))
             try:
                 row = await self._read(row.id)
+                if row.state is CommitState.WARMING and self.warming is not None and not warms:
+                    await self.warming.start(row.id, row.attempt)
+                    warms = True
                 if row.state in _BEFORE_T2 and self.now() >= next_alive_check:
                     next_alive_check = self.now() + alive_check_seconds
                     row = await self._check_alive(row)

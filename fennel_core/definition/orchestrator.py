@@ -50,7 +50,7 @@ def run_check(orchestrator: CommitOrchestrator) -> IsRunning:
 class InlineOrchestrator:
     """Runs the steps as a task of this process."""
 
-    def __init__(self, run: Callable[[CommitId], Awaitable[None]]) -> None:
+    def __init__(self, run: Callable[[CommitId], Awaitable[object]]) -> None:
         self._run = run
         self._tasks: dict[CommitId, asyncio.Task[None]] = {}
 

@@ -195,6 +195,11 @@ COMMIT_TASKS: Final = {**RETRIES, "pool": COMMIT_POOL, "weight_rule": "upstream"
 """A task goes before those that it follows, also in other runs: commits that have begun are
 finished before the first steps of new ones.
 """
+AFTER_THE_ANSWER: Final[dict[str, Any]] = {"weight_rule": "absolute", "priority_weight": 0}
+"""Tasks that no client waits for go after all tasks of `COMMIT_TASKS`: the definition server moves
+reads as soon as it can, and answers then. Runs that have only these left still end, because no more
+than `CONCURRENT_COMMITS` runs are active.
+"""
 LONG_TASKS: Final = {**RETRIES, "pool": LONG_POOL}
 
 SHARED: Final[dict[str, Any]] = {

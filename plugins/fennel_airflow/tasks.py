@@ -17,7 +17,7 @@ from typing import Final
 from airflow.sdk import Context, get_current_context, task
 from airflow.sdk.exceptions import AirflowRescheduleException
 
-from fennel_airflow.factory import COMMIT_HOURS
+from fennel_airflow.factory import AFTER_THE_ANSWER, COMMIT_HOURS
 
 COMPILE: Final = "compile"
 COMMIT_ID: Final = "commit_id"
@@ -66,7 +66,12 @@ def switch() -> None:
     _run_commit_step("switch")
 
 
-@task.sensor(mode="reschedule", poke_interval=WARM_POLL_SECONDS, timeout=WARM_TIMEOUT_SECONDS)
+@task.sensor(
+    mode="reschedule",
+    poke_interval=WARM_POLL_SECONDS,
+    timeout=WARM_TIMEOUT_SECONDS,
+    **AFTER_THE_ANSWER,
+)
 def warm() -> bool:
     """Succeed when reads have moved to the new version; between two looks no worker is held."""
     from fennel_airflow import task_bodies
@@ -76,7 +81,7 @@ def warm() -> bool:
     return task_bodies.reads_have_moved(str(commit_id), is_first_look=not _waited_seconds(context))
 
 
-@task
+@task(**AFTER_THE_ANSWER)
 def destroy_assets() -> None:
     """Destroy the superseded assets."""
     _run_commit_step("destroy_assets")

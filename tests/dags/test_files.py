@@ -35,6 +35,9 @@ spec.loader.exec_module(module)
 from airflow.sdk.definitions.dag import DAG
 import gc
 dags = [each for each in gc.get_objects() if type(each) is DAG]
+def weight(task):
+    from airflow.task.priority_strategy import validate_and_load_priority_weight_strategy as load
+    return load(task.weight_rule).get_weight(type("Instance", (), {"task": task}))
 print(json.dumps({
     "modules": sorted({name.split(".")[0] for name in sys.modules}),
     "dags": {dag.dag_id: {
@@ -43,7 +46,7 @@ print(json.dumps({
                 "down": sorted(task.downstream_task_ids),
                 "rule": task.trigger_rule.value,
                 "pool": task.pool,
-                "weight_rule": str(getattr(task.weight_rule, "value", task.weight_rule)),
+                "weight": weight(task),
             }
             for task in dag.tasks
         },
@@ -137,9 +140,19 @@ def test_no_pool_holds_every_worker_and_snapshots_always_get_one(
     assert runs["recovery"] + runs["drill"] < slots["fennel_long"], "snapshots would wait for hours"
 
 
-def test_later_steps_of_commits_go_before_first_steps(looks: dict[str, dict[str, Any]]) -> None:
+def test_steps_that_a_client_waits_for_go_first_and_later_ones_before_first_ones(
+    looks: dict[str, dict[str, Any]],
+) -> None:
     tasks = looks["commit"]["dags"]["commit"]["tasks"]
-    assert {task["weight_rule"] for task in tasks.values()} == {"upstream"}
+    weights = {name: task["weight"] for name, task in tasks.items()}
+    assert weights == {
+        "warm": 0,
+        "destroy_assets": 0,
+        "compile": 1,
+        "create_assets": 2,
+        "switch": 3,
+        "undo": 4,
+    }
 
 
 def test_airflow_loads_only_plugin_py_as_a_plugin() -> None:

@@ -74,6 +74,9 @@ class CommitServerWorld:
             lambda: world.now_ms / 1000,
             timeout_seconds=20,
             changes=PolledChanges(self.sleep),
+            warming=None
+            if isinstance(self.orchestrator, InlineOrchestrator)
+            else InlineOrchestrator(self.steps.warm),
         )
 
     async def sleep(self, seconds: float) -> None:

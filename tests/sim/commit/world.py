@@ -215,8 +215,10 @@ class World:
         process = self.new_process(name)
         steps = self.steps_in(process)
         orchestrator: CommitOrchestrator = InlineOrchestrator(steps.run)
+        warming = None
         if self.with_airflow:
             orchestrator = SimAirflowOrchestrator(self.airflow, process)
+            warming = InlineOrchestrator(steps.warm)
         commits = CommitService(
             steps,
             orchestrator,
@@ -224,6 +226,7 @@ class World:
             lambda: now_ms() / 1000,
             timeout_seconds=60,
             changes=SimChanges(process),
+            warming=warming,
         )
         loop = ReconcileLoop(steps.context, RECONCILE_S, run_check(orchestrator))
         process.spawn(loop.run())

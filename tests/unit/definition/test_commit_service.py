@@ -10,9 +10,10 @@ from functools import partial
 
 import pytest
 
-from fennel_core.connections.errors import ConnectionsError
+from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
 from fennel_core.definition.lineage import BranchVersion
 from fennel_core.definition.merged_request import assemble_request
+from fennel_core.definition.orchestrator import InlineOrchestrator
 from fennel_core.graph.entity_graph import build_graph, merge_incremental
 from fennel_core.ledger.commit_protocol import create_assets, switch
 from fennel_core.ledger.context import LedgerTimings
@@ -288,6 +289,45 @@ async def test_a_commit_that_outlasts_the_client_is_reported_as_still_running() 
     with pytest.raises(ApiError, match="still running"):
         await server.commits.commit(request(FEATURES))
     assert server.orchestrator.started == [("c1", 1)], "sending it again waits for the same run"  # type: ignore[attr-defined]
+
+
+async def test_reads_move_before_the_orchestrator_begins_its_task() -> None:
+    server = await CommitServerWorld.open(SilentOrchestrator)
+    waiting = asyncio.create_task(server.commits.commit(request(FEATURES)))
+    await eventually(lambda: server.states == ["received"], what="the commit is stored")
+    commit = CommitId("c1")
+    await server.steps.compile_commit(commit)
+    await server.steps.create_assets(commit)
+    await server.steps.switch(commit)
+    await waiting
+    assert server.states == ["serving"], "no task has warmed the commit"
+    assert (await server.steps.warm(commit)).state is CommitState.SERVING
+    await server.steps.destroy_assets(commit)
+    await server.world.settle()
+    server.world.check()
+
+
+async def test_a_failure_of_warming_beside_the_orchestrator_is_no_failure_of_the_commit() -> None:
+    server = await CommitServerWorld.open(SilentOrchestrator)
+    failed: list[CommitId] = []
+
+    async def fail(commit: CommitId) -> None:
+        failed.append(commit)
+        raise SystemUnavailable("Postgres: connection refused")
+
+    server.commits = replace(server.commits, warming=InlineOrchestrator(fail))
+    waiting = asyncio.create_task(server.commits.commit(request(FEATURES)))
+    await eventually(lambda: server.states == ["received"], what="the commit is stored")
+    commit = CommitId("c1")
+    await server.steps.compile_commit(commit)
+    await server.steps.create_assets(commit)
+    await server.steps.switch(commit)
+    await eventually(lambda: failed == [commit], what="the server has tried to warm the commit")
+    await server.steps.warm(commit)
+    assert (await waiting).lines
+    assert failed == [commit], "the orchestrator's own task does it, and reconcile after that"
+    await server.world.settle()
+    server.world.check()
 
 
 async def test_a_waiting_server_asks_the_orchestrator_every_five_seconds() -> None:
