@@ -5,6 +5,10 @@ removed, or because the registry is the wrong one or was restored from a backup.
 seen the registry ask for the job's removal, its state is deleted as soon as the job is gone. Any
 other state must have been unknown for a whole grace period, within the limit of
 `connections.garbage`; a restart of the slot starts the period again.
+
+A job partition that runs here may have left states of earlier owners on this machine, because a
+frozen process held them (`engine.state_folders`). Nothing reads them any more; they are deleted
+after the same grace period, as many per turn as the limit allows without regard to the total.
 """
 
 from __future__ import annotations
@@ -12,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from datetime import timedelta
+from pathlib import Path
 from typing import Final
 
 from fennel_core.bank.registry import RegisteredJob
@@ -32,6 +37,7 @@ class LocalStateGarbage:
     limit: DeletionLimit
     _removed: set[JobId] = field(default_factory=set)
     _unknown_since_ms: dict[JobId, int] = field(default_factory=dict)
+    _superseded_since_ms: dict[Path, int] = field(default_factory=dict)
 
     def to_delete(
         self, stored: set[JobId], jobs: Sequence[RegisteredJob], asked_ms: int, read_ms: int
@@ -59,3 +65,15 @@ class LocalStateGarbage:
             self.limit,
         )
         return sorted((unknown & self._removed) | {JobId(job) for job in due})
+
+    def superseded_to_delete(self, superseded: Sequence[Path], now_ms: int) -> list[Path]:
+        """Return the states of earlier owners to delete now."""
+        self._superseded_since_ms = {
+            state: self._superseded_since_ms.get(state, now_ms) for state in superseded
+        }
+        due = [
+            state
+            for state, since_ms in self._superseded_since_ms.items()
+            if now_ms - since_ms > self.grace_ms
+        ]
+        return sorted(due)[: self.limit.items]

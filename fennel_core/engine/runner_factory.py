@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-import shutil
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -24,6 +23,7 @@ from fennel_core.engine.broker import Broker
 from fennel_core.engine.iteration import JobLogic, WorkerPool
 from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.engine.snapshots import Snapshots
+from fennel_core.engine.state_folders import HeldFolder, StateFolders
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import Hangar
@@ -35,7 +35,7 @@ from fennel_core.operators.spec import (
     step_version,
 )
 from fennel_core.operators.step import Outcome
-from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex, WorkspaceId
+from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex, WorkspaceId
 
 T = TypeVar("T")
 CallbacksFor = Callable[[WorkspaceId], Callbacks]
@@ -53,22 +53,14 @@ class SingleThreadPool:
 
 
 class RocksStores:
-    """Local state: one RocksDB per job partition in `<root>/<job>/<part>`, one block cache for
-    all.
-    """
+    """Opens one RocksDB per job partition; all share one block cache."""
 
-    def __init__(self, root: Path, cache_bytes: int) -> None:
-        self._root = root
+    def __init__(self, cache_bytes: int) -> None:
         self._cache = Cache(cache_bytes)
 
-    def open(self, job: JobId, part: PartitionIndex) -> Hangar:
-        return RocksHangar(self._root / job / str(part), self._cache)
-
-    def jobs_with_state(self) -> set[JobId]:
-        return {JobId(path.name) for path in self._root.iterdir()} if self._root.exists() else set()
-
-    def delete_state(self, job: JobId) -> None:
-        shutil.rmtree(self._root / job, ignore_errors=True)
+    def open(self, held: HeldFolder) -> Hangar:
+        """Open the store in a folder, which is released when the store is closed."""
+        return RocksHangar(held.path, self._cache, held.release)
 
 
 class RunnerFactory(Protocol):
@@ -89,6 +81,12 @@ class RunnerFactory(Protocol):
     async def delete_state(self, job: JobId) -> None:
         """Delete a job's local state."""
 
+    async def superseded(self, running: Mapping[JobPartition, Epoch]) -> list[Path]:
+        """Return the states of earlier owners of job partitions that run here, by epoch."""
+
+    async def delete_superseded(self, state: Path) -> bool:
+        """Delete the state of an earlier owner; return False if that process still holds it."""
+
 
 class SlotRunnerFactory:
     """`RunnerFactory` of a slot: RocksDB stores, restored by `engine.snapshots`."""
@@ -98,6 +96,7 @@ class SlotRunnerFactory:
         registry: Registry,
         broker: Broker,
         stores: RocksStores,
+        folders: StateFolders,
         snapshots: Snapshots,
         executors: Executors,
         callbacks: CallbacksFor,
@@ -113,6 +112,7 @@ class SlotRunnerFactory:
             limits,
             pool,
         )
+        self._folders = folders
         self._snapshots, self._executors, self._callbacks, self._backfill_client = (
             snapshots,
             executors,
@@ -176,8 +176,14 @@ class SlotRunnerFactory:
         await asyncio.shield(self._pool.run(runner.hangar.close))
 
     def jobs_with_state(self) -> set[JobId]:
-        return self._stores.jobs_with_state()
+        return self._folders.jobs()
 
     async def delete_state(self, job: JobId) -> None:
         self._specs.pop(job, None)
-        await self._pool.run(partial(self._stores.delete_state, job))
+        await self._pool.run(partial(self._folders.delete_job, job))
+
+    async def superseded(self, running: Mapping[JobPartition, Epoch]) -> list[Path]:
+        return await asyncio.to_thread(self._folders.superseded, running)
+
+    async def delete_superseded(self, state: Path) -> bool:
+        return await asyncio.to_thread(self._folders.delete_free, state)

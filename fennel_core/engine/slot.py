@@ -48,6 +48,7 @@ from fennel_core.engine.runner_factory import (
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.slot_lock import SlotLock
 from fennel_core.engine.snapshots import Snapshots
+from fennel_core.engine.state_folders import StateFolders
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.history.postgres import PostgresHistoryFiles
@@ -109,11 +110,13 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
         objects = installation_objects(settings, pool)
         state_dir = own_state_folder(settings.state_dir, installation)
         context = SnapshotContext(objects, PostgresPointers(pool))
-        snapshots = Snapshots(context, state_dir, workers, lambda: uuid.uuid4().hex)
+        folders = StateFolders(state_dir)
+        snapshots = Snapshots(context, folders, workers, lambda: uuid.uuid4().hex)
         runner_factory = SlotRunnerFactory(
             registry,
             broker,
-            RocksStores(state_dir, settings.state_cache_bytes),
+            RocksStores(settings.state_cache_bytes),
+            folders,
             snapshots,
             executors,
             _callbacks(settings, pool),

@@ -9,9 +9,11 @@ partition while it copied must not delete its successor's copy, or half a copy c
 snapshot.
 
 Starting: a partition may find local state from its last run here, or from long ago when this slot
-owned it, or a corrupt one. It starts from one state as a whole, local state or one snapshot, never
-a mixture; a replaced state is quarantined, not deleted. A restored folder gets its real name when
-it is complete, so a process that dies before leaves nothing that could be taken for state.
+owned it, or a corrupt one, or one that an earlier owner still holds (`engine.state_folders`). It
+starts from one state as a whole, local state or one snapshot, never a mixture; a replaced state is
+quarantined, not deleted. A restored folder gets its real name when it is complete, so a process
+that dies before leaves nothing that could be taken for state. Which states may be used is decided
+by `engine.starting_state`; this module does it.
 """
 
 from __future__ import annotations
@@ -19,20 +21,31 @@ from __future__ import annotations
 import asyncio
 import shutil
 from collections.abc import Callable, Sequence
-from enum import Enum, auto
+from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import structlog
 
-from fennel_core.engine import state_progress
-from fennel_core.engine.errors import (
-    EngineError,
-    RebuildRequested,
-    StateDiscarded,
-    StateFormatError,
-)
+from fennel_core.engine import starting_state, state_progress
+from fennel_core.engine.errors import EngineError, StateFormatError
 from fennel_core.engine.iteration import WorkerPool
 from fennel_core.engine.runner import Runner
+from fennel_core.engine.starting_state import (
+    Discarded,
+    Event,
+    FoundLocal,
+    Limited,
+    Phase,
+    PutBack,
+    Quarantined,
+    Restored,
+    StartedFromLog,
+    StartingState,
+    StateOrigin,
+    Unopenable,
+)
+from fennel_core.engine.state_folders import HeldFolder, StateFolders
 from fennel_core.engine.state_progress import STATE_FORMAT, StateProgress
 from fennel_core.hangar.store import Hangar, HangarCorrupt
 from fennel_core.snapshots import transfer, transfer_plan
@@ -48,11 +61,12 @@ from fennel_core.snapshots.transfer import (
 )
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex
 
+T = TypeVar("T")
 log = structlog.get_logger(__name__)
 
 
-Opener = Callable[[JobId, PartitionIndex], Hangar]
-"""Opens the local state of a job partition."""
+Opener = Callable[[HeldFolder], Hangar]
+"""Opens the store in a folder. The store releases the folder when it is closed."""
 
 
 class RebuildExhausted(EngineError):
@@ -65,37 +79,31 @@ class RebuildExhausted(EngineError):
     code = "rebuild-exhausted"
 
 
-class StateOrigin(Enum):
-    """The origin of a state that was not restored from a snapshot."""
+@dataclass(frozen=True, slots=True)
+class _OpenStore:
+    """An open store and the progress that it holds."""
 
-    LOCAL = auto()
-    """It was on the disk when this process started."""
-    LOG_START = auto()
-    """It is replayed from the start of the log."""
+    hangar: Hangar
+    progress: StateProgress
 
 
 class Snapshots:
     """Takes snapshots of a slot's states and opens the state that a partition starts from.
 
-    `root` is the folder of local state, `<root>/<job>/<part>`. `unique` returns a new name for
-    each call.
+    `unique` returns a new name for each call.
     """
 
     def __init__(
-        self, context: SnapshotContext, root: Path, pool: WorkerPool, unique: Callable[[], str]
+        self,
+        context: SnapshotContext,
+        folders: StateFolders,
+        pool: WorkerPool,
+        unique: Callable[[], str],
     ) -> None:
-        self._context, self._root, self._pool, self._unique = context, root, pool, unique
+        self._context, self._folders, self._pool, self._unique = context, folders, pool, unique
         self._one_at_a_time = asyncio.Lock()
         self._sums: dict[JobPartition, Checksums] = {}
-        self._origins: dict[JobPartition, int | StateOrigin] = {}
-        """What each local state was made from: a snapshot's number, or else its origin."""
-        self._excluded: dict[JobPartition, set[int | StateOrigin]] = {}
-        self._corrupt_once: dict[JobPartition, set[int]] = {}
-        """Snapshots whose restored state was found corrupt once."""
-        self._discard_reasons: dict[JobPartition, str] = {}
-        """Local states to quarantine when they are opened next, with the reasons."""
-        self._newer_limits: dict[JobPartition, int] = {}
-        """Snapshots from this number on are excluded when the partition is opened next."""
+        self._starts: dict[JobPartition, StartingState] = {}
 
     async def take(self, runner: Runner) -> SnapshotTaken | SnapshotUnchanged | OwnershipLost:
         """Copy a running runner's state.
@@ -103,13 +111,12 @@ class Snapshots:
         Raises ConnectionsError, OSError, or HangarClosed if the runner stops in between.
         """
         job, part = runner.job.id, PartitionIndex(runner.part)
-        folder = self._root / job / f"checkpoint-{part}-{runner.epoch}"
+        folder = self._folders.checkpoint((job, part), runner.epoch)
 
         def copied() -> Path:
-            for left in folder.parent.glob(f"checkpoint-{part}-*"):
-                if int(left.name.rpartition("-")[2]) <= runner.epoch:
-                    # Of a process that died, or that may not add a pointer to its copy any more.
-                    shutil.rmtree(left, ignore_errors=True)
+            for left in self._folders.checkpoints((job, part), runner.epoch):
+                # Of a process that died, or that may not add a pointer to its copy any more.
+                shutil.rmtree(left, ignore_errors=True)
             runner.hangar.checkpoint(folder)
             return folder
 
@@ -123,18 +130,13 @@ class Snapshots:
             )
             sums = self._sums.setdefault((job, part), Checksums())
             try:
-                unusable = [
-                    number
-                    for number in self._excluded.get((job, part), ())
-                    if not isinstance(number, StateOrigin)
-                ]
                 result = await transfer.take_snapshot(
                     self._context,
                     source,
                     lambda: self._pool.run(copied),
                     self._unique(),
                     sums,
-                    unusable,
+                    self._starting((job, part)).unusable,
                 )
             finally:
                 await asyncio.shield(
@@ -152,62 +154,26 @@ class Snapshots:
         return result
 
     def discard_state(self, job: JobId, part: PartitionIndex, why: Exception) -> None:
-        """Start from another state next time, because the local state proved unusable.
-
-        A snapshot whose replay failed is excluded as long as this process lives. Corruption and a
-        requested rebuild say nothing about the snapshot that the state came from, whose checksums
-        were right. Corruption that returns with the same snapshot does: its files were corrupt
-        before they were copied.
-        """
-        partition = (job, part)
-        self._discard_reasons[partition] = str(why)
-        if isinstance(why, RebuildRequested):
-            self._excluded.pop(partition, None)
-            self._corrupt_once.pop(partition, None)
-            self._newer_limits.pop(partition, None)
-            if why.before is not None:
-                self._newer_limits[partition] = why.before
-        origin = self._origins.get(partition, StateOrigin.LOCAL)
-        if not isinstance(why, HangarCorrupt | StateDiscarded):
-            if origin is not StateOrigin.LOCAL:
-                self._excluded.setdefault(partition, set()).add(origin)
-        elif isinstance(origin, int) and not isinstance(why, RebuildRequested):
-            corrupt = self._corrupt_once.setdefault(partition, set())
-            self._excluded.setdefault(partition, set()).update({origin} & corrupt)
-            corrupt.add(origin)
+        """Start from another state next time, because the local state proved unusable."""
+        self._record((job, part), Discarded(why))
 
     def origin(self, job: JobId, part: PartitionIndex) -> str:
         """Return what the current state was made from, as text for operators."""
-        match self._origins.get((job, part)):
-            case None:
-                return "nothing yet"
-            case StateOrigin.LOCAL:
-                return "its local state"
-            case StateOrigin.LOG_START:
-                return "the start of its log"
-            case number:
-                return f"snapshot #{number}"
+        return self._starting((job, part)).description
 
     async def open(self, job: JobId, part: PartitionIndex, epoch: Epoch, opener: Opener) -> Hangar:
         """Open the state to start from: local state or the newest snapshot, whichever is ahead.
 
-        If that is corrupt, the next best one is opened. Raises SystemUnavailable and OSError;
-        RebuildExhausted if even replay from the start of the log went wrong before.
+        If that is corrupt, the next best one is opened. Raises SystemUnavailable, OSError and
+        HangarInUse; RebuildExhausted if even replay from the start of the log went wrong before.
         """
         partition = (job, part)
-        if (why := self._discard_reasons.get(partition)) is not None:
-            await self._quarantine(partition, why)
-            # Not before: if this task is cancelled in between, the state must still be discarded.
-            self._discard_reasons.pop(partition, None)
-            self._origins.pop(partition, None)
-        if (before := self._newer_limits.get(partition)) is not None:
-            later = {
-                pointer.number
-                for pointer in await self._context.pointers.of(job, part)
-                if pointer.number >= before
-            }
-            self._excluded.setdefault(partition, set()).update(later)
-            self._newer_limits.pop(partition, None)
+        if self._starting(partition).phase is Phase.DISCARDED:
+            await self._quarantine(partition, epoch, self._starting(partition).reason)
+        if (before := self._starting(partition).exclude_from) is not None:
+            pointers = await self._context.pointers.of(job, part)
+            later = frozenset(each.number for each in pointers if each.number >= before)
+            self._record(partition, Limited(later))
         best = None
         while best is None:
             best = await self._open_best(partition, epoch, opener)
@@ -220,66 +186,73 @@ class Snapshots:
 
         Returns None if the chosen snapshot cannot be opened; it is excluded from then on.
         """
-        job, part = partition
+        unusable = self._starting(partition).unusable
         pointers = [
-            p
-            for p in await self._context.pointers.of(job, part)
-            if p.number not in self._excluded.get(partition, ())
+            each
+            for each in await self._context.pointers.of(*partition)
+            if each.number not in unusable
         ]
-        local = await self._open_local(partition, opener)
+        local = await self._open_local(partition, epoch, opener)
         try:
             if local is not None:
                 pointers = await transfer.with_newest_position(self._context, pointers)
+            position = None if local is None else state_progress.position_of(local.progress)
             restored = await self._restore(
-                partition,
-                epoch,
-                transfer_plan.restore_candidates(
-                    None if local is None else state_progress.position_of(local[1]), pointers
-                ),
+                partition, epoch, transfer_plan.restore_candidates(position, pointers)
             )
         except BaseException:
             if local is not None:
-                await asyncio.shield(self._pool.run(local[0].close))
+                await asyncio.shield(self._pool.run(local.hangar.close))
             raise
-        if restored is None and local is not None:
-            self._origins.setdefault(partition, StateOrigin.LOCAL)
-            return local[0]
         if restored is not None:
-            if local is not None:
-                await asyncio.shield(self._pool.run(local[0].close))
-                await self._quarantine(
-                    partition, f"snapshot {restored.pointer.manifest} is ahead of it"
-                )
-            return await self._install(partition, epoch, opener, restored, local is not None)
-        if StateOrigin.LOG_START in self._excluded.get(partition, ()):
-            raise RebuildExhausted(
-                f"{job}[{part}] cannot be rebuilt: replay from every snapshot and from the start "
-                "of the log produced other results than were written (another version of the "
-                "platform or of its libraries?). Run the version that wrote it and "
-                f"`fennel-core recover --job {job}` (DAG recovery), which tries all of them again; "
-                "to accept the state that this version computes, add --trust-outputs"
-            )
-        self._origins[partition] = StateOrigin.LOG_START
-        return (await self._open_store(partition, opener))[0]
+            return await self._replace(partition, epoch, opener, local, restored)
+        if local is not None:
+            self._record(partition, FoundLocal())
+            return local.hangar
+        if StateOrigin.LOG_START in self._starting(partition).excluded:
+            raise _exhausted(partition)
+        return await self._start_empty(partition, epoch, opener)
 
-    async def _install(
+    async def _open_local(
+        self, partition: JobPartition, epoch: Epoch, opener: Opener
+    ) -> _OpenStore | None:
+        """Open the local state; quarantine it and return None if it cannot be used."""
+
+        def opened() -> _OpenStore | None:
+            held = self._local(partition, epoch)
+            return None if held is None else _opened(held, opener)
+
+        try:
+            return await self._unless_cancelled(opened, _close)
+        except (HangarCorrupt, StateFormatError) as wrong:
+            await self._quarantine(partition, epoch, str(wrong))
+            return None
+
+    async def _replace(
         self,
         partition: JobPartition,
         epoch: Epoch,
         opener: Opener,
+        local: _OpenStore | None,
         restored: RestoredSnapshot,
-        replaced: bool,
     ) -> Hangar | None:
-        """Make the restored folder the local state and open it.
+        """Make the restored folder the local state, in place of the one that is open, if any.
 
-        If it is corrupt, exclude the snapshot, put back the state that it `replaced`, and return
+        If it is corrupt, exclude the snapshot, put back the state that it replaced, and return
         None.
         """
-        folder = self._folder(partition)
-        await asyncio.to_thread(self._staging_folder(partition, epoch).rename, folder)
-        self._origins[partition] = restored.pointer.number
+        if local is not None:
+            await asyncio.shield(self._pool.run(local.hangar.close))
+            why = f"snapshot {restored.pointer.manifest} is ahead of it"
+            await self._quarantine(partition, epoch, why)
+        staging, number = self._folders.restoring(partition, epoch), restored.pointer.number
+
+        def installed() -> _OpenStore:
+            held = self._folders.adopt(staging, partition, epoch)
+            return _opened(held, opener)
+
         try:
-            opened = await self._open_store(partition, opener)
+            store = await self._unless_cancelled(installed, _close)
         except (HangarCorrupt, StateFormatError) as wrong:
             log.error(
                 "snapshot is excluded",
@@ -288,14 +261,37 @@ class Snapshots:
                 snapshot=restored.pointer.manifest,
                 reason=str(wrong),
             )
-            self._excluded.setdefault(partition, set()).add(restored.pointer.number)
-            self._origins.pop(partition)
-            await asyncio.to_thread(shutil.rmtree, folder, ignore_errors=True)
-            if replaced:
-                await asyncio.to_thread(self._quarantine_folder(partition).rename, folder)
+            self._record(partition, Unopenable(number))
+            await self._put_back(partition, epoch, replaced=local is not None)
             return None
+        self._record(partition, Restored(number))
         _log_restored(restored)
-        return opened[0]
+        return store.hangar
+
+    async def _put_back(self, partition: JobPartition, epoch: Epoch, *, replaced: bool) -> None:
+        """Delete the local state; use the quarantined one, which it has `replaced`, again."""
+        staging = self._folders.restoring(partition, epoch)
+
+        def renamed() -> None:
+            if (held := self._folders.own(partition, epoch)) is not None:
+                held.move(staging)
+                held.release()
+            if replaced:
+                kept = self._folders.quarantined(partition)
+                self._folders.adopt(kept, partition, epoch).release()
+
+        await self._pool.run(renamed)
+        if replaced:
+            self._record(partition, PutBack())
+        await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
+
+    async def _start_empty(self, partition: JobPartition, epoch: Epoch, opener: Opener) -> Hangar:
+        def created() -> _OpenStore:
+            return _opened(self._folders.create(partition, epoch), opener)
+
+        store = await self._unless_cancelled(created, _close)
+        self._record(partition, StartedFromLog())
+        return store.hangar
 
     async def _restore(
         self, partition: JobPartition, epoch: Epoch, pointers: Sequence[Pointer]
@@ -303,55 +299,23 @@ class Snapshots:
         """Download the first of these snapshots that is complete into the staging folder."""
         if not pointers:
             return None
-        staging = self._staging_folder(partition, epoch)
+        staging = self._folders.restoring(partition, epoch)
         await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
         restored = await transfer.restore_snapshot(self._context, pointers, STATE_FORMAT, staging)
         if restored is None:
             await asyncio.to_thread(shutil.rmtree, staging, ignore_errors=True)
         return restored
 
-    async def _open_local(
-        self, partition: JobPartition, opener: Opener
-    ) -> tuple[Hangar, StateProgress] | None:
-        """Open the local state; quarantine it and return None if it cannot be used."""
-        if not await asyncio.to_thread(self._folder(partition).exists):
-            return None
-
-        try:
-            return await self._open_store(partition, opener)
-        except (HangarCorrupt, StateFormatError) as wrong:
-            await self._quarantine(partition, str(wrong))
-            return None
-
-    async def _open_store(
-        self, partition: JobPartition, opener: Opener
-    ) -> tuple[Hangar, StateProgress]:
-        """Open the store in the local folder and read its progress.
-
-        A cancelled caller leaves no store open, or the next owner could not open it.
-        """
-
-        def opened() -> tuple[Hangar, StateProgress]:
-            hangar = opener(*partition)
-            try:
-                return hangar, state_progress.load(hangar)
-            except (HangarCorrupt, StateFormatError):
-                hangar.close()
-                raise
-
-        opening = asyncio.ensure_future(self._pool.run(opened))
-        try:
-            return await asyncio.shield(opening)
-        except asyncio.CancelledError:
-            opening.add_done_callback(_close_opened)
-            raise
-
-    async def _quarantine(self, partition: JobPartition, why: str) -> None:
+    async def _quarantine(self, partition: JobPartition, epoch: Epoch, why: str) -> None:
         """Keep the local state for inspection, replacing one that was quarantined before."""
-        folder, kept = self._folder(partition), self._quarantine_folder(partition)
-        if await asyncio.to_thread(folder.exists):
-            await asyncio.to_thread(shutil.rmtree, kept, ignore_errors=True)
-            await asyncio.to_thread(folder.rename, kept)
+        kept = self._folders.quarantined(partition)
+        held = await self._unless_cancelled(lambda: self._local(partition, epoch), _release)
+        if held is not None:
+            try:
+                await asyncio.to_thread(shutil.rmtree, kept, ignore_errors=True)
+                held.move(kept)
+            finally:
+                held.release()
             log.error(
                 "local state was quarantined",
                 job=partition[0],
@@ -359,20 +323,69 @@ class Snapshots:
                 kept_as=str(kept),
                 reason=why,
             )
+        # Not before: if this task is cancelled, the state must still be discarded.
+        self._record(partition, Quarantined())
 
-    def _folder(self, partition: JobPartition) -> Path:
-        return self._root / partition[0] / str(partition[1])
+    def _local(self, partition: JobPartition, epoch: Epoch) -> HeldFolder | None:
+        """Hold the local state that the phase allows; None if there is none."""
+        if self._starting(partition).phase is Phase.QUARANTINED:
+            return self._folders.own(partition, epoch)
+        return self._folders.take_over(partition, epoch)
 
-    def _quarantine_folder(self, partition: JobPartition) -> Path:
-        return self._root / partition[0] / f"quarantined-{partition[1]}"
+    async def _unless_cancelled(self, work: Callable[[], T], undo: Callable[[T], None]) -> T:
+        """Run `work` on the slot's worker; if the caller is cancelled, `undo` its result."""
+        running = asyncio.ensure_future(self._pool.run(work))
 
-    def _staging_folder(self, partition: JobPartition, epoch: Epoch) -> Path:
-        return self._root / partition[0] / f"restoring-{partition[1]}-{epoch}"
+        def undone(ended: asyncio.Future[T]) -> None:
+            if not ended.cancelled() and ended.exception() is None:
+                undo(ended.result())
+
+        try:
+            return await asyncio.shield(running)
+        except asyncio.CancelledError:
+            running.add_done_callback(undone)
+            raise
+
+    def _starting(self, partition: JobPartition) -> StartingState:
+        return self._starts.get(partition, starting_state.UNOPENED)
+
+    def _record(self, partition: JobPartition, event: Event) -> None:
+        self._starts[partition] = starting_state.after(self._starting(partition), event)
 
 
-def _close_opened(opening: asyncio.Future[tuple[Hangar, StateProgress]]) -> None:
-    if not opening.cancelled() and opening.exception() is None:
-        opening.result()[0].close()
+def _opened(held: HeldFolder, opener: Opener) -> _OpenStore:
+    """Open the store in a folder; release the folder if that fails."""
+    try:
+        hangar = opener(held)
+    except BaseException:
+        held.release()
+        raise
+    try:
+        return _OpenStore(hangar, state_progress.load(hangar))
+    except BaseException:
+        hangar.close()
+        raise
+
+
+def _close(store: _OpenStore | None) -> None:
+    if store is not None:
+        store.hangar.close()
+
+
+def _release(held: HeldFolder | None) -> None:
+    if held is not None:
+        held.release()
+
+
+def _exhausted(partition: JobPartition) -> RebuildExhausted:
+    job, part = partition
+    return RebuildExhausted(
+        f"{job}[{part}] cannot be rebuilt: replay from every snapshot and from the start "
+        "of the log produced other results than were written (another version of the "
+        "platform or of its libraries?). Run the version that wrote it and "
+        f"`fennel-core recover --job {job}` (DAG recovery), which tries all of them again; "
+        "to accept the state that this version computes, add --trust-outputs"
+    )
 
 
 def _log_restored(restored: RestoredSnapshot) -> None:

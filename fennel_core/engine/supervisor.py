@@ -34,7 +34,7 @@ from fennel_core.engine.errors import (
 from fennel_core.engine.local_state import LocalStateGarbage
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.runner_factory import RunnerFactory
-from fennel_core.hangar.store import HangarCorrupt
+from fennel_core.hangar.store import HangarCorrupt, HangarInUse
 from fennel_core.schedule.lease import Claim, Keep, Lease, Stop, StopAndRelease, decide_lease
 from fennel_core.schedule.ownership import place_partitions
 from fennel_core.vocab.ids import (
@@ -88,6 +88,11 @@ class HostedPartition:
         The error stays visible while the runner is tried again.
         """
         return self.error if self.runner is None or self.runner.status == "replaying" else None
+
+    @property
+    def is_live(self) -> bool:
+        """Return whether the runner has replayed its log and reads its inputs."""
+        return not self.lost and self.runner is not None and self.runner.status == "running"
 
     def report(self) -> PartitionReport:
         if self.parked is not None:
@@ -191,6 +196,27 @@ class Supervisor:
         for job in self.garbage.to_delete(stored, seen.jobs, asked_ms, read_ms):
             log.info("local state is deleted", job=job, slot=self.slot.id)
             await self.runner_factory.delete_state(job)
+        await self._delete_superseded(seen)
+
+    async def _delete_superseded(self, seen: RegistryState) -> None:
+        """Delete what earlier owners on this machine have left of partitions that run here.
+
+        Only of those that this slot owns according to the registry: a slot that has lost a
+        partition unnoticed must not delete the state of its successor.
+        """
+        running = {
+            (entry.id, part): hosted.epoch
+            for entry in seen.jobs
+            for part, lease in entry.leases.items()
+            if (hosted := self.hosted.get((entry.id, part))) is not None
+            and hosted.is_live
+            and (lease.slot, lease.epoch) == (self.slot.id, hosted.epoch)
+        }
+        superseded = await self.runner_factory.superseded(running)
+        now_ms = self.clock.monotonic_ms()
+        for state in self.garbage.superseded_to_delete(superseded, now_ms):
+            if await self.runner_factory.delete_superseded(state):
+                log.info("superseded local state is deleted", folder=str(state), slot=self.slot.id)
 
     def _warn_if_superseded(self, seen: RegistryState) -> None:
         newest = seen.slots.get(self.slot.name)
@@ -303,7 +329,7 @@ class Supervisor:
                 # Retried like any failure, but reported: commits may wait for this job.
                 bound.warning("job parked", error=str(unavailable))
                 hosted.error = f"{type(unavailable).__name__}: {unavailable}"
-            except (BrokerError, ConnectionsError) as unavailable:
+            except (BrokerError, ConnectionsError, HangarInUse) as unavailable:
                 bound.warning("runner restarts", error=str(unavailable))
             except Exception as failed:  # noqa: BLE001  # last line of defence: a failure parks this job only
                 bound.exception("job parked")

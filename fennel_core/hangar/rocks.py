@@ -21,7 +21,7 @@ replaylog cover the death of the machine.
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -97,16 +97,18 @@ def _raise_if_corrupt(failed: Exception) -> None:
 class RocksHangar:
     """The state of one job partition in the directory `path`.
 
-    Raises HangarCorrupt if the directory has files but not a complete store.
+    `closed` is called once, after the store has closed. Raises HangarCorrupt if the directory has
+    files but not a complete store.
     """
 
-    def __init__(self, path: Path, cache: Cache) -> None:
+    def __init__(self, path: Path, cache: Cache, closed: Callable[[], None] = lambda: None) -> None:
         if path.exists() and any(path.iterdir()) and not (path / _CURRENT).exists():
             raise HangarCorrupt(
                 f"{path.name} has files but no {_CURRENT}: opening it would create an empty store"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
         opts = options(cache)
+        self._closed: Callable[[], None] | None = closed
         try:
             self._db = Rdict(str(path), opts, column_families={"default": opts})
             self._write_options = WriteOptions()
@@ -195,3 +197,6 @@ class RocksHangar:
 
     def close(self) -> None:
         self._db.close()
+        closed, self._closed = self._closed, None
+        if closed is not None:
+            closed()

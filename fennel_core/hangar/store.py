@@ -40,6 +40,12 @@ class HangarBusy(HangarError):
     code = "hangar-busy"
 
 
+class HangarInUse(HangarError):
+    """Another opener holds the folder of the store. Try again soon."""
+
+    code = "hangar-in-use"
+
+
 @dataclass(frozen=True, slots=True)
 class WriteBatch:
     """The changes of one iteration; a key is in `puts` or in `deletes`, never in both."""

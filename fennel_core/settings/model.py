@@ -402,7 +402,8 @@ class LimitSettings(BaseSettings):
         HOUR_MS,
         gt=0,
         description="Local state of a job that the registry does not know is deleted after this, "
-        "ms; that of a job that was removed, at once.",
+        "ms, and so is state that an earlier owner held when its successor started; that of a job "
+        "that was removed, at once.",
     )
     garbage_items: int = Field(
         20,

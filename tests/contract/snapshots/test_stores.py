@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import hashlib
 import itertools
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 
 from fennel_core.connections.garbage import DeletionLimit, DeletionRefused, MemoryGarbageMarks
 from fennel_core.connections.object_store import ObjectStore
+from fennel_core.snapshots.errors import SnapshotCorrupt
 from fennel_core.snapshots.manifest import StatePosition
 from fennel_core.snapshots.pruning import PrunedSnapshots, prune_snapshots
 from fennel_core.snapshots.transfer import (
@@ -20,6 +22,7 @@ from fennel_core.snapshots.transfer import (
     SnapshotSource,
     SnapshotTaken,
     SnapshotUnchanged,
+    read_manifest,
     restore_snapshot,
     take_snapshot,
 )
@@ -164,6 +167,77 @@ async def test_an_object_with_other_bytes_makes_its_snapshot_corrupt(
     (key,) = [each.key for each in await objects.list_objects("") if each.key.endswith(".sst")]
     await objects.delete([key])
     await objects.put(key, b"eno")
+    assert (await back(context, tmp_path / "back"))[0] is None
+
+
+FILE = b'{"name":"1.sst","size_bytes":1,"sha256":"a","object":"o/1"}'
+MALFORMED = {
+    "empty": (b"", "not a manifest"),
+    "cut off": (b'{"format":1,"job":', "not a manifest"),
+    "no object": (b"[]", "not a manifest"),
+    "no fields": (b"{}", "not a manifest: .* `format`"),
+    "a field of another type": (b'{"format":"one"}', "not a manifest: .*int"),
+    "another format": (b'"format":2', "manifest format 2 is not 1"),
+    "another job": (b'"job":"other"', r"a snapshot of other\[2\]"),
+    "another partition": (b'"part":3', r"a snapshot of w.job.abc.1\[3\]"),
+    "a path for a file name": (FILE.replace(b"1.sst", b"../x"), "must be plain and distinct"),
+    "a file name twice": (FILE + b"," + FILE, "must be plain and distinct"),
+}
+"""Malformed manifests, or the part of a good one that is replaced; and the error's text."""
+
+
+def malformed(change: bytes) -> bytes:
+    good = (
+        b'{"format":1,"job":"w.job.abc.1","part":2,"epoch":1,"state_format":1,'
+        b'"position":{"iteration":2,"replayed":2,"offsets":{"in":2}},"files":[%s]}' % FILE
+    )
+    name = change.partition(b":")[0]
+    if name == b'{"name"':
+        return good.replace(FILE, change)
+    if name in (b'"format"', b'"job"', b'"part"'):
+        replaced = good[good.index(name) :].partition(b",")[0]
+        return good.replace(replaced, change, 1)
+    return change
+
+
+@pytest.mark.parametrize("kind", MALFORMED)
+async def test_a_malformed_manifest_makes_its_snapshot_corrupt_and_the_one_before_is_restored(
+    objects: ObjectStore, rows: Rows, tmp_path: Path, kind: str
+) -> None:
+    """Also if its checksum is right, because a process of another version wrote it."""
+    change, told = MALFORMED[kind]
+    context, body = SnapshotContext(objects, rows.pointers), malformed(change)
+    await rows.own(PARTITION, 1)
+    await snapshot(context, tmp_path, {"1.sst": b"one"}, 1)
+    await objects.put("malformed", body)
+    assert await rows.pointers.add(
+        JOB, PART, Epoch(1), "malformed", hashlib.sha256(body).hexdigest()
+    )
+    (newest, _) = await rows.pointers.of(JOB, PART)
+    with pytest.raises(SnapshotCorrupt, match=told):
+        await read_manifest(objects, newest)
+    restored, contents = await back(context, tmp_path / "back")
+    assert restored is not None
+    assert (restored.manifest.position.iteration, contents) == (1, {"1.sst": b"one"})
+    third = await snapshot(context, tmp_path, {"1.sst": b"one"}, 2)
+    assert isinstance(third, SnapshotTaken)
+    assert third.uploaded_files == 1, "nothing of a malformed manifest is reused"
+
+
+async def test_a_manifest_that_differs_from_its_pointer_or_is_missing_makes_its_snapshot_corrupt(
+    objects: ObjectStore, rows: Rows, tmp_path: Path
+) -> None:
+    context = SnapshotContext(objects, rows.pointers)
+    await rows.own(PARTITION, 1)
+    await snapshot(context, tmp_path, {"1.sst": b"one"}, 1)
+    (pointer,) = await rows.pointers.of(JOB, PART)
+    await objects.delete([pointer.manifest])
+    await objects.put(pointer.manifest, malformed(b'"part":2'))
+    with pytest.raises(SnapshotCorrupt, match="another checksum than its pointer"):
+        await read_manifest(objects, pointer)
+    await objects.delete([pointer.manifest])
+    with pytest.raises(SnapshotCorrupt, match="its manifest is missing"):
+        await read_manifest(objects, pointer)
     assert (await back(context, tmp_path / "back"))[0] is None
 
 

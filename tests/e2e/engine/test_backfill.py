@@ -124,7 +124,9 @@ class Bench:
     def state(self, job: Job) -> list[state_progress.StateProgress]:
         found = []
         for part in range(PARTITIONS):
-            hangar = RocksHangar(own_state(self.settings) / job.id / str(part), Cache(1 << 20))
+            states = (own_state(self.settings) / job.id).glob(f"state-{part}-*")
+            newest = max(states, key=lambda state: int(state.name.rpartition("-")[2]))
+            hangar = RocksHangar(newest, Cache(1 << 20))
             found.append(state_progress.load(hangar))
             hangar.close()
         return found

@@ -1,5 +1,7 @@
-"""Every slot process of the running engine is killed with -9: all job partitions run again in new
-processes, on the remaining local state.
+"""Slot processes of the running engine are killed with -9 or frozen.
+
+All job partitions run again in other processes: on the remaining local state after a kill, beside
+it while a frozen process holds it.
 """
 
 from __future__ import annotations
@@ -7,6 +9,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import time
 from typing import Any
 
 import psutil
@@ -92,4 +95,33 @@ async def test_all_slots_killed_at_once_are_back_with_every_job_partition_and_ev
         return all(status == "running" and slot not in before for status, slot, _ in partitions)
 
     await eventually(partitions_run_in_new_slots, within_s=BACK_SECONDS)
+    assert await counted(api) == logged
+
+
+async def test_partitions_of_a_frozen_slot_run_in_another_slot_of_the_machine_without_waiting(
+    make: Any, settings: Settings
+) -> None:
+    api = await make()
+    await api.commit(KEPT, **INLINE)
+    logged = await buy(api, 10)
+    assert await counted(api) == logged
+    frozen = slot_processes(settings)[0]
+    owners = {slot for _, slot, _ in rows(settings, PARTS, api.workspace)}
+    (lost,) = [slot for slot in owners if f"-{frozen}-" in slot]
+    os.kill(frozen, signal.SIGSTOP)
+    began = time.monotonic()
+    try:
+
+        def partitions_run_elsewhere() -> bool:
+            partitions = rows(settings, PARTS, api.workspace)
+            assert not [error for status, _, error in partitions if status == "parked"], partitions
+            return all(status == "running" and slot != lost for status, slot, _ in partitions)
+
+        await eventually(partitions_run_elsewhere, within_s=BACK_SECONDS)
+        print(f"job partitions were away for {time.monotonic() - began:.1f} s")
+        logged += await buy(api, 10)
+        assert await counted(api) == logged
+    finally:
+        os.kill(frozen, signal.SIGCONT)
+    logged += await buy(api, 10)
     assert await counted(api) == logged

@@ -24,14 +24,8 @@ from fennel_core.snapshots.pruning import prune_snapshots
 from fennel_core.snapshots.rebuild import SlotReport
 from fennel_core.snapshots.transfer import SnapshotContext
 from fennel_core.vocab.ids import JobPartition, PartitionIndex
-from tests.sim.engine.faulty_components import (
-    DiskHangar,
-    Process,
-    ProcessDied,
-    ProcessPool,
-    SimBroker,
-    restored,
-)
+from tests.sim.engine.disks import DiskHangar, restored
+from tests.sim.engine.faulty_components import Process, ProcessDied, ProcessPool, SimBroker
 from tests.sim.engine.model_archive import now
 from tests.sim.engine.model_log import ModelLog
 

@@ -10,15 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import random
-import shutil
 from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import TypeVar
-from zlib import crc32
 
-import msgspec
 from confluent_kafka import KafkaException
 
 from fennel_core.bank.memory_registry import MemoryRegistry
@@ -33,8 +29,6 @@ from fennel_core.engine.errors import ProducerFenced
 from fennel_core.engine.kafka.consumer import ConsumerLimits, ConsumerThread
 from fennel_core.engine.kafka.reader import KafkaRangeReader, ReplayConsumer
 from fennel_core.engine.kafka.subscription import KafkaSubscription
-from fennel_core.hangar.memory import MemoryHangar
-from fennel_core.hangar.store import HangarClosed, HangarCorrupt, WriteBatch
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, Millis, Offset, SlotId, TopicPartition
 from tests.sim.engine.model_client import ModelClient
 from tests.sim.engine.model_log import ModelLog
@@ -49,10 +43,6 @@ READ_TIMEOUT_S = 10.0
 
 class ProcessDied(Exception):
     """The process has died: what still runs of it in this simulation has no effect."""
-
-
-class DiskLocked(Exception):
-    """Another process on this machine holds the store."""
 
 
 @dataclass
@@ -428,157 +418,3 @@ class SimRegistry:
 
     async def deregister(self, slot: SlotId) -> None:
         await self._call(lambda: self._inner.deregister(slot))
-
-
-# --- disks ----------------------------------------------------------------------------------------
-
-FILES = 3
-"""Files of a checkpoint; a change touches some of them only."""
-
-
-def _file_of(key: bytes) -> int:
-    return crc32(key) % FILES
-
-
-@dataclass(frozen=True)
-class Content:
-    """The content of a store's files; a damaged file cannot be read at all."""
-
-    entries: dict[bytes, bytes]
-    damaged: frozenset[int] = frozenset()
-
-
-class DiskHangar(MemoryHangar):
-    """An open store of a machine.
-
-    Its content survives its process; one process at a time has it open.
-    """
-
-    def __init__(self, holder: Process, content: Content) -> None:
-        super().__init__(content.entries)
-        self.damaged = content.damaged
-        self.holder: Process | None = holder
-        self.earlier = content
-        """The state as of an earlier write, for a machine that loses its last writes."""
-        self.folder = 0
-        """Inode of its folder on the machine, whatever the folder's name."""
-
-    def write(self, batch: WriteBatch) -> None:
-        assert self.holder is not None, "written after it was closed"
-        assert self.holder.alive, "written by a dead process"
-        super().write(batch)
-        if self.holder.dice.fails():
-            self.earlier = self.content()
-
-    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        self._refuse_damaged(keys)
-        return super().get_many(keys)
-
-    def scan(
-        self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
-    ) -> list[tuple[bytes, bytes]]:
-        found = super().scan(start, stop, reverse=reverse, limit=limit)
-        self._refuse_damaged(key for key, _ in found)
-        return found
-
-    def _refuse_damaged(self, keys: Iterable[bytes]) -> None:
-        if self.damaged and any(_file_of(key) in self.damaged for key in keys):
-            raise HangarCorrupt("a block differs from what was written")
-
-    def damage(self, file: int) -> None:
-        """Make a file unreadable from now on; copies of it are unreadable too."""
-        self.damaged |= {file}
-
-    def copied(self) -> DiskHangar:
-        """Return the store that a checkpoint of this one would open as."""
-        if self.holder is None:
-            raise HangarClosed("the store was closed before its copy")
-        return DiskHangar(self.holder, self.content())
-
-    def content(self) -> Content:
-        return Content(dict(super().scan(b"", b"\xff" * 40)), self.damaged)
-
-    def checkpoint(self, target: Path) -> None:
-        if self.holder is None:
-            raise HangarClosed(f"the store was closed before its checkpoint {target.name}")
-        target.mkdir(parents=True)
-        shares: list[list[tuple[bytes, bytes]]] = [[] for _ in range(FILES)]
-        for key, value in self.content().entries.items():
-            shares[_file_of(key)].append((key, value))
-        for number, share in enumerate(shares):
-            (target / f"{number}.sst").write_bytes(
-                msgspec.msgpack.encode((number in self.damaged, share))
-            )
-
-    def close(self) -> None:
-        self.holder = None
-
-
-def restored(folder: Path) -> Content:
-    """Return the content of a checkpoint; an empty folder is an empty store."""
-    files = sorted(folder.iterdir())
-    assert len(files) in (0, FILES), f"a store opened from a part of a checkpoint: {files}"
-    read = [
-        msgspec.msgpack.decode(file.read_bytes(), type=tuple[bool, list[tuple[bytes, bytes]]])
-        for file in files
-    ]
-    return Content(
-        dict(pair for _, share in read for pair in share),
-        frozenset(number for number, (damaged, _) in enumerate(read) if damaged),
-    )
-
-
-@dataclass
-class Machine:
-    """A machine on which slots run; they share its disk.
-
-    `root`: folder of the local state, as in `engine.snapshots`.
-    """
-
-    root: Path
-    disk: dict[JobPartition, DiskHangar] = field(default_factory=dict)
-    forgotten: set[JobId] = field(default_factory=set)
-    """Jobs whose local state a slot has deleted."""
-
-    def open(self, key: JobPartition, process: Process) -> DiskHangar:
-        place, before = self._place(key), self.disk.get(key)
-        if before is not None and before.holder is not None and before.holder.alive:
-            raise DiskLocked(f"{key} is held by another process")
-        if not place.exists() or (before is not None and before.folder != place.stat().st_ino):
-            before = None  # it was quarantined, and perhaps replaced by a snapshot
-        place.mkdir(parents=True, exist_ok=True)
-        hangar = self.disk[key] = DiskHangar(
-            process, restored(place) if before is None else before.content()
-        )
-        hangar.folder = place.stat().st_ino
-        if before is not None:
-            hangar.earlier = before.earlier
-        return hangar
-
-    def stored(self) -> set[JobId]:
-        return {JobId(path.name) for path in self.root.iterdir()}
-
-    def forget(self, job: JobId) -> None:
-        self.forgotten.add(job)
-        for key in [key for key in self.disk if key[0] == job]:
-            if (held := self.disk[key].holder) is None or not held.alive:
-                del self.disk[key]
-        if all(key[0] != job for key in self.disk):
-            shutil.rmtree(self.root / job, ignore_errors=True)
-
-    def lose(self, process: Process) -> None:
-        """The disk is lost with the process."""
-        for key, hangar in list(self.disk.items()):
-            if hangar.holder is None or hangar.holder is process or not hangar.holder.alive:
-                del self.disk[key]
-                shutil.rmtree(self._place(key), ignore_errors=True)
-
-    def go_back(self, process: Process) -> None:
-        """Lose the last writes of the process."""
-        for key, hangar in list(self.disk.items()):
-            if hangar.holder is process:
-                self.disk[key] = DiskHangar(process, hangar.earlier)
-                self.disk[key].folder = hangar.folder
-
-    def _place(self, key: JobPartition) -> Path:
-        return self.root / key[0] / str(key[1])

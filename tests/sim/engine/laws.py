@@ -19,6 +19,7 @@ from fennel_core.vocab.ids import (
 from fennel_core.vocab.keys import partition_of
 from fennel_core.vocab.versions import decode
 from tests.sim.engine import job_chain
+from tests.sim.engine.disks import DiskHangar
 
 if TYPE_CHECKING:
     from tests.sim.engine.slots import LiveSlot
@@ -70,10 +71,22 @@ class Laws:
                 if behind:
                     return f"{behind} behind"
         if REMOVED_JOB not in self._world.registry._specs and any(
-            job == REMOVED_JOB for living in self._world.slots for job, _ in living.machine.disk
+            REMOVED_JOB in living.machine.stored() for living in self._world.slots
         ):
             return "the state of a removed job is kept"
+        if superseded := self._superseded():
+            return f"states of earlier owners are kept: {superseded}"
         return self._unreadable()
+
+    def _superseded(self) -> list[str]:
+        """Return the states that earlier owners left on the machines of their successors."""
+        return [
+            str(folder)
+            for living in self._world.slots
+            for folder in living.machine.folders(living.process).superseded(
+                {key: hosted.epoch for key, hosted in living.supervisor.hosted.items()}
+            )
+        ]
 
     def _unreadable(self) -> str | None:
         """Return a refusal that a read of damaged state causes, None if all reads succeed."""
@@ -99,11 +112,14 @@ class Laws:
             for part in range(self._world.partitions)
         ]
         return {
-            key: state_progress.load(
-                MemoryHangar(self._owner(key).machine.disk[key].content().entries)
-            ).state_hash
+            key: state_progress.load(MemoryHangar(self._store(key).content().entries)).state_hash
             for key in keys
         }
+
+    def _store(self, key: JobPartition) -> DiskHangar:
+        runner = self._owner(key).supervisor.hosted[key].runner
+        assert runner is not None, "a settled job partition runs"
+        return cast(DiskHangar, runner.hangar)
 
     def data_records(self) -> dict[tuple[str, int], int]:
         written = [

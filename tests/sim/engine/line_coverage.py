@@ -19,6 +19,8 @@ from fennel_core.engine import (
     runner,
     service,
     snapshots,
+    starting_state,
+    state_folders,
     state_progress,
     supervisor,
     watermarks,
@@ -35,6 +37,8 @@ SUBJECTS: Final = (
     supervisor,
     service,
     snapshots,
+    starting_state,
+    state_folders,
     state_progress,
     watermarks,
     outputs,
@@ -46,9 +50,22 @@ SUBJECTS: Final = (
     pruning,
 )
 WANTED_PERCENT: Final = 90
-ELSEWHERE: Final = {"compute_chunk", "_recomputed_chunk", "read_manifest", "partition_of_key"}
+ELSEWHERE: Final = {
+    "compute_chunk",
+    "_recomputed_chunk",
+    "read_manifest",
+    "partition_of_key",
+    "hold",
+    "_held",
+    "_moved",
+    "jobs",
+    "delete_job",
+    "description",
+}
 """Functions of the backfill, which this world does not have: `tests/unit/engine/test_backfill.py`
 kills runners in them. Manifests of every malformed kind are read in `tests/contract/snapshots`.
+Folders are locked against other processes in `tests/unit/engine/test_state_folders.py`; this world
+deletes jobs from its own disks. The rest is tested in `tests/unit/engine/test_starting_state.py`.
 """
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from pathlib import Path
 from typing import Any, Final
 
 import polars as pl
@@ -19,6 +20,7 @@ from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
+from fennel_core.hangar.store import HangarInUse
 from fennel_core.operators.build import as_watermark_step, build
 from fennel_core.operators.spec import step_version
 from fennel_core.operators.step import OperatorStep, Outcome, StateReader
@@ -31,13 +33,8 @@ from fennel_core.vocab.ids import (
     SlotId,
 )
 from tests.sim.engine import job_chain
-from tests.sim.engine.faulty_components import (
-    Machine,
-    Process,
-    ProcessPool,
-    SimBroker,
-    SimRegistry,
-)
+from tests.sim.engine.disks import Machine
+from tests.sim.engine.faulty_components import Process, ProcessPool, SimBroker, SimRegistry
 from tests.sim.engine.memoized_step import MemoizedStep
 
 LEASE_MS: Final = Millis(1_800)
@@ -113,9 +110,14 @@ class SimRunnerFactory:
             logic = JobLogic(None, None, logic.step_version, run_user_code)
         if self.drifts and logic.step is not None:
             logic = replace(logic, step=DriftingStep(step, lambda: runner.status == "replaying"))
-        hangar = await self.snapshots.open(
-            job, part, epoch, lambda job, part: self.machine.open((job, part), self.process)
-        )
+        try:
+            hangar = await self.snapshots.open(
+                job, part, epoch, lambda held: self.machine.open(held, self.process)
+            )
+        except HangarInUse:
+            own = self.machine.folders(self.process).state((job, part), epoch)
+            self.machine.refused(own, self.process)
+            raise
         runner = Runner(
             spec, part, epoch, logic, hangar, self.broker, ProcessPool(self.process), LIMITS
         )
@@ -133,6 +135,15 @@ class SimRunnerFactory:
 
     async def delete_state(self, job: JobId) -> None:
         self.machine.forget(job)
+
+    async def superseded(self, running: Mapping[JobPartition, Epoch]) -> list[Path]:
+        await self.process.delay()
+        return self.machine.folders(self.process).superseded(running)
+
+    async def delete_superseded(self, state: Path) -> bool:
+        await self.process.delay()
+        await self.process.gate()
+        return self.machine.folders(self.process).delete_free(state)
 
 
 @dataclass(eq=False)

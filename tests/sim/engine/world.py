@@ -49,10 +49,9 @@ from fennel_core.vocab.ids import (
 )
 from tests.sim.engine import job_chain
 from tests.sim.engine.dags import GRACE, Dags, SimDrills
+from tests.sim.engine.disks import FILES, Machine
 from tests.sim.engine.faulty_components import (
-    FILES,
     Dice,
-    Machine,
     Process,
     ProcessClock,
     ProcessPool,
@@ -129,7 +128,10 @@ class World:
         registry = SimRegistry(process, self.registry)
         broker = SimBroker(process, self.log, self.limits)
         snapshots = Snapshots(
-            self.archive.tools(process), machine.root, ProcessPool(process), self._unique
+            self.archive.tools(process),
+            machine.folders(process),
+            ProcessPool(process),
+            self._unique,
         )
         runner_factory = SimRunnerFactory(
             snapshots, process, registry, broker, machine, self.as_user_code, drifts
@@ -274,6 +276,7 @@ class World:
             for machine in self.machines
             if (lost := machine.forgotten - {REMOVED_JOB})
         ]
+        self.broken += [each for machine in self.machines for each in machine.awaited]
         if found := self.broken + self.registry.granted_twice + self.archive.foreign:
             raise LawViolated(found[0])
 
@@ -336,7 +339,7 @@ class World:
             case "order":
                 dags.rebuild(someone)
             case "damage":
-                for store in someone.machine.disk.values():
+                for store in someone.machine.live():
                     if chosen.random() < 0.3:
                         store.damage(chosen.randrange(FILES))
         if len(self.slots) < 2 and chosen.random() < 0.5:

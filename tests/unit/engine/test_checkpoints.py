@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.object_store import MemoryObjectStore
 from fennel_core.engine.snapshots import Snapshots
+from fennel_core.engine.state_folders import HeldFolder, StateFolders
 from fennel_core.engine.state_progress import StateProgress
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators import spec
@@ -21,7 +22,8 @@ from fennel_core.snapshots.transfer import OwnershipLost, SnapshotContext, Snaps
 from fennel_core.vocab.dtypes import Field, Str
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex, TopicName, WorkspaceId
 from fennel_core.vocab.schema import Schema
-from tests.sim.engine.faulty_components import Content, Dice, DiskHangar, Process, restored
+from tests.sim.engine.disks import Content, DiskHangar, restored
+from tests.sim.engine.faulty_components import Dice, Process
 
 T = TypeVar("T")
 JOB, PART = JobId("job"), PartitionIndex(0)
@@ -94,7 +96,12 @@ async def test_a_fenced_process_does_not_touch_the_checkpoint_of_its_successor(
     buckets = [Held(contents), Held(contents)]
     names = iter("abcd")
     both = [
-        Snapshots(SnapshotContext(bucket, pointers), tmp_path, InlinePool(), lambda: next(names))
+        Snapshots(
+            SnapshotContext(bucket, pointers),
+            StateFolders(tmp_path),
+            InlinePool(),
+            lambda: next(names),
+        )
         for bucket in buckets
     ]
     runners: list[Any] = [
@@ -112,8 +119,8 @@ async def test_a_fenced_process_does_not_touch_the_checkpoint_of_its_successor(
     buckets[1].go.set()
     assert isinstance(await owner, SnapshotTaken)
 
-    def opener(job: JobId, part: PartitionIndex) -> DiskHangar:
-        return DiskHangar(NO_PROCESS, restored(tmp_path / job / str(part)))
+    def opener(held: HeldFolder) -> DiskHangar:
+        return DiskHangar(NO_PROCESS, restored(held.path), held.release)
 
     found = await both[1].open(JOB, PART, Epoch(3), opener)
     assert found.scan(b"", b"\xff") == runners[1].hangar.scan(b"", b"\xff")
@@ -130,7 +137,7 @@ async def test_the_next_owner_removes_the_checkpoint_of_a_dead_process(
     running: Any = Running(holding(b"owner"), Epoch(2))
     assert isinstance(
         await Snapshots(
-            SnapshotContext(bucket, pointers), tmp_path, InlinePool(), lambda: "a"
+            SnapshotContext(bucket, pointers), StateFolders(tmp_path), InlinePool(), lambda: "a"
         ).take(running),
         SnapshotTaken,
     )

@@ -1,5 +1,7 @@
 """Which local states a slot deletes."""
 
+from pathlib import Path
+
 import pytest
 
 from fennel_core.bank.registry import RegisteredJob
@@ -52,3 +54,20 @@ def test_an_empty_registry_deletes_nothing_beyond_the_limit() -> None:
     selected.to_delete(stored, [], 0, 0)
     with pytest.raises(DeletionRefused, match="21 of 21 items of kind `local-state`"):
         selected.to_delete(stored, [], 2000, 2000)
+
+
+def test_superseded_state_is_deleted_after_the_grace_period_a_few_at_a_time() -> None:
+    states = [Path(name) for name in "abc"]
+    selected = garbage(DeletionLimit(2, 20))
+    assert selected.superseded_to_delete(states, 0) == []
+    assert selected.superseded_to_delete(states, 1000) == []
+    assert selected.superseded_to_delete(states, 1001) == states[:2]
+    assert selected.superseded_to_delete(states[2:], 1002) == states[2:]
+
+
+def test_superseded_state_that_comes_back_starts_its_grace_period_again() -> None:
+    selected = garbage()
+    selected.superseded_to_delete([Path("a")], 0)
+    selected.superseded_to_delete([], 900)
+    assert selected.superseded_to_delete([Path("a")], 1500) == []
+    assert selected.superseded_to_delete([Path("a")], 2501) == [Path("a")]

@@ -11,6 +11,7 @@ from fennel_core.engine.iteration import JobLogic
 from fennel_core.engine.memory_broker import MemoryBroker, MemoryLog
 from fennel_core.engine.runner import Runner
 from fennel_core.engine.runner_factory import RocksStores, SingleThreadPool, SlotRunnerFactory
+from fennel_core.engine.state_folders import StateFolders
 from fennel_core.hangar.store import Hangar
 from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
 from tests.support.runner_world import LIMITS, make_job
@@ -47,11 +48,12 @@ def runner_over(hangar: Hangar) -> Runner:
 async def test_a_cancelled_runner_closes_its_store_for_the_next_owner(
     tmp_path: Path,
 ) -> None:
-    stores, busy, unused = RocksStores(tmp_path, 1 << 20), BusyWorker(), cast(Any, None)
+    stores, busy, unused = RocksStores(1 << 20), BusyWorker(), cast(Any, None)
+    folders = StateFolders(tmp_path)
     runner_factory = SlotRunnerFactory(
-        unused, unused, stores, unused, unused, unused, unused, LIMITS, busy.pool, unused
+        unused, unused, stores, folders, unused, unused, unused, unused, LIMITS, busy.pool, unused
     )
-    runner = runner_over(stores.open(JOB, PART))
+    runner = runner_over(stores.open(folders.create((JOB, PART), Epoch(1))))
     other = busy.take()
     closing = asyncio.create_task(runner_factory.close(runner))
     await asyncio.sleep(0)
@@ -59,7 +61,9 @@ async def test_a_cancelled_runner_closes_its_store_for_the_next_owner(
     await asyncio.gather(closing, return_exceptions=True)
     busy.free()
     await other
-    again = await busy.pool.run(lambda: stores.open(JOB, PART))
+    held = await busy.pool.run(lambda: folders.take_over((JOB, PART), Epoch(1)))
+    assert held is not None
+    again = stores.open(held)
     again.close()
     assert runner.hangar is not again, (
         "a reference to the runner remains, as in a traceback or a cycle"

@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import os
 import shutil
-from collections.abc import Callable
+import signal
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import TypeVar
 
 import pytest
+from rocksdict import Cache
 
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.object_store import MemoryObjectStore
@@ -19,7 +24,9 @@ from fennel_core.engine import state_progress
 from fennel_core.engine.errors import RebuildRequested, ReplayMismatch, StateDiscarded
 from fennel_core.engine.runner_factory import RocksStores
 from fennel_core.engine.snapshots import RebuildExhausted, Snapshots
+from fennel_core.engine.state_folders import HeldFolder, StateFolders
 from fennel_core.engine.state_progress import STATE_FORMAT, StateProgress
+from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import Hangar, HangarCorrupt
 from fennel_core.operators.step import Outcome
 from fennel_core.snapshots import transfer
@@ -32,6 +39,7 @@ from tests.support.polling import eventually
 T = TypeVar("T")
 JOB, PART = JobId("w.job.abc.1"), PartitionIndex(2)
 PLACE = (JOB, PART)
+FIRST = Epoch(1)
 IN = TopicName("in")
 
 
@@ -51,22 +59,31 @@ class Slot:
     pointers: MemoryPointers = field(
         default_factory=lambda: MemoryPointers(lambda: datetime.now(UTC), {PLACE: Epoch(1)})
     )
+    epoch: Epoch = FIRST
 
     def __post_init__(self) -> None:
         self.restart()
 
     def restart(self) -> None:
-        self.stores = RocksStores(self.root, 1 << 20)
+        self.stores, self.folders = RocksStores(1 << 20), StateFolders(self.root)
         self.snapshots = Snapshots(
-            SnapshotContext(self.objects, self.pointers), self.root, SameThread(), lambda: "unique"
+            SnapshotContext(self.objects, self.pointers),
+            self.folders,
+            SameThread(),
+            lambda: "unique",
         )
 
     @property
     def folder(self) -> Path:
-        return self.root / JOB / str(PART)
+        return self.folders.state(PLACE, self.epoch)
 
     async def open(self) -> Hangar:
-        return await self.snapshots.open(JOB, PART, Epoch(1), self.stores.open)
+        return await self.snapshots.open(JOB, PART, self.epoch, self.stores.open)
+
+    def local(self) -> Hangar:
+        """Open the local state, or an empty one if there is none."""
+        held = self.folders.take_over(PLACE, self.epoch)
+        return self.stores.open(held or self.folders.create(PLACE, self.epoch))
 
     async def found(self) -> int:
         """The iteration of the state that a runner would start from; every entry of it is there and
@@ -86,7 +103,7 @@ class Slot:
 
     def write(self, iteration: int) -> None:
         """Local state as iteration `iteration` leaves it: every entry carries its number."""
-        hangar = self.stores.open(JOB, PART)
+        hangar = self.local()
         after = StateProgress(iteration, Offset(iteration), {IN: Offset(iteration)}, 0, Epoch(1))
         hangar.write(
             state_progress.write_batch(
@@ -104,7 +121,7 @@ class Slot:
     async def copied(self, iteration: int, distrusted: tuple[int, ...] = ()) -> object:
         self.write(iteration)
         copy = self.root.parent / f"copy-{iteration}-{os.urandom(4).hex()}"
-        hangar = self.stores.open(JOB, PART)
+        hangar = self.local()
         hangar.checkpoint(copy)
         hangar.close()
 
@@ -133,7 +150,7 @@ class Slot:
 
     def quarantined(self) -> int:
         """Return the iteration of the quarantined state."""
-        kept = RocksStores(self.root, 1 << 20).open(JOB, PartitionIndex(f"quarantined-{PART}"))  # type: ignore[arg-type]  # a folder's name
+        kept = RocksHangar(self.folders.quarantined(PLACE), Cache(1 << 20))
         try:
             return state_progress.load(kept).iteration
         finally:
@@ -182,7 +199,7 @@ async def test_corrupt_local_state_is_quarantined_and_the_snapshot_used(
     slot: Slot, lost: str
 ) -> None:
     await slot.snapshot(5)
-    hangar = slot.stores.open(JOB, PART)
+    hangar = slot.local()
     hangar.checkpoint(slot.root.parent / "flushed")
     hangar.close()
     for path in slot.folder.glob(lost):
@@ -357,12 +374,12 @@ async def test_a_cancelled_open_leaves_the_store_free_for_the_next_owner(
 
     kept: list[Hangar] = []
 
-    def opener(job: JobId, part: PartitionIndex) -> Hangar:
-        kept.append(slot.stores.open(job, part))  # as a reference cycle would keep it
+    def opener(held: HeldFolder) -> Hangar:
+        kept.append(slot.stores.open(held))  # as a reference cycle would keep it
         return kept[-1]
 
     slow = Snapshots(
-        SnapshotContext(slot.objects, slot.pointers), slot.root, Slow(), lambda: "unique"
+        SnapshotContext(slot.objects, slot.pointers), slot.folders, Slow(), lambda: "unique"
     )
     task = asyncio.create_task(slow.open(JOB, PART, Epoch(1), opener))
     await going.wait()
@@ -372,3 +389,89 @@ async def test_a_cancelled_open_leaves_the_store_free_for_the_next_owner(
     await eventually(lambda: kept)
     await asyncio.sleep(0.01)  # time for the cancelled call to close what it opened
     assert await slot.found() == 3
+
+
+OWNER = """
+import sys, time
+from pathlib import Path
+from fennel_core.engine.runner_factory import RocksStores
+from fennel_core.engine.state_folders import StateFolders
+from fennel_core.vocab.ids import Epoch, JobId, PartitionIndex
+folders = StateFolders(Path(sys.argv[1]))
+held = folders.take_over((JobId(sys.argv[2]), PartitionIndex(int(sys.argv[3]))), Epoch(1))
+store = RocksStores(1 << 20).open(held)
+print("open", flush=True)
+sys.stdin.readline()
+store.close()
+print("closed", flush=True)
+"""
+
+
+@contextmanager
+def frozen_owner(slot: Slot) -> Iterator[Callable[[], None]]:
+    """A process of the first epoch that has its store open and is frozen; yields its wake-up."""
+    command = [sys.executable, "-c", OWNER, str(slot.root), JOB, str(PART)]
+    pipe = subprocess.PIPE
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as owner:
+        assert owner.stdout is not None
+
+        def wakes_and_closes() -> None:
+            os.kill(owner.pid, signal.SIGCONT)
+            assert owner.communicate("\n")[0] == "closed\n"
+
+        try:
+            assert owner.stdout.readline() == "open\n"
+            os.kill(owner.pid, signal.SIGSTOP)
+            yield wakes_and_closes
+        finally:
+            owner.kill()
+
+
+async def test_a_new_owner_does_not_wait_for_a_frozen_one_on_the_same_machine(slot: Slot) -> None:
+    await slot.snapshot(5)
+    slot.write(8)
+    first = slot.folder
+    with frozen_owner(slot) as wakes_and_closes:
+        slot.restart()  # another process of this machine
+        slot.epoch = Epoch(2)
+        assert await slot.found() == 5, "the snapshot: what the frozen process holds is not read"
+        slot.write(9)
+        assert await slot.found() == 9
+        assert not slot.folders.delete_free(first)
+        wakes_and_closes()
+    slot.epoch = Epoch(3)
+    assert await slot.found() == 9, "the state of the newer owner, although the other one is free"
+    assert slot.folders.superseded({PLACE: slot.epoch}) == [first]
+    assert slot.folders.delete_free(first)
+    assert await slot.found() == 9
+
+
+async def test_without_a_snapshot_a_frozen_owners_successor_starts_from_the_log(slot: Slot) -> None:
+    slot.write(8)
+    with frozen_owner(slot) as wakes_and_closes:
+        slot.restart()
+        slot.epoch = Epoch(2)
+        assert await slot.found() == 0
+        assert slot.snapshots.origin(JOB, PART) == "the start of its log"
+        wakes_and_closes()
+
+
+async def test_the_state_of_a_dead_owner_is_taken_over_as_it_is(slot: Slot) -> None:
+    slot.write(8)
+    with frozen_owner(slot):
+        pass  # it is killed
+    slot.restart()
+    slot.epoch = Epoch(2)
+    assert await slot.found() == 8
+    assert slot.snapshots.origin(JOB, PART) == "its local state"
+
+
+async def test_discarded_state_is_not_replaced_by_older_local_state(slot: Slot) -> None:
+    slot.write(8)
+    with frozen_owner(slot):
+        slot.restart()
+        slot.epoch = Epoch(2)
+        assert await slot.found() == 0
+    slot.snapshots.discard_state(JOB, PART, RebuildRequested("a person asked"))
+    assert await slot.found() == 0, "the first owner's state is free now, and stays unused"
+    assert slot.snapshots.origin(JOB, PART) == "the start of its log"

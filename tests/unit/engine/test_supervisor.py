@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any, ClassVar, cast
 
 import pytest
@@ -122,6 +123,12 @@ class RecordingFactory:
 
     async def delete_state(self, job: JobId) -> None:
         raise AssertionError("the job is wanted")
+
+    async def superseded(self, running: Mapping[JobPartition, Epoch]) -> list[Path]:
+        return []
+
+    async def delete_superseded(self, state: Path) -> bool:
+        raise AssertionError("there is none")
 
 
 class FailingFactory(RecordingFactory):
@@ -390,3 +397,62 @@ async def test_a_slot_claims_partitions_of_a_dead_one_after_a_lease_of_patience(
     for each in slots.supervisors:
         await each.shut_down()
     assert owner.hosted == {}
+
+
+class SetClock(FrozenClock):
+    """A frozen clock that a test sets."""
+
+    now_ms = 0
+
+    def monotonic_ms(self) -> int:
+        return self.now_ms
+
+
+class Leftovers(RecordingFactory):
+    """A runner factory of a machine on which earlier owners have left state."""
+
+    def __init__(self) -> None:
+        super().__init__(fails=False)
+        self.held, self.deleted = True, list[Path]()
+
+    async def superseded(self, running: Mapping[JobPartition, Epoch]) -> list[Path]:
+        return [Path(f"before-{epoch}") for epoch in running.values()]
+
+    async def delete_superseded(self, state: Path) -> bool:
+        self.deleted.append(state)
+        return not self.held
+
+
+async def test_superseded_state_is_deleted_only_of_partitions_that_run_here_and_are_owned() -> None:
+    now_ms = 0
+    registry = MemoryRegistry(lambda: now_ms)
+    registry.add(KEY[0], b"", 1)
+    factory, clock = Leftovers(), SetClock()
+    supervisor = Supervisor(ME, registry, factory, clock, Millis(1000), 1000, garbage())
+    supervisor.garbage = LocalStateGarbage(Millis(0), DeletionLimit(1, 0))
+    await registry.heartbeat(ME, Millis(1000))
+    await supervisor.tick()
+    hosted = supervisor.hosted[KEY]
+    await eventually(lambda: hosted.runner)
+
+    async def deleted_at(ms: int) -> list[Path]:
+        clock.now_ms = ms
+        factory.deleted.clear()
+        await supervisor._delete_superseded(await registry.read(ME.id))
+        return factory.deleted
+
+    assert await deleted_at(1) == [], "it has just been found"
+    assert await deleted_at(2) == [Path("before-1")]
+    runner: Any = hosted.runner
+    runner.status = "replaying"
+    assert await deleted_at(3) == [], "the state that it replays may prove unusable"
+    runner.status = "running"
+    assert await deleted_at(4) == []
+    assert await deleted_at(5) == [Path("before-1")]
+    now_ms = 5000
+    other = Slot(SlotId("other"), SlotName("e-1"), EngineId("e"), "there")
+    await registry.heartbeat(other, Millis(1000))
+    await registry.claim([(KEY, Epoch(1))], other.id, Millis(1000))
+    assert await deleted_at(6) == [], "another slot owns the partition now"
+    assert await deleted_at(7) == []
+    await supervisor.shut_down()
