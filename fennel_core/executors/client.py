@@ -51,10 +51,12 @@ from fennel_core.executors.internal_errors import (
 )
 from fennel_core.vocab.dtypes import Field
 
-MAX_CONNECTIONS = 32
+MAX_CONNECTIONS = 64
 """Concurrent calls of one process; more wait. It is far above the number of workers, so that the
 host's queue decides.
 """
+WORKSPACE_CONNECTIONS = 32
+"""Those of one workspace, so that its waiting calls leave connections to the others."""
 GRACE_MS = 5_000
 """Time that the client waits beyond the host's own limits, for the kill."""
 MAX_ANSWER_BYTES = 256 << 20
@@ -116,7 +118,7 @@ class Executors:
         self._socket = str(socket)
         self._time_limit_ms = time_limit_ms
         self._idle: list[_Connection] = []
-        self._capacity = FairCapacity(connections)
+        self._capacity = FairCapacity(connections, min(connections, WORKSPACE_CONNECTIONS))
         self._instance = uuid.uuid4().hex
 
     async def __aenter__(self) -> Self:
@@ -151,7 +153,8 @@ class Executors:
         """
         limit_ms = self._time_limit_ms if timeout_ms is None else timeout_ms
         share = crc32(f"{self._instance}/{callbacks.workspace}".encode())
-        frame = protocol.pack(header_of(call), _payload(rows), limit_ms, share)
+        workspace = crc32(callbacks.workspace.encode())
+        frame = protocol.pack(header_of(call), _payload(rows), limit_ms, share, workspace)
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 await self._capacity.acquire(share)
@@ -164,7 +167,7 @@ class Executors:
         try:
             return await self._exchange(call, frame, callbacks, limit_ms)
         finally:
-            self._capacity.release()
+            self._capacity.release(share)
 
     async def _exchange(
         self, call: ExecutorCall, frame: bytes, callbacks: Callbacks, limit_ms: int

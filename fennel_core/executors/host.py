@@ -2,7 +2,9 @@
 
 One parent, which never runs user code, forks worker processes from its own warm, frozen heap and
 passes each waiting connection to an idle one. Waiting calls take turns by share (`fair_queue`) and
-are refused when they have waited for their own time limit. Connections stay open between calls. The
+are refused when they have waited for their own time limit. One workspace runs at most as many calls
+as the setting says, and the host has `RESERVED` workers more, so that one workspace with long calls
+leaves a worker to the others. Connections stay open between calls. The
 parent reads only the prefix of a frame. It enforces the wall-time
 limit by SIGKILL, detects deaths by process descriptors, and responds in place of a dead worker with
 the reason, so one call fails and the next one gets a new process. Code that one worker had to load
@@ -53,6 +55,8 @@ log = logging.getLogger("fennel.executors")
 KNOWN_CODES = 512
 """Codes that the host sends to new workers; the least recently loaded one is evicted."""
 BACKLOG = 256
+RESERVED = 1
+"""Workers beyond the setting, which one workspace alone cannot occupy."""
 RETIRED = "it was recycled"
 PRELOAD_LIMIT_MS = 1_000
 """A worker that loads code ahead of its calls for longer is killed."""
@@ -91,6 +95,7 @@ class CallerConnection:
     worker: WorkerProcess | None = None
     limit_ms: int = 0
     share: int = 0
+    workspace: int = 0
     waiting_until: float | None = None
 
 
@@ -143,7 +148,7 @@ class ExecutorHost:
     def run(self) -> None:
         """Serve until stopped."""
         signal.set_wakeup_fd(self._woken.fileno())
-        for _ in range(self._settings.processes):
+        for _ in range(self._settings.processes + RESERVED):
             self._fork()
         while not self._stopping:
             now = time.monotonic()
@@ -195,7 +200,7 @@ class ExecutorHost:
                 self._close(connection)  # The end of the stream, or not our protocol.
                 return
             _, _, limit_ms = protocol.unpack_prefix(prefix)
-            connection.share = protocol.share_of(prefix)
+            connection.share, connection.workspace = protocol.share_of(prefix)
         except OSError:
             self._close(connection)
             return
@@ -213,10 +218,10 @@ class ExecutorHost:
     def _dispatch(self, now: float) -> None:
         if self._fork_at is not None and now >= self._fork_at:
             self._fork_at = None
-            while len(set(self._processes.values())) < self._settings.processes:
+            while len(set(self._processes.values())) < self._settings.processes + RESERVED:
                 self._fork()
-        while self._queue and self._idle:
-            connection, process = self._queue.popleft(), self._idle.pop()
+        while self._idle and (connection := self._queue.pop_allowed(self._may_run)) is not None:
+            process = self._idle.pop()
             connection.waiting_until, connection.worker = None, process
             process.connection = connection
             process.answering[0] = 0
@@ -227,6 +232,14 @@ class ExecutorHost:
                 self._kill(process, "it could not be reached")
         for process in [p for p in self._idle if len(p.loaded) < len(self._known)]:
             self._preload(process, now)
+
+    def _may_run(self, connection: CallerConnection) -> bool:
+        """Return whether the workspace of a call may occupy another worker."""
+        running = sum(
+            process.connection is not None and process.connection.workspace == connection.workspace
+            for process in set(self._processes.values())
+        )
+        return running < self._settings.processes
 
     def _preload(self, process: WorkerProcess, now: float) -> None:
         """Make an idle worker load one code that another one has loaded."""
@@ -455,7 +468,7 @@ def main() -> None:
     host = ExecutorHost(settings)
     signal.signal(signal.SIGTERM, host.stop)
     signal.signal(signal.SIGINT, host.stop)
-    log.info("%d processes on %s", settings.processes, settings.socket)
+    log.info("%d + %d processes on %s", settings.processes, RESERVED, settings.socket)
     host.run()
 
 

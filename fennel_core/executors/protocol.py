@@ -2,10 +2,10 @@
 
 User code needs the client's environment (its pandas, numpy and pyarrow pins), so it runs in other
 processes and each call crosses a Unix socket. A frame is a fixed prefix (version, header length,
-payload length, time limit), a JSON header and an Arrow IPC stream. One connection carries one call
-at a time: a call frame, then any number of request and reply frames (user code looks up a dataset
-or reads a secret; the worker requests the text of the code), then one response. The host reads only
-the prefix; payloads go straight to the worker.
+payload length, time limit, whose call it is), a JSON header and an Arrow IPC stream. One connection
+carries one call at a time: a call frame, then any number of request and reply frames (user code
+looks up a dataset or reads a secret; the worker requests the text of the code), then one response.
+The host reads only the prefix; payloads go straight to the worker.
 
 Both environments import this module, so it uses the standard library only. Every change of the
 frame increments `VERSION`.
@@ -18,9 +18,9 @@ from typing import Final
 
 from fennel_core.executors.internal_errors import ProtocolError
 
-VERSION: Final = 2
-PREFIX: Final = struct.Struct(">BIIII")
-"""version, header bytes, payload bytes, time limit in ms (0: the host's own), share."""
+VERSION: Final = 3
+PREFIX: Final = struct.Struct(">BIIIII")
+"""version, header bytes, payload bytes, time limit in ms (0: the host's own), share, workspace."""
 MAX_PAYLOAD_BYTES: Final = 1 << 30
 MAX_HEADER_BYTES: Final = 64 << 20
 
@@ -49,10 +49,17 @@ BUSY: Final = "busy"  # no worker became free in time
 REFUSED: Final = "refused"  # the frame itself is not understood
 
 
-def pack(header: bytes, payload: bytes = b"", time_limit_ms: int = 0, share: int = 0) -> bytes:
+def pack(
+    header: bytes,
+    payload: bytes = b"",
+    time_limit_ms: int = 0,
+    share: int = 0,
+    workspace: int = 0,
+) -> bytes:
     """Encode one frame; raises `ProtocolError` for a payload that is too large.
 
-    Calls of one `share` take turns with those of others.
+    Calls of one `share` take turns with those of others, and the calls of one `workspace` (a hash
+    of its name) never occupy every process.
     """
     assert len(header) <= MAX_HEADER_BYTES, "the header of a frame is small"
     if len(payload) > MAX_PAYLOAD_BYTES:
@@ -60,13 +67,13 @@ def pack(header: bytes, payload: bytes = b"", time_limit_ms: int = 0, share: int
             f"a payload of {len(payload)} bytes exceeds the limit of {MAX_PAYLOAD_BYTES}; "
             "send fewer rows"
         )
-    prefix = PREFIX.pack(VERSION, len(header), len(payload), time_limit_ms, share)
+    prefix = PREFIX.pack(VERSION, len(header), len(payload), time_limit_ms, share, workspace)
     return prefix + header + payload
 
 
 def unpack_prefix(prefix: bytes) -> tuple[int, int, int]:
     """Return header bytes, payload bytes and time limit in ms; raises `ProtocolError`."""
-    version, header_bytes, payload_bytes, time_limit_ms, _ = PREFIX.unpack(prefix)
+    version, header_bytes, payload_bytes, time_limit_ms, _, _ = PREFIX.unpack(prefix)
     if version != VERSION:
         raise ProtocolError(
             f"frame version {version} is not {VERSION}: platform and executors must "
@@ -77,7 +84,7 @@ def unpack_prefix(prefix: bytes) -> tuple[int, int, int]:
     return header_bytes, payload_bytes, time_limit_ms
 
 
-def share_of(prefix: bytes) -> int:
-    """Return the share that a valid prefix names."""
-    share: int = PREFIX.unpack(prefix)[4]
-    return share
+def share_of(prefix: bytes) -> tuple[int, int]:
+    """Return the share and the workspace that a valid prefix names."""
+    *_, share, workspace = PREFIX.unpack(prefix)
+    return share, workspace

@@ -488,7 +488,10 @@ class LimitSettings(BaseSettings):
     )
     barrier_timeout_s: float = Field(30.0, gt=0, description="Default deadline of a barrier, s.")
     executor_processes: int = Field(
-        2, gt=0, description="Pre-forked Python processes that run user code."
+        2,
+        gt=0,
+        description="Calls of user code that one workspace runs at a time, each in a pre-forked "
+        "process. One process more is kept for the others (decision 0049).",
     )
     executor_time_limit_ms: int = Field(
         10_000,

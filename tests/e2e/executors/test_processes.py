@@ -50,7 +50,7 @@ FINE = calling("pass")
 
 @pytest.fixture(scope="module")
 def one_process(tmp_path_factory):
-    """One worker, so that the next call must meet the replacement."""
+    """One worker per workspace, so that the next call must meet the replacement."""
     with running_host(
         tmp_path_factory.mktemp("ex"),
         executor_processes=1,
@@ -187,7 +187,7 @@ async def test_a_waiting_share_gets_its_turn_before_the_rest_of_a_longer_line(
     tmp_path: Path,
 ) -> None:
     finished: list[str] = []
-    slow = calling("time.sleep(0.2)")  # the time that a call occupies the only worker
+    slow = calling("time.sleep(0.2)")  # the time that a call occupies a worker
 
     async def call(client: Executors, workspace: str) -> None:
         await client.run(slow, ONE, callbacks=Callbacks(workspace=workspace))
@@ -195,11 +195,36 @@ async def test_a_waiting_share_gets_its_turn_before_the_rest_of_a_longer_line(
 
     with running_host(tmp_path, executor_processes=1) as path:
         async with Executors(path, time_limit_ms=10_000) as client:
-            many = [asyncio.create_task(call(client, "many")) for _ in range(6)]
+            # Two workspaces occupy the two workers: the one of the setting, and the reserved one.
+            both = ("many", "more") * 6
+            many = [asyncio.create_task(call(client, workspace)) for workspace in both]
             await asyncio.gather(*many[:1])
             await call(client, "one")
-            assert len(finished) <= 4, "it did not wait for the whole line"
+            assert len(finished) <= 8, "it did not wait for the whole lines"
             await asyncio.gather(*many)
+
+
+async def test_a_workspace_that_occupies_all_its_executors_delays_no_other_one(
+    tmp_path: Path,
+) -> None:
+    """Its calls come from two platform processes, so they are of two shares."""
+    slow = calling("time.sleep(5)")  # the time that a call occupies a worker
+    greedy = Callbacks(workspace="greedy")
+    with running_host(tmp_path, executor_processes=2) as path:
+        async with (
+            Executors(path, time_limit_ms=10_000) as first,
+            Executors(path, time_limit_ms=10_000) as second,
+        ):
+            many = [
+                asyncio.create_task(client.run(slow, ONE, callbacks=greedy))
+                for _ in range(20)
+                for client in (first, second)
+            ]
+            await first.run(FINE, ONE, callbacks=Callbacks(workspace="other"))
+            assert not any(task.done() for task in many)
+            for task in many:
+                task.cancel()
+            await asyncio.gather(*many, return_exceptions=True)
 
 
 async def test_a_module_that_sleeps_at_import_occupies_no_other_worker(tmp_path: Path) -> None:
