@@ -297,8 +297,17 @@ def nothing_hidden(_of: ErasableKeys, _keys: Sequence[bytes]) -> Sequence[int]:
     return ()
 
 
-async def nothing_erased(_workspace: WorkspaceId) -> None:
-    return
+class NothingErased:
+    """The erasures of an installation without any."""
+
+    async def announce(self, workspace: WorkspaceId) -> None:  # noqa: ARG002  # there are none
+        return
+
+    def is_behind(self, workspace: WorkspaceId) -> bool:  # noqa: ARG002  # there are none
+        return False
+
+    async def catch_up(self, workspace: WorkspaceId) -> None:  # noqa: ARG002  # there are none
+        return
 
 
 def query_process(folder: str, port: int, mixed: bool) -> None:
@@ -328,7 +337,7 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
         workspace_of=any_token,
         body_limit_bytes=1 << 24,
         refresher=ViewRefresher(views),
-        after_erase=nothing_erased,
+        erasures=NothingErased(),
     )
     gc.collect()
     gc.freeze()

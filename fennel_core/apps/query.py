@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import gc
-import socket
 import sys
 import time
 
@@ -15,8 +14,9 @@ import uvloop
 
 from fennel_core.apps.serve import serve_http
 from fennel_core.apps.workers import (
+    InheritedResources,
     bound_socket,
-    inherited_listener,
+    inherited_resources,
     run_workers,
     stop_with_parent,
 )
@@ -27,6 +27,7 @@ from fennel_core.connections.postgres import Pool
 from fennel_core.executors.client import Executors
 from fennel_core.query.barrier import Barrier
 from fennel_core.query.batch_thread import SWITCH_INTERVAL_S
+from fennel_core.query.erasure_counters import ErasureCounters, new_memory
 from fennel_core.query.erasures import Erasures
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.inspect import Inspector
@@ -61,19 +62,20 @@ def main() -> None:
     settings = Settings()
     logs.configure(PROCESS, settings.log_level, hidden=logs.secrets_of(settings))
     traces.configure(PROCESS, settings.otlp_endpoint)
-    inherited = inherited_listener(sys.argv[1:])
+    inherited = inherited_resources(sys.argv[1:])
     if inherited is not None or settings.query_workers == 1:
         uvloop.run(serve(settings, inherited))
         return
     bound = bound_socket(settings.host, settings.query_port)
     count, grace_s = settings.query_workers, settings.shutdown_grace_s
-    sys.exit(asyncio.run(run_workers("fennel_core.apps.query", count, bound, grace_s=grace_s)))
+    run = run_workers("fennel_core.apps.query", count, bound, grace_s=grace_s, memory=new_memory())
+    sys.exit(asyncio.run(run))
 
 
-async def serve(settings: Settings, inherited: socket.socket | None = None) -> None:
+async def serve(settings: Settings, inherited: InheritedResources | None = None) -> None:
     """Serve until a signal arrives, then finish the requests under way.
 
-    `inherited`: the socket of a worker's parent.
+    `inherited`: what a worker shares with its parent.
     """
     if inherited is not None:
         stop_with_parent()
@@ -91,7 +93,8 @@ async def serve(settings: Settings, inherited: socket.socket | None = None) -> N
     ):
         reads = PostgresReader(pool)
         owners, views = Owners(reads), Views(reads)
-        refresher, erased = ViewRefresher(views), Erasures(dsn)
+        counters = None if inherited is None else ErasureCounters(inherited.memory)
+        refresher, erased = ViewRefresher(views), Erasures(dsn, counters)
         app = application(
             settings,
             pool,
@@ -113,7 +116,7 @@ async def serve(settings: Settings, inherited: socket.socket | None = None) -> N
                 settings.query_port,
                 grace_s=settings.shutdown_grace_s,
                 keep_alive_s=KEEP_ALIVE_S,
-                listener=inherited,
+                listener=None if inherited is None else inherited.listener,
             )
         )
         listeners = {
@@ -209,7 +212,7 @@ def application(
         workspace_of=workspace_of,
         body_limit_bytes=settings.body_limit_bytes,
         refresher=refresher,
-        after_erase=erased.announce,
+        erasures=erased,
     )
 
 

@@ -22,13 +22,14 @@ import sys
 import tempfile
 from asyncio.subprocess import PIPE, Process
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from fennel_core.telemetry import metrics
 from fennel_core.telemetry.logs import logger
 
-LISTENER_OPTION: Final = "--listener"
+INHERITED_OPTION: Final = "--inherited"
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 20.0
@@ -64,11 +65,19 @@ def bound_socket(host: str, port: int) -> socket.socket:
     return bound
 
 
-def inherited_listener(arguments: Sequence[str]) -> socket.socket | None:
-    """Return the socket that the parent passed to this worker; None in any other process."""
+@dataclass(frozen=True, slots=True)
+class InheritedResources:
+    """What the workers of one parent share: a bound socket, and the descriptor of memory."""
+
+    listener: socket.socket
+    memory: int
+
+
+def inherited_resources(arguments: Sequence[str]) -> InheritedResources | None:
+    """Return what the parent passed to this worker; None in any other process."""
     match arguments:
-        case [option, descriptor] if option == LISTENER_OPTION:
-            return socket.socket(fileno=int(descriptor))
+        case [option, listener, memory] if option == INHERITED_OPTION:
+            return InheritedResources(socket.socket(fileno=int(listener)), int(memory))
         case _:
             return None
 
@@ -86,14 +95,17 @@ def stop_with_parent() -> None:
     loop.add_reader(descriptor, ended)
 
 
-async def run_workers(module: str, count: int, listener: socket.socket, *, grace_s: float) -> int:
+async def run_workers(
+    module: str, count: int, listener: socket.socket, *, grace_s: float, memory: int
+) -> int:
     """Run `count` processes of `module` until a signal arrives; return the exit status.
 
-    Takes over `listener`. Workers that do not end within `grace_s` and a margin are killed.
+    Takes over `listener`; `memory` is the descriptor of memory that the workers share. Workers that
+    do not end within `grace_s` and a margin are killed.
     """
     folder = Path(tempfile.mkdtemp(prefix="fennel-metrics-"))
     try:
-        return await Workers(module, count, listener, folder).run(grace_s)
+        return await Workers(module, count, listener, memory, folder).run(grace_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -101,10 +113,13 @@ async def run_workers(module: str, count: int, listener: socket.socket, *, grace
 class Workers:
     """The workers of one parent, which share a listener and a folder of metrics."""
 
-    def __init__(self, module: str, count: int, listener: socket.socket, folder: Path) -> None:
+    def __init__(
+        self, module: str, count: int, listener: socket.socket, memory: int, folder: Path
+    ) -> None:
         self._module = module
         self._count = count
         self._listener = listener
+        self._memory = memory
         self._folder = folder
         self._running: dict[int, Process] = {}
         self._stopping = asyncio.Event()
@@ -138,11 +153,11 @@ class Workers:
         return 1 if self._lost or self._failed else 0
 
     async def _start(self, number: int) -> None:
-        descriptor = self._listener.fileno()
+        shared = (self._listener.fileno(), self._memory)
         self._running[number] = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", self._module, LISTENER_OPTION, str(descriptor)),
+            *(sys.executable, "-m", self._module, INHERITED_OPTION, *map(str, shared)),
             stdin=PIPE,
-            pass_fds=(descriptor,),
+            pass_fds=shared,
             env={**os.environ, metrics.MULTIPROCESS_VARIABLE: str(self._folder)},
         )
         if self._stopping.is_set():

@@ -2,10 +2,13 @@
 
 An erasure belongs to a workspace and a dataset's name (`connections.erasures`). All erasures are
 kept in memory. They are read again after a notification, when the listener (re)connects, and before
-the response of a forwarded `erase` is sent. Workspaces without erasures do not pay for any of this.
+the response of a forwarded `erase` is sent. The workers of one server count that erasure in shared
+memory first (`query.erasure_counters`), and each reads the list again before its next read of the
+workspace. Workspaces without erasures do not pay for any of this.
 
 A read must not show what has been erased, so reads are refused while this server is known to lack
-an erasure: before the first read of the list, after an announced erasure that could not be read,
+an erasure: before the first read of the list, after an announced or counted erasure that could not
+be read,
 and after any failure of a Postgres that responds. While Postgres cannot be reached at all, no
 erasure can be accepted either, and the last complete list stays in use.
 """
@@ -28,6 +31,7 @@ from fennel_core.connections.postgres import (
     bounded_connection,
     listen,
 )
+from fennel_core.query.erasure_counters import ErasureCounters, new_memory
 from fennel_core.query.errors import ErasuresUnknown
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
@@ -35,6 +39,8 @@ from fennel_core.vocab.ids import DatasetName, WorkspaceId
 log = logger(__name__)
 FIRST_PAUSE_S: Final = 0.05
 LONGEST_PAUSE_S: Final = 2.0
+CATCH_UP_S: Final = 1.0
+"""Longest wait of a request for an erasure that another worker has accepted."""
 _decode = msgspec.msgpack.Decoder(list[object]).decode
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -74,8 +80,11 @@ def erasure_rules(names: Sequence[str], erased: Sequence[ErasedKeys]) -> tuple[E
 class Erasures:
     """The erasures in memory; `run` keeps them current. Use from one event loop."""
 
-    def __init__(self, dsn: str) -> None:
+    def __init__(self, dsn: str, counters: ErasureCounters | None = None) -> None:
         self._dsn = dsn
+        self._counters = ErasureCounters(new_memory()) if counters is None else counters
+        self._seen = self._counters.snapshot()
+        """The counters before the last successful read of the list began."""
         self._erased: dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]] | None = None
         self._rules: dict[ErasableKeys, tuple[ErasureRule, ...]] = {}
         self._announced: set[WorkspaceId] = set()
@@ -85,6 +94,7 @@ class Erasures:
         self._failing = False
         """Postgres responds and the list could not be read."""
         self._reading = asyncio.Lock()
+        self._catching_up: asyncio.Task[None] | None = None
         self._requested = asyncio.Event()
 
     async def run(self) -> None:
@@ -100,12 +110,41 @@ class Erasures:
         If that fails, reads of the workspace are refused until it succeeds in the background.
         """
         self._announced.add(workspace)
+        self._counters.count(workspace)
         if not await self.try_read():
             self._requested.set()
+
+    def is_behind(self, workspace: WorkspaceId) -> bool:
+        """Return whether another worker has accepted an erasure that was not read here."""
+        return self._counters.changed_since(self._seen, workspace)
+
+    async def catch_up(self, workspace: WorkspaceId) -> None:
+        """Read the erasures that other workers have accepted; `hidden` refuses if that fails.
+
+        All requests share one read.
+        """
+        try:
+            async with asyncio.timeout(CATCH_UP_S):
+                for _ in range(2):  # a read under way may have begun before the erasure
+                    if self.is_behind(workspace):
+                        if self._catching_up is None:
+                            self._catching_up = asyncio.create_task(self._read_or_request())
+                        await asyncio.shield(self._catching_up)
+        except TimeoutError:
+            return
+
+    async def _read_or_request(self) -> None:
+        """Read the list; if that fails, it is repeated in the background."""
+        try:
+            if not await self.try_read():
+                self._requested.set()
+        finally:
+            self._catching_up = None
 
     async def try_read(self) -> bool:
         """Read all erasures; return whether that succeeded."""
         async with self._reading:
+            counted = self._counters.snapshot()
             announced, self._announced = self._announced, set()
             try:
                 connection = await bounded_connection(self._dsn, name="fennel-query-erasures")
@@ -119,7 +158,7 @@ class Erasures:
                 self._failing |= not connection.broken
                 self._not_read(announced, failed)
                 return False
-            self._rules = {}
+            self._rules, self._seen = {}, counted
             self._refused -= announced
             self._failing = False
             return True
@@ -134,7 +173,8 @@ class Erasures:
 
     def hidden(self, of: ErasableKeys, keys: Sequence[bytes]) -> Sequence[int]:
         """Return the indexes of erased keys among `keys`; raises `ErasuresUnknown`."""
-        if self._erased is None or self._failing or of.workspace in self._refused:
+        unread = of.workspace in self._refused or self.is_behind(of.workspace)
+        if self._erased is None or self._failing or unread:
             raise ErasuresUnknown()
         if of.workspace not in self._erased:
             return ()

@@ -14,7 +14,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import parse_qs, unquote
 
 from prometheus_client import Counter, Histogram
@@ -53,6 +53,14 @@ log = logger(__name__)
 WorkspaceOf = Callable[[str | None], Awaitable[WorkspaceId]]
 
 
+class ErasureList(Protocol):
+    """What this server knows of erasures; see `query.erasures.Erasures`."""
+
+    async def announce(self, workspace: WorkspaceId) -> None: ...
+    def is_behind(self, workspace: WorkspaceId) -> bool: ...
+    async def catch_up(self, workspace: WorkspaceId) -> None: ...
+
+
 class QueryApplication:
     """The ASGI application of the query server.
 
@@ -71,9 +79,9 @@ class QueryApplication:
         workspace_of: WorkspaceOf,
         body_limit_bytes: int,
         refresher: ViewRefresher,
-        after_erase: Callable[[WorkspaceId], Awaitable[None]],
+        erasures: ErasureList,
     ) -> None:
-        self._after_erase = after_erase
+        self._erasures = erasures
         self._refresher = refresher
         self._service = service
         self._views = views
@@ -123,7 +131,7 @@ class QueryApplication:
         """Respond to the request and return the status; raises before anything is sent."""
         method = scope["method"]
         if path == f"{API}/query" and method == "POST":
-            key = await self._key(scope)
+            key = await self._read_key(scope)
             body = await read_body(scope, receive, self._limit_bytes)
             return await _send_read(receive, send, self._service.query(key, body))
         if path == "/status" and method == "GET":
@@ -134,12 +142,12 @@ class QueryApplication:
         words = path[len(API) + 1 :].split("/")
         match (method, *words):
             case ("POST", "dataset", name, "lookup"):
-                key = await self._key(scope)
+                key = await self._read_key(scope)
                 body = await read_body(scope, receive, self._limit_bytes)
                 answer = self._service.lookup(key, unquote(name), body)
             case ("GET", "dataset", name, "inspect"):
                 rows = _count(scope, "n", INSPECT_ROWS)
-                answer = self._service.inspect(await self._key(scope), unquote(name), rows)
+                answer = self._service.inspect(await self._read_key(scope), unquote(name), rows)
             case ("POST", "barrier"):
                 key = await self._key(scope)
                 body = await read_body(scope, receive, self._limit_bytes)
@@ -159,7 +167,7 @@ class QueryApplication:
             # It is cached: the upstream server has just accepted the token.
             key = await self._key(scope)
             if kind == "erase":
-                await self._after_erase(key[0])
+                await self._erasures.announce(key[0])
             else:
                 await self._reload(key)
 
@@ -172,6 +180,13 @@ class QueryApplication:
         except (ApiError, TimeoutError) as failed:
             log.warning("view not reloaded after a change", branch=key, reason=str(failed))
             self._refresher.request(key)
+
+    async def _read_key(self, scope: Scope) -> BranchKey:
+        """Return the branch of a request that reads rows, after the erasures that precede it."""
+        key = await self._key(scope)
+        if self._erasures.is_behind(key[0]):
+            await self._erasures.catch_up(key[0])
+        return key
 
     async def _key(self, scope: Scope) -> BranchKey:
         workspace = await self._workspace_of(header(scope, b"authorization"))

@@ -121,6 +121,7 @@ class FakeErasures:
 
     keys: set[bytes] = field(default_factory=set)
     unknown: bool = False
+    behind: list[WorkspaceId] = field(default_factory=list)
     announced: list[WorkspaceId] = field(default_factory=list)
 
     def hidden(self, of: ErasableKeys, keys: Sequence[bytes]) -> Sequence[int]:
@@ -130,6 +131,13 @@ class FakeErasures:
 
     async def announce(self, workspace: WorkspaceId) -> None:
         self.announced.append(workspace)
+
+    def is_behind(self, workspace: WorkspaceId) -> bool:
+        return workspace in self.behind
+
+    async def catch_up(self, workspace: WorkspaceId) -> None:
+        self.behind.remove(workspace)
+        self.unknown = False
 
 
 @dataclass
@@ -232,7 +240,7 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
         workspace_of=workspace_of,
         body_limit_bytes=BODY_LIMIT,
         refresher=refresher,
-        after_erase=erased.announce,
+        erasures=erased,
     )
     refreshing = asyncio.create_task(refresher.run())
     config = uvicorn.Config(

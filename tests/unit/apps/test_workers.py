@@ -18,24 +18,25 @@ import pytest
 from fennel_core.apps.workers import (
     LONGEST_PAUSE_S,
     bound_socket,
-    inherited_listener,
+    inherited_resources,
     restart_pause_s,
 )
 from tests.support.polling import eventually_sync
 
 ROOT = Path(__file__).resolve().parents[3]
 PARENT = """
-import asyncio, sys
+import asyncio, os, sys
 from fennel_core.apps import workers
 workers.FIRST_PAUSE_S = 0.05
+memory = os.memfd_create("shared")
 port = workers.bound_socket("127.0.0.1", int(sys.argv[1]))
-sys.exit(asyncio.run(workers.run_workers("served", 2, port, grace_s=5)))
+sys.exit(asyncio.run(workers.run_workers("served", 2, port, grace_s=5, memory=memory)))
 """
 WORKER = """
 import asyncio, os, sys
 from pathlib import Path
 from fennel_core.apps.serve import serve_http
-from fennel_core.apps.workers import inherited_listener, stop_with_parent
+from fennel_core.apps.workers import inherited_resources, stop_with_parent
 from fennel_core.telemetry import metrics
 
 async def app(scope, receive, send):
@@ -54,7 +55,7 @@ async def app(scope, receive, send):
 
 async def main():
     stop_with_parent()
-    await serve_http(app, "", 0, grace_s=5, listener=inherited_listener(sys.argv[1:]))
+    await serve_http(app, "", 0, grace_s=5, listener=inherited_resources(sys.argv[1:]).listener)
 
 if Path("broken").exists():
     sys.exit(3)
@@ -201,4 +202,4 @@ def test_pauses_double_up_to_a_limit() -> None:
 
 
 def test_a_process_without_the_option_has_no_inherited_socket() -> None:
-    assert inherited_listener([]) is None
+    assert inherited_resources([]) is None
