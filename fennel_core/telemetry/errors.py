@@ -37,9 +37,11 @@ _BY_STATUS: Final = {
 
 def body_of(error: ApiError, *, as_json: bool = False) -> bytes:
     """Return the response body: the bare text, or `{"err_msg", "code", "problems"?}`."""
+    # The text may quote a request, and JSON can express text that UTF-8 cannot (half a pair).
+    text = error.text.encode(errors="backslashreplace")
     if not as_json:
-        return error.text.encode()
-    body: dict[str, object] = {"err_msg": error.text, "code": error.code}
+        return text
+    body: dict[str, object] = {"err_msg": text.decode(), "code": error.code}
     if error.problems:
         body["problems"] = error.problems
     return msgspec.json.encode(body)

@@ -42,6 +42,13 @@ def test_the_body_is_the_bare_sentence_that_the_client_shows() -> None:
     assert answer.headers["x-fennel-error-code"] == "branch-unknown"
 
 
+@pytest.mark.parametrize("as_json", [False, True])
+def test_a_text_that_quotes_half_a_surrogate_pair_can_be_sent(as_json: bool) -> None:
+    body = body_of(ApiError(404, "endpoint-unknown", "no endpoint `\ud800`"), as_json=as_json)
+    assert b"no endpoint `" in body
+    assert b"ud800" in body
+
+
 def test_a_caller_that_asks_for_json_gets_exactly_the_media_type_the_client_compares_with() -> None:
     answer = _app().get("/known", headers={"accept": "application/json"})
     assert answer.headers["content-type"] == "application/json"
