@@ -7,9 +7,9 @@ of ingest's topics.
 
 Requests are sent in windows, over several connections at once, and the state is compared once per
 window. When it has changed, accepted requests of the window may be the reason: the refused ones are
-sent again, alone and on a quiet platform, without those that are accepted now, until a window
-changes nothing or consists of refused requests only. Such a window is halved until one request is
-left. Requests that only read have windows of their own, so most windows are sent once.
+sent again in parts, on a quiet platform. Parts that change nothing are done; the refused requests
+of the others are sent again in smaller parts, until one request is left. Requests that only read
+have windows of their own, so most windows are sent once.
 
 Prints each violation once with the request, and exits with 1 if there is any.
 """
@@ -50,6 +50,8 @@ SHOWN_CHARS: Final = 400
 CONNECTIONS: Final = 12
 WINDOW: Final = 2000
 """Requests between two comparisons of the state."""
+PART: Final = 128
+"""Requests that are sent again between two comparisons; a part is divided until one is left."""
 CHANGING: Final = frozenset({"log", "erase", "init", "delete", "secret", "workspaces", "commit"})
 """Words of paths of which a request may be accepted and change the state."""
 
@@ -154,32 +156,41 @@ class Fuzzer:
         """Find the refused requests that change the state.
 
         The work of an earlier, accepted request goes on after its response, so one change after a
-        refused request proves nothing: each suspect is repeated when nothing else changes anything.
+        refused request proves nothing. Suspects are repeated in parts; a part that changes nothing
+        is done. In the others, requests that are accepted now are left out, and a part of refused
+        requests only is halved.
         """
+        size = PART
         while suspects:
+            parts = [suspects[at : at + size] for at in range(0, len(suspects), size)]
+            suspects = []
             before = self._quiet()
-            responses = self._exchange(suspects)
-            self.repeated += len(suspects)
-            after = self._state.read()
-            refused = _refused(suspects, responses)
-            if after == before:
+            for part in parts:
+                responses = self._exchange(part)
+                self.repeated += len(part)
+                after = self._state.read()
+                if after == before:
+                    continue
+                refused = _refused(part, responses)
+                if size == 1 and refused:
+                    [response] = responses
+                    assert response is not None, "it was refused"
+                    self._is_violation(part[0], response, before, after)
+                suspects += refused
+                before = self._quiet()
+            if size == 1:
                 return
-            if len(refused) < len(suspects):
-                suspects = refused
-            elif len(suspects) == 1:
-                [response] = responses
-                assert response is not None, "it was refused"
-                self._violation(
-                    f"{response.status_code} {response.headers.get(CODE, '')} changed "
-                    f"{before.difference(after)}",
-                    suspects[0].request,
-                    response.text,
-                )
-                return
-            else:
-                half = len(suspects) // 2
-                self._confirm(suspects[:half])
-                suspects = suspects[half:]
+            size = max(1, size // 4)
+
+    def _is_violation(
+        self, sent: _Sent, response: httpx.Response, before: Digest, after: Digest
+    ) -> None:
+        self._violation(
+            f"{response.status_code} {response.headers.get(CODE, '')} changed "
+            f"{before.difference(after)}",
+            sent.request,
+            response.text,
+        )
 
     def _quiet(self) -> Digest:
         """Return the digest once it has not changed for a while."""
