@@ -32,6 +32,7 @@ class MemoryBank:
     rows: dict[AssetId, Asset] = field(default_factory=dict)
     reservations: set[tuple[CommitId, AssetId]] = field(default_factory=set)
     refs: set[tuple[CommitId, BranchName, AssetId]] = field(default_factory=set)
+    changed_sources: set[AssetId] = field(default_factory=set)
 
     def copy(self) -> MemoryBank:
         """Return a copy that shares only the counter of incarnations."""
@@ -41,6 +42,7 @@ class MemoryBank:
             dict(self.rows),
             set(self.reservations),
             set(self.refs),
+            set(self.changed_sources),
         )
 
     async def lock(self, workspace: WorkspaceId) -> bool:
@@ -81,6 +83,12 @@ class MemoryBank:
     async def set_state(self, ids: Iterable[AssetId], state: AssetState) -> None:
         for id_ in ids:
             self.rows[id_] = replace(self.rows[id_], state=state)
+
+    async def mark_sources_changed(self, ids: Iterable[AssetId]) -> None:
+        self.changed_sources |= set(ids)
+
+    async def with_changed_sources(self, ids: Iterable[AssetId]) -> frozenset[AssetId]:
+        return frozenset(self.changed_sources & set(ids))
 
     async def reserve(self, commit: CommitId, ids: Iterable[AssetId]) -> None:
         self.reservations |= {(commit, id_) for id_ in ids}

@@ -149,6 +149,18 @@ class PostgresBank:
             "UPDATE asset SET state = %s WHERE id = ANY(%s::text[])", (str(state), list(ids))
         )
 
+    async def mark_sources_changed(self, ids: Iterable[AssetId]) -> None:
+        await self._connection.execute(
+            "UPDATE asset SET sources_changed = true WHERE id = ANY(%s::text[])", (list(ids),)
+        )
+
+    async def with_changed_sources(self, ids: Iterable[AssetId]) -> frozenset[AssetId]:
+        return frozenset(
+            await self._ids(
+                "SELECT id FROM asset WHERE id = ANY(%s::text[]) AND sources_changed", (list(ids),)
+            )
+        )
+
     async def reserve(self, commit: CommitId, ids: Iterable[AssetId]) -> None:
         await self._connection.execute(RESERVE, (commit, list(ids)))
 

@@ -105,6 +105,14 @@ class Bank(Protocol):
         """Set the state of assets; `ledger.lifecycle` decides which changes are allowed."""
         ...
 
+    async def mark_sources_changed(self, ids: Iterable[AssetId]) -> None:
+        """Record that topics were continued with other sources than their content began with."""
+        ...
+
+    async def with_changed_sources(self, ids: Iterable[AssetId]) -> frozenset[AssetId]:
+        """Return those of `ids` that `mark_sources_changed` has marked."""
+        ...
+
     async def reserve(self, commit: CommitId, ids: Iterable[AssetId]) -> None:
         """Hold `ids` for a commit in progress. Idempotent."""
         ...

@@ -15,6 +15,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from fennel_core.blueprints.asset_names import asset_id
 from fennel_core.blueprints.logical import AssetKey, AssetKind, Blueprint, Compiled, LogicalJob
 from fennel_core.blueprints.plan_entries import (
     Notice,
@@ -26,6 +27,7 @@ from fennel_core.blueprints.plan_entries import (
 from fennel_core.blueprints.plan_reasons import ReasonFinder, dataset_forms
 from fennel_core.blueprints.plan_text import amount_text, duration_text
 from fennel_core.blueprints.revival import RetainedAsset, revivable
+from fennel_core.blueprints.source_contents import source_changes
 from fennel_core.blueprints.source_replays import with_needed_replays
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.operators.spec import SourceReplaySpec
@@ -105,19 +107,6 @@ class CommitPlan:
         return {p.blueprint.key: p.id for p in self.wanted}
 
 
-def asset_id(workspace: WorkspaceId, key: AssetKey, incarnation: int) -> AssetId:
-    """Return the physical name of an asset.
-
-    It has at most 63 + 1 + 9 + 1 + 32 + 1 + 19 = 126 characters; Kafka allows 249.
-    """
-    return AssetId(f"{workspace}.{key.kind}.{key.identity}.{incarnation}")
-
-
-def incarnation_of(id_: AssetId) -> int:
-    """Return the incarnation in a physical name."""
-    return int(id_.rpartition(".")[2])
-
-
 def plan_commit(
     facts: BankFacts,
     compiled: Compiled,
@@ -161,7 +150,8 @@ def plan_commit(
         why = reasons.why_leaving(blueprint)
         entries.append(_leaving(facts, id_, blueprint, why, allow_data_loss=allow_data_loss))
     losses += [_loss(entry) for entry in entries if entry.loses_rows]
-    return CommitPlan(wanted, tuple(entries), (*notices, *losses))
+    changes = source_changes(facts.before, compiled)
+    return CommitPlan(wanted, tuple(entries), (*notices, *changes, *losses))
 
 
 def with_replays(facts: BankFacts, compiled: Compiled) -> Compiled:

@@ -6,12 +6,14 @@ has none, because its rows are assembled when they are read. A keyed dataset tha
 has a table: the job that keeps every version for as-of reads.
 
 The compiler is a pure function of its arguments and invents no name and no number, so compiling the
-same definitions twice gives equal values.
+same definitions twice gives equal values. Which content a source dataset has depends on what its
+branch had before, so the caller may name it (`source_contents.py`); without a name it is the
+content that begins with the sources of the dataset.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 from fennel_core.blueprints import identity
 from fennel_core.blueprints.assembly import Assembly
@@ -23,12 +25,18 @@ from fennel_core.vocab.ids import DatasetName, Identity
 from fennel_core.wire.connectors import Source, WebhookEndpoint
 
 
-def compile_datasets(inputs: Sequence[DatasetInput], partitions: int) -> Compiled:
+def compile_datasets(
+    inputs: Sequence[DatasetInput],
+    partitions: int,
+    source_contents: Mapping[DatasetName, AssetKey] | None = None,
+) -> Compiled:
     """Compile validated datasets, given producers before consumers.
 
     `partitions` is the workspace's number of partitions: that of every topic and job.
+    `source_contents`: the topics of source datasets that continue a content, or begin another one.
     """
     assembly = Assembly(partitions)
+    named = source_contents or {}
     contents: dict[DatasetName, TopicContent] = {}
     datasets: list[LogicalDataset] = []
     sources: list[LogicalSource] = []
@@ -36,7 +44,9 @@ def compile_datasets(inputs: Sequence[DatasetInput], partitions: int) -> Compile
         assembly.dead_letters()
     for definition in inputs:
         if definition.pipeline is None:
-            topic: AssetKey | None = _add_source_topic(definition, assembly, sources)
+            topic: AssetKey | None = _add_source_topic(
+                definition, named.get(definition.dataset.name), assembly, sources
+            )
             writer = None
         else:
             dataset = definition.dataset
@@ -67,17 +77,21 @@ def compile_datasets(inputs: Sequence[DatasetInput], partitions: int) -> Compile
 
 
 def _add_source_topic(
-    definition: DatasetInput, assembly: Assembly, sources: list[LogicalSource]
+    definition: DatasetInput,
+    topic: AssetKey | None,
+    assembly: Assembly,
+    sources: list[LogicalSource],
 ) -> AssetKey:
     """Add the topic of a source dataset; per webhook endpoint, add a binding and the job that
-    recomputes its rows. Return the topic.
+    recomputes its rows. Return the topic. `topic` None: the content begins with its sources.
     """
     dataset = definition.dataset
     named = [
         (identity.source_identity(s, dataset.schema, dataset.version), s)
         for s in definition.sources
     ]
-    topic = identity.source_topic([i for i, _ in named], dataset.schema, dataset.version)
+    if topic is None:
+        topic = identity.source_topic((i for i, _ in named), dataset.schema, dataset.version)
     assembly.add_topic(topic, dataset.name, dataset.name)
     for i, s in named:
         if isinstance(s.table, WebhookEndpoint):

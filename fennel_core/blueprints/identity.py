@@ -20,15 +20,16 @@ co-partitioned inputs agree on it and no setting renames an asset; the digests o
 same under every Python. Classes and fields are hashed
 under their stored names (`stored_names.py`), so renaming them in Python changes no identity.
 
-The sources of a dataset are part of the identity of its topic: another set of sources is another
-topic.
+The content of a source dataset is named by its schema, its version and the sources that it *began*
+with. A branch that adds or removes a source goes on with the same content under the same name, as
+`source_contents.py` decides.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import is_dataclass
 from typing import Any, Final
 
@@ -55,9 +56,15 @@ def source_identity(source: Source, schema: Schema, version: int) -> Identity:
     return _hash("source", source_logic(source).decode(), _logic(schema), version, START)
 
 
-def source_topic(sources: Sequence[Identity], schema: Schema, version: int) -> AssetKey:
-    """Return the key of the topic with the content of a source dataset."""
-    return AssetKey(AssetKind.TOPIC, _hash("sourced", sorted(sources), _logic(schema), version))
+def source_topic(
+    sources: Iterable[Identity], schema: Schema, version: int, number: int = 0
+) -> AssetKey:
+    """Return the key of the topic with the content of a source dataset that begins with `sources`.
+
+    `number` distinguishes contents that began with the same sources: 0 for the first.
+    """
+    parts = ["sourced", sorted(sources), _logic(schema), version, *([number] if number else [])]
+    return AssetKey(AssetKind.TOPIC, _hash(*parts))
 
 
 def raw_topic(webhook: str, endpoint: str) -> AssetKey:

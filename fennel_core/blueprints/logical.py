@@ -160,5 +160,10 @@ class Compiled:
         assert len(set(written)) == len(written), "a topic has one writer, besides source replays"
 
     @property
+    def source_contents(self) -> dict[DatasetName, AssetKey]:
+        """The topic of each source dataset."""
+        return {d.name: d.topic for d in self.datasets if d.is_source and d.topic is not None}
+
+    @property
     def blueprints(self) -> tuple[Blueprint, ...]:
         return (*self.topics, *self.jobs)

@@ -8,9 +8,12 @@ that of a new asset that was computed from everything accepted:
 - The topic of a source dataset: if it missed no row. Ingest wrote to it as long as it wrote to the
   raw topics of its endpoints, so it missed none if all of these were released together with it and
   have been retained since. Otherwise its endpoint may have accepted rows in the meantime; the topic
-  stays retained, and a new one is computed from the raw requests.
+  stays retained, and a new one is computed from the raw requests. The same is done if it has rows
+  of sources that it did not begin with (`source_contents.py`).
 - A job with its replaylog and the topics that it writes: if it goes on with the very topics that it
-  read before, by physical name. It continues at its offsets, so it misses nothing either.
+  read before, by physical name. It continues at its offsets, so it misses nothing either. A source
+  replay is revived together with its dataset's topic only: a source that is added again to a topic
+  that is alive brings rows from that commit on.
 """
 
 from __future__ import annotations
@@ -20,6 +23,7 @@ from dataclasses import dataclass
 
 from fennel_core.blueprints.logical import AssetKey, AssetKind, Compiled, LogicalJob
 from fennel_core.blueprints.spec import Job
+from fennel_core.operators.spec import SourceReplaySpec
 from fennel_core.vocab.ids import AssetId, TopicName
 
 
@@ -28,12 +32,14 @@ class RetainedAsset:
     """An asset without a holder that a commit may revive.
 
     `since_us`: when it was released; equal for assets that were released together. `job`: what the
-    registry runs under its name, None for a topic.
+    registry runs under its name, None for a topic. `sources_changed`: the content of a source
+    dataset that was continued with other sources than it began with.
     """
 
     id: AssetId
     since_us: int
     job: Job | None
+    sources_changed: bool = False
 
 
 def revivable(
@@ -60,6 +66,8 @@ def revivable(
         # Of the topics that it writes, those of source datasets are revived above or not at all.
         own = {job.replaylog, *(o.topic for o in job.outputs)} - sources
         its = {key: candidates[key] for key in own if key in candidates}
+        if isinstance(job.step, SourceReplaySpec) and job.outputs[0].topic in alive:
+            continue
         if job.key in candidates and _continues(job, candidates[job.key].job, names, its):
             for key in (job.key, job.replaylog, *(o.topic for o in job.outputs)):
                 names.setdefault(key, retained[key].id)
@@ -74,7 +82,7 @@ def _missed_nothing(
 ) -> bool:
     """Return whether every endpoint of the topic was released together with it."""
     raws = {source.raw_topic for source in compiled.sources if source.topic == topic}
-    return all(
+    return not retained[topic].sources_changed and all(
         raw in retained
         and names.get(raw) == retained[raw].id
         and retained[raw].since_us == retained[topic].since_us

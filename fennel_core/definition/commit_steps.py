@@ -36,6 +36,7 @@ from fennel_core.ledger import commit_protocol
 from fennel_core.ledger.commit_protocol import (
     BranchBusy,
     BranchMoved,
+    ContentsMoved,
     branch_occupant,
     create_assets,
     fail_commit,
@@ -98,9 +99,16 @@ class CommitSteps:
         """Return the plan of a commit without changing anything."""
         checked = (await self.checker.check(request)).definitions
         known = await self.context.ledger.run(lambda tx: tx.partition_count(request.workspace))
-        compiled = await asyncio.to_thread(
-            compile_definitions, checked.definitions, known or self._new_workspace_partitions
+        partitions = known or self._new_workspace_partitions
+        definitions = checked.definitions
+        compiled = await asyncio.to_thread(compile_definitions, definitions, partitions)
+        contents = await commit_protocol.draft_contents(
+            self.context, request.workspace, request.branch, compiled
         )
+        if contents != compiled.source_contents:
+            compiled = await asyncio.to_thread(
+                compile_definitions, definitions, partitions, contents
+            )
         plan = await commit_protocol.preview(
             self.context,
             request.workspace,
@@ -181,6 +189,10 @@ class CommitSteps:
                     checked = await self.checker.rebase(row, body, target)
                     compiled = await asyncio.to_thread(
                         compile_definitions, checked.definitions, partitions
+                    )
+                case ContentsMoved(contents):
+                    compiled = await asyncio.to_thread(
+                        compile_definitions, checked.definitions, partitions, contents
                     )
                 case BranchBusy(other):
                     waited = self.context.now() - began + (waited_seconds or 0.0)

@@ -7,13 +7,13 @@ user can fix them in one go. `compile_definitions` requires validated definition
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.compiler_input import DatasetInput, PipelineInput, TypedOperator
 from fennel_core.blueprints.job_check import jobs_that_cannot_be_built
-from fennel_core.blueprints.logical import Compiled
+from fennel_core.blueprints.logical import AssetKey, Compiled
 from fennel_core.blueprints.notices import definition_notices
 from fennel_core.blueprints.plan_entries import Notice
 from fennel_core.definition.errors import (
@@ -29,7 +29,7 @@ from fennel_core.graph.rebase import rebase_full, rebase_incremental
 from fennel_core.graph.topological_order import dataset_order
 from fennel_core.ledger.errors import CommitConflict
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import BranchName, CommitId
+from fennel_core.vocab.ids import BranchName, CommitId, DatasetName
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.entities import Dataset, IndexSide, SyncRequest
@@ -211,9 +211,17 @@ def window_specs_error(
     return problems_error([*missing, *others]) if others else failure
 
 
-def compile_definitions(definitions: ValidDefinitions, partitions: int) -> Compiled:
-    """Return the blueprints of validated definitions."""
-    return compile_datasets(dataset_inputs(definitions.graph), partitions)
+def compile_definitions(
+    definitions: ValidDefinitions,
+    partitions: int,
+    source_contents: Mapping[DatasetName, AssetKey] | None = None,
+) -> Compiled:
+    """Return the blueprints of validated definitions.
+
+    `source_contents`: the topics of source datasets, if they are not those that begin with the
+    present sources.
+    """
+    return compile_datasets(dataset_inputs(definitions.graph), partitions, source_contents)
 
 
 def dataset_inputs(graph: Graph) -> list[DatasetInput]:

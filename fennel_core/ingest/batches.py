@@ -46,6 +46,8 @@ REASON_HEADER = "reason"
 ROWS_PER_TRANSACTION = 1 << 32
 ADDED = pl.Series(SIGN, [1], dtype=pl.Int8)
 PRESENT = pl.Series(IS_TOMBSTONE, [False])
+Feed = tuple[Identity, TopicName]
+"""A source and a topic that it feeds: several, if branches share the source but not the dataset."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,8 +116,8 @@ def build_transaction(
     `server` is this process's number in positions.
     """
     messages: list[ProducerRecord] = []
-    taken: dict[Identity, list[tuple[int, pl.DataFrame]]] = {}
-    targets: dict[Identity, EndpointTarget] = {}
+    taken: dict[Feed, list[tuple[int, pl.DataFrame]]] = {}
+    targets: dict[Feed, EndpointTarget] = {}
     discarded: list[LateRows] = []
     raw = _RawRecords()
     first = 0
@@ -132,16 +134,16 @@ def build_transaction(
             if late is not None:
                 discarded.append(late)
             if len(frame.frame):
-                targets[binding.identity] = entry.target
-                taken.setdefault(binding.identity, []).append(
+                targets[_feed(binding)] = entry.target
+                taken.setdefault(_feed(binding), []).append(
                     (request.round_robin, _versions(frame, binding.schema, positions))
                 )
         if request.count:
             raw.add(request, _raw_request(request, judged, start, positions))
     messages += raw.messages()
     accepted = []
-    for identity, parts in taken.items():
-        target = targets[identity]
+    for feed, parts in taken.items():
+        target = targets[feed]
         messages += _typed_messages(target, parts)
         accepted.append(_accepted(target.binding, [part for _, part in parts]))
     dead = tuple(
@@ -156,6 +158,10 @@ def build_transaction(
         tuple(accepted),
         dead,
     )
+
+
+def _feed(binding: SourceBinding) -> Feed:
+    return binding.identity, binding.topic
 
 
 def _accepted(binding: SourceBinding, parts: Sequence[pl.DataFrame]) -> AcceptedRows:
@@ -327,11 +333,14 @@ def _advances(
         e.target.binding.identity: e.target.binding for request in requests for e in request.entries
     }
     latest = {a.binding.identity: a.latest_us for a in accepted}
-    dropped: dict[Identity, int] = {}
+    dropped: dict[Feed, int] = {}
     for late in discarded:
-        dropped[late.binding.identity] = dropped.get(late.binding.identity, 0) + late.rows
+        feed = _feed(late.binding)
+        dropped[feed] = dropped.get(feed, 0) + late.rows
+    # A source drops the same rows for each of its topics.
+    late_rows = {identity: rows for (identity, _), rows in dropped.items()}
     advances = [
-        SourceAdvance(identity, latest.get(identity), dropped.get(identity, 0))
+        SourceAdvance(identity, latest.get(identity), late_rows.get(identity, 0))
         for identity in bindings
     ]
     return tuple(

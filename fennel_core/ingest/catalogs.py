@@ -1,10 +1,11 @@
 """Cache the routing of each workspace: which datasets an endpoint feeds, over all branches.
 
 `log` writes to every branch that has a source on the endpoint. Equal definitions of several
-branches have one identity and one topic, so they are written once. The cache may be stale for as
-long as a notification takes; the stamp of each transaction carries the version that was current
-when it was taken (`store.TransactionStart.version`), and rows prepared under an older version are
-prepared again.
+branches have one identity and mostly one topic, so they are written once. A branch that added or
+removed sources may have another topic for the same source, which is written, too. The cache may be
+stale for as long as a notification takes; the stamp of each transaction carries the version that
+was current when it was taken (`store.TransactionStart.version`), and rows prepared under an older
+version are prepared again.
 """
 
 from __future__ import annotations
@@ -17,7 +18,14 @@ from dataclasses import dataclass
 from fennel_core.blueprints.spec import Catalog, DatasetView, SourceBinding
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.ingest.store import Branches, CatalogDirectory, CatalogVersion
-from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, Identity, WorkspaceId
+from fennel_core.vocab.ids import (
+    BranchName,
+    CommitId,
+    DatasetName,
+    Identity,
+    TopicName,
+    WorkspaceId,
+)
 
 WORKSPACES_KEPT = 1000
 Endpoint = tuple[str, str]
@@ -44,22 +52,23 @@ class RoutingTable:
 
 
 def routing_table(branches: Branches) -> RoutingTable:
-    """Build the routing table of a workspace; branches with equal identities share a target.
+    """Build the routing table of a workspace; equal sources of one topic share a target.
 
     Targets are in the order of branches and of their catalogs.
     """
-    found: dict[Endpoint, dict[Identity, EndpointTarget]] = {}
+    found: dict[Endpoint, dict[tuple[Identity, TopicName], EndpointTarget]] = {}
     for branch in branches.branches:
         for binding in branch.catalog.sources:
             targets = found.setdefault((binding.webhook, binding.endpoint), {})
-            known = targets.get(binding.identity)
+            feed = (binding.identity, binding.topic)
+            known = targets.get(feed)
             names = (
                 known.branches | {branch.branch}
                 if known is not None
                 else frozenset({branch.branch})
             )
             erased = tuple(branches.erased.get(binding.dataset, ()))
-            targets[binding.identity] = EndpointTarget(
+            targets[feed] = EndpointTarget(
                 known.binding if known is not None else binding,
                 branch.catalog.partitions,
                 names,

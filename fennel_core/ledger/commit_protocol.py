@@ -19,7 +19,7 @@ waits for B's job and moves reads; destruction then removes what only the old ve
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final
@@ -34,7 +34,7 @@ from fennel_core.blueprints.commit_plan import (
     recomputed,
     with_replays,
 )
-from fennel_core.blueprints.logical import AssetKind, Compiled, LogicalJob
+from fennel_core.blueprints.logical import AssetKey, AssetKind, Compiled, LogicalJob
 from fennel_core.blueprints.plan_entries import Notice, PlanAction, PlanRecord
 from fennel_core.blueprints.plan_text import entry_line
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
@@ -42,6 +42,12 @@ from fennel_core.blueprints.source_replays import all_keys
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.audit_log import AssetAction, log_steps
+from fennel_core.ledger.content_choice import (
+    catalog_of,
+    check_contents_at_switch,
+    due_contents,
+    mark_changed_contents,
+)
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.errors import (
     AssetNotCreated,
@@ -78,7 +84,15 @@ from fennel_core.ledger.transitions import (
 )
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Millis, TopicName, WorkspaceId
+from fennel_core.vocab.ids import (
+    AssetId,
+    BranchName,
+    CommitId,
+    DatasetName,
+    Millis,
+    TopicName,
+    WorkspaceId,
+)
 
 log = logger(__name__)
 UNNAMED_INCARNATION: Final = 0
@@ -90,16 +104,19 @@ UNNAMED_INCARNATION: Final = 0
 async def bank_facts(
     tx: LedgerTransaction,
     branch: Branch,
+    before: Catalog | None,
     compiled: Compiled,
     incarnation: int,
     amounts: TopicAmounts,
 ) -> BankFacts:
-    """Read the planner's input; a plan that will be executed needs the workspace's lock."""
+    """Read the planner's input; a plan that will be executed needs the workspace's lock.
+
+    `before` is the catalog of the branch.
+    """
     mine = await tx.bank.references(branch.workspace, branch.name)
     unshared = await tx.bank.unheld(mine, ignoring=branch.name)
     alive = await tx.bank.alive(branch.workspace, all_keys(compiled))
     leaving = await tx.bank.assets(set(mine) - set(alive.values()))
-    catalog = None if branch.target is None else await tx.catalog(branch.target)
     missing = [key for key in all_keys(compiled) if key not in alive]
     return BankFacts(
         workspace=branch.workspace,
@@ -108,7 +125,7 @@ async def bank_facts(
         mine=frozenset(mine),
         leaving={asset.id: asset.blueprint for asset in leaving},
         shared=frozenset(mine) - frozenset(unshared),
-        before=None if catalog is None else stored_names.loads(catalog, Catalog),
+        before=before,
         retained=await tx.retained(branch.workspace, missing) if missing else {},
         grace_ms=tx.destroy_grace_ms,
         amounts=amounts,
@@ -119,7 +136,20 @@ async def _draft_facts(
     tx: LedgerTransaction, workspace: WorkspaceId, name: BranchName, compiled: Compiled
 ) -> BankFacts:
     branch = await open_branch(tx, workspace, name)
-    return await bank_facts(tx, branch, compiled, UNNAMED_INCARNATION, TopicAmounts())
+    before = await catalog_of(tx, branch.target)
+    return await bank_facts(tx, branch, before, compiled, UNNAMED_INCARNATION, TopicAmounts())
+
+
+async def draft_contents(
+    context: LedgerContext, workspace: WorkspaceId, name: BranchName, compiled: Compiled
+) -> Mapping[DatasetName, AssetKey]:
+    """Return the topic that each source dataset would have if the commit were planned now."""
+
+    async def draft(tx: LedgerTransaction) -> Mapping[DatasetName, AssetKey]:
+        branch = await open_branch(tx, workspace, name)
+        return await due_contents(tx, branch, await catalog_of(tx, branch.target), compiled)
+
+    return await context.ledger.run(draft)
 
 
 def _check_data_loss(row: Commit, commit_plan: CommitPlan) -> None:
@@ -178,6 +208,13 @@ class BranchBusy:
     commit: CommitId
 
 
+@dataclass(frozen=True, slots=True)
+class ContentsMoved:
+    """T1 was not run: the definitions must be compiled with these topics of source datasets."""
+
+    source_contents: Mapping[DatasetName, AssetKey]
+
+
 async def branch_occupant(tx: LedgerTransaction, row: Commit) -> CommitId | None:
     """Return the commit of the row's branch that is between T1 and T2, if there is one."""
     for other in await tx.open_commit_rows(row.workspace):
@@ -194,7 +231,7 @@ async def reserve(
     *,
     base: CommitId | None,
     notices: Sequence[Notice] = (),
-) -> Commit | BranchMoved | BranchBusy:
+) -> Commit | BranchMoved | BranchBusy | ContentsMoved:
     """Run T1: plan under the lock, add the assets to create, and reserve every asset of the plan.
 
     `merged` is the SyncRequest of the new version, `base` the version of the branch that it was
@@ -211,7 +248,9 @@ async def reserve(
         )
         amounts = await measure_topics(context, draft, with_replays(draft, compiled))
 
-    async def plan_and_reserve(tx: LedgerTransaction) -> Commit | BranchMoved | BranchBusy:
+    async def plan_and_reserve(
+        tx: LedgerTransaction,
+    ) -> Commit | BranchMoved | BranchBusy | ContentsMoved:
         row = await locked_commit_row(tx, id_)
         if row.state is not CommitState.RECEIVED:
             return row
@@ -222,8 +261,12 @@ async def reserve(
         occupant = await branch_occupant(tx, row)
         if occupant is not None:
             return BranchBusy(occupant)
+        before = await catalog_of(tx, base)
+        due = await due_contents(tx, branch, before, compiled)
+        if due != compiled.source_contents:
+            return ContentsMoved(due)
         incarnation = await tx.bank.next_incarnation()
-        facts = await bank_facts(tx, branch, compiled, incarnation, amounts)
+        facts = await bank_facts(tx, branch, before, compiled, incarnation, amounts)
         needed = with_replays(facts, compiled)
         commit_plan = plan_commit(
             facts, needed, notices, allow_data_loss=row.options.allow_data_loss
@@ -237,6 +280,7 @@ async def reserve(
                 for p in commit_plan.create
             ]
         )
+        await mark_changed_contents(tx, before, compiled, commit_plan.ids())
         wanted = [p.id for p in commit_plan.wanted]
         await tx.bank.reserve(id_, wanted)
         # An adopted asset may still be pending in another commit: this commit creates it too.
@@ -367,8 +411,8 @@ async def _record_created(
 async def switch(context: LedgerContext, id_: CommitId) -> Commit:
     """Run T2, the commit point: the branch's target becomes this commit.
 
-    Raises CommitConflict, BranchNotFound or WorkspaceNotFound if the branch has changed; the commit
-    is then undoing.
+    Raises CommitConflict, BranchNotFound or WorkspaceNotFound if the branch has changed, and
+    CommitConflict if it was cloned while its content got other sources; the commit is then undoing.
     """
 
     async def move_target(tx: LedgerTransaction) -> tuple[Commit, list[Asset]]:
@@ -381,6 +425,7 @@ async def switch(context: LedgerContext, id_: CommitId) -> Commit:
             # The branch was deleted and created again: T1 excludes other commits.
             raise CommitConflict(row.branch)
         new_jobs = await _reference_reserved(tx, row)
+        await check_contents_at_switch(tx, row)
         released = await _release_unserved_target(tx, branch)
         await tx.update_branch(Branch(branch.workspace, branch.name, id_, branch.serving))
         await apply_commit_event(tx, row, CommitEvent.SWITCH)

@@ -12,7 +12,7 @@ from typing import TypeVar
 
 from fennel_core.bank.memory import MemoryBank
 from fennel_core.bank.store import AssetState
-from fennel_core.blueprints.commit_plan import incarnation_of
+from fennel_core.blueprints.asset_names import incarnation_of
 from fennel_core.blueprints.logical import AssetKey
 from fennel_core.blueprints.plan_entries import PlanRecord
 from fennel_core.blueprints.revival import RetainedAsset
@@ -394,7 +394,12 @@ class MemoryLedgerTransaction:
             if (asset.workspace, asset.state) == (workspace, AssetState.RETAINED):
                 row = self.jobs.get(JobId(asset.id))
                 since_us = self.grace[asset.id].since_ms * 1000
-                found[asset.key] = RetainedAsset(asset.id, since_us, row.spec if row else None)
+                found[asset.key] = RetainedAsset(
+                    asset.id,
+                    since_us,
+                    row.spec if row else None,
+                    asset.id in self.bank.changed_sources,
+                )
         return {key: asset for key, asset in found.items() if key in wanted}
 
     async def released(self, workspace: WorkspaceId | None = None) -> list[ReleasedAsset]:

@@ -13,7 +13,7 @@ from psycopg.types.json import Jsonb
 from psycopg_pool import PoolTimeout
 
 from fennel_core.blueprints import stored_names
-from fennel_core.blueprints.commit_plan import incarnation_of
+from fennel_core.blueprints.asset_names import incarnation_of
 from fennel_core.blueprints.plan_entries import PlanRecord, decode_record, encode_record
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import workspaces

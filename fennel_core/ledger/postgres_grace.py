@@ -29,7 +29,7 @@ CONFIRM = """
 """
 RETAINED = """
     SELECT DISTINCT ON (a.kind, a.identity) a.kind, a.identity, a.id,
-        (extract(epoch FROM a.retained_at) * 1000000)::bigint, j.spec
+        (extract(epoch FROM a.retained_at) * 1000000)::bigint, j.spec, a.sources_changed
     FROM asset a JOIN unnest(%(kinds)s::text[], %(identities)s::text[]) AS w (kind, identity)
         USING (kind, identity)
     LEFT JOIN job j ON j.id = a.id
@@ -96,9 +96,12 @@ class GracePeriods:
         }
         return {
             AssetKey(AssetKind(kind), Identity(identity)): RetainedAsset(
-                AssetId(id_), since, None if spec is None else stored_names.loads(bytes(spec), Job)
+                AssetId(id_),
+                since,
+                None if spec is None else stored_names.loads(bytes(spec), Job),
+                changed,
             )
-            for kind, identity, id_, since, spec in await self._rows(RETAINED, values)
+            for kind, identity, id_, since, spec, changed in await self._rows(RETAINED, values)
         }
 
     async def released(self, workspace: WorkspaceId | None = None) -> list[ReleasedAsset]:

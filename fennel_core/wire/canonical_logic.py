@@ -73,6 +73,11 @@ def source_logic(source: Source) -> bytes:
     return _bytes({**NAMES.fields_of(source), "every_us": None, "dataset": None, "version": None})
 
 
+def table_logic(source: Source) -> bytes:
+    """Return what a source reads: an endpoint, or a table or folder of a database."""
+    return _bytes(source.table)
+
+
 def sink_logic(sink: Sink) -> bytes:
     """Return which rows a sink writes and where, but not how often."""
     return _bytes({**NAMES.fields_of(sink), "every_us": None, "dataset": None, "version": None})

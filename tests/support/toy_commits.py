@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fennel_core.blueprints import stored_names
+from fennel_core.blueprints.identity import source_topic
 from fennel_core.blueprints.logical import (
     AssetKey,
     AssetKind,
@@ -41,7 +42,12 @@ def toy(*words: str, partitions: int = 2) -> Compiled:
         word = text.removesuffix("-")
         name, _, inputs = word.partition("<")
         read = [content[each] for each in inputs.split("+") if each]
-        identity = key(AssetKind.TOPIC, word, *(str(each.key.identity) for each in read))
+        shape = Schema((Field("key", Str()),), (Field(word, Int()),), "at")
+        identity = (
+            key(AssetKind.TOPIC, word, *(str(each.key.identity) for each in read))
+            if read
+            else source_topic((), shape, 1)
+        )
         dataset = name.partition("@")[0]
         topic = content[name] = LogicalTopic(identity, partitions, dataset, dataset)
         topics.append(topic)
@@ -59,7 +65,7 @@ def toy(*words: str, partitions: int = 2) -> Compiled:
             LogicalDataset(
                 DatasetName(topic.title),
                 1,
-                SCHEMA,
+                shape,
                 topic.key,
                 served_by,
                 served_by is not None,

@@ -61,6 +61,7 @@ CREATE TABLE asset (
     state       text NOT NULL,                         -- life cycle: ledger/lifecycle.py
     title       text NOT NULL,                         -- for people
     blueprint   bytea NOT NULL,                        -- canonical blueprints.logical.LogicalTopic or LogicalJob
+    sources_changed boolean NOT NULL DEFAULT false,    -- topic of a source dataset: it was continued with other sources (blueprints/source_contents.py)
     created_at  timestamptz NOT NULL DEFAULT now(),
     retained_at timestamptz,                           -- when the last holder released it, while it is retained
     destroy_after timestamptz,                         -- end of the grace period of a retained asset; null: it has no end

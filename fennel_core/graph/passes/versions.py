@@ -3,7 +3,8 @@
 Without this rule a commit could reset data or change a served value by accident. Logic is compared
 without comments, layout and metadata (`fennel_core.wire.canonical_logic`). A dataset's logic here
 is its schema, its sources and its pipeline; a change of its inputs requires a new version of those
-inputs only.
+inputs only. To add a source or to remove one is no such change: it affects which rows come, and not
+those that are there. Another definition of a source that stays is one.
 """
 
 from __future__ import annotations
@@ -19,15 +20,9 @@ from fennel_core.wire.canonical_logic import (
     extractor_logic,
     pipeline_logic,
     source_logic,
+    table_logic,
 )
-from fennel_core.wire.connectors import Source, WebhookEndpoint
 from fennel_core.wire.entities import Dataset, Extractor, PyFunc
-
-MOCK_WEBHOOK = "_internal_fennel_webhook"
-"""Name of the webhook that the client's mock adds as a source to every dataset it processes.
-
-It may appear in a later real commit of the same process, and is then not a change by the user.
-"""
 
 
 def require_new_version_on_change(graph: Graph, before: Graph | None) -> Iterator[Problem]:
@@ -60,21 +55,20 @@ def _difference(before: Graph, old: Dataset, after: Graph, new: Dataset) -> str 
         return None
     if dataset_logic(old) != dataset_logic(new):
         return _schema_difference(old, new)
-    if _sources(before, old.name) != _sources(after, new.name):
+    was, now = _sources(before, old.name), _sources(after, new.name)
+    if any(was[place] != now[place] for place in was.keys() & now.keys()):
         return "its source"
     if _pipelines(before, old.name) != _pipelines(after, new.name):
         return "its pipeline"
     return None
 
 
-def _sources(graph: Graph, dataset: str) -> list[bytes]:
-    return sorted(
-        source_logic(source) for source in graph.sources_of(dataset) if not _is_mock_source(source)
-    )
-
-
-def _is_mock_source(source: Source) -> bool:
-    return isinstance(source.table, WebhookEndpoint) and source.table.db.name == MOCK_WEBHOOK
+def _sources(graph: Graph, dataset: str) -> dict[bytes, list[bytes]]:
+    """Return the logic of the sources of a dataset, by what they read."""
+    found: dict[bytes, list[bytes]] = {}
+    for source in graph.sources_of(dataset):
+        found.setdefault(table_logic(source), []).append(source_logic(source))
+    return {place: sorted(sources) for place, sources in found.items()}
 
 
 def _parts(graph: Graph, dataset: Dataset) -> tuple[object, ...]:

@@ -54,6 +54,15 @@ async def test_retained_assets_are_found_by_key_and_those_released_together_have
     assert await ledger.run(lambda tx: tx.retained(WorkspaceId("other"), KEYS)) == {}
 
 
+async def test_a_retained_content_that_had_other_sources_says_so(ledger: Ledger) -> None:
+    ids = await live(ledger)
+    await ledger.run(lambda tx: tx.bank.mark_sources_changed(ids[1:2]))
+    assert await ledger.run(lambda tx: tx.bank.with_changed_sources(ids)) == {ids[1]}
+    await retain(ledger, ids, [])
+    found = await ledger.run(lambda tx: tx.retained(SHOP, KEYS))
+    assert {asset.id for asset in found.values() if asset.sources_changed} == {ids[1]}
+
+
 async def test_without_a_grace_period_everything_expires_at_once_but_what_is_kept(
     ledger: Ledger,
 ) -> None:

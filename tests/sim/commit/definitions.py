@@ -14,7 +14,10 @@ CODE = "def copy(cls, ds): return ds"
 
 @dataclass(frozen=True, slots=True)
 class Definition:
-    """A keyed dataset: a source, or (`reads`) a copy of another one without its field `drops`."""
+    """A keyed dataset: a source, or (`reads`) a copy of another one without its field `drops`.
+
+    `endpoints`: those that feed a source.
+    """
 
     name: str
     version: int
@@ -22,13 +25,20 @@ class Definition:
     reads: str | None = None
     drops: str | None = None
     description: str = ""
+    endpoints: tuple[str, ...] = ()
 
 
 Definitions = Mapping[str, Definition]
 
 
 def source(name: str) -> Definition:
-    return Definition(name, 1, ("a", "b", "c"))
+    return Definition(name, 1, ("a", "b", "c"), endpoints=(name,))
+
+
+def fed_by(definition: Definition, endpoint: str) -> Definition:
+    """Return the source with one endpoint more, or without it if it has it."""
+    endpoints = set(definition.endpoints) ^ {endpoint}
+    return replace(definition, endpoints=tuple(sorted(endpoints)))
 
 
 def derived(name: str, input_: Definition) -> Definition:
@@ -62,17 +72,18 @@ def _add(message: services_pb2.SyncRequest, definition: Definition) -> None:
     dataset.dsschema.timestamp = "at"
     dataset.pycode.core_code = dataset.pycode.source_code = f"class {definition.name}: pass"
     if definition.reads is None:
-        _add_source(message, definition)
+        for endpoint in definition.endpoints:
+            _add_source(message, definition, endpoint)
     else:
         _add_pipeline(message, definition, definition.reads)
 
 
-def _add_source(message: services_pb2.SyncRequest, definition: Definition) -> None:
+def _add_source(message: services_pb2.SyncRequest, definition: Definition, name: str) -> None:
     source_ = message.sources.add(dataset=definition.name, ds_version=definition.version)
     endpoint = source_.table.endpoint
     endpoint.db.name = endpoint.db.webhook.name = "app"
     endpoint.db.webhook.retention.seconds = endpoint.duration.seconds = 604_800
-    endpoint.endpoint = definition.name
+    endpoint.endpoint = name
     source_.disorder.seconds = 1_209_600
     source_.cdc = 1  # upsert
     if not message.extdbs:
@@ -135,6 +146,9 @@ def pulled(body: bytes | None) -> dict[str, Definition]:
         return {}
     message = services_pb2.SyncRequest.FromString(body)
     reads = {p.dataset_name: p.input_dataset_names[0] for p in message.pipelines}
+    endpoints: dict[str, list[str]] = {}
+    for source_ in message.sources:
+        endpoints.setdefault(source_.dataset, []).append(source_.table.endpoint.endpoint)
     drops = {o.dataset_name: o.drop.dropcols[0] for o in message.operators if o.HasField("drop")}
     return {
         d.name: Definition(
@@ -144,6 +158,7 @@ def pulled(body: bytes | None) -> dict[str, Definition]:
             reads.get(d.name),
             drops.get(d.name),
             d.metadata.description,
+            tuple(sorted(endpoints.get(d.name, ()))),
         )
         for d in message.datasets
     }

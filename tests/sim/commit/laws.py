@@ -64,6 +64,7 @@ class Laws:
             self._commits_follow_their_life_cycle(before, after)
         if before.branch_rows != after.branch_rows:
             self._branches_moved(before, after)
+            self._topics_belong_to_branches_with_the_same_sources(after)
         if before.bank != after.bank or before.branch_rows != after.branch_rows:
             self._references_are_the_versions(after)
         self._what_serves_is_live(after)
@@ -96,8 +97,41 @@ class Laws:
             if branch.target != old.target:
                 require(branch.target is not None, f"{key} lost its target")
                 self._no_update_is_lost(after, old, branch)
+                self._rows_are_kept(after, old, branch)
             if branch.serving != old.serving:
                 require(branch.serving == branch.target, f"{key} serves an old version")
+
+    def _topics_belong_to_branches_with_the_same_sources(
+        self, state: MemoryLedgerTransaction
+    ) -> None:
+        """No branch reads rows of a source that only another branch has.
+
+        What a branch serves besides its target is replaced soon, and is fed like the target.
+        """
+        readers: dict[str, tuple[str, frozenset[str]]] = {}
+        for branch in state.branch_rows.values():
+            if branch.target is None:
+                continue
+            for (name, topic), feeds in sources_by_topic(state, branch.target).items():
+                reader = f"{branch.name}.{name}"
+                other, others = readers.setdefault(topic, (reader, feeds))
+                require(feeds == others, f"{reader} and {other} share {topic} with other sources")
+
+    def _rows_are_kept(self, state: MemoryLedgerTransaction, old: Branch, new: Branch) -> None:
+        """A source dataset with the same version and schema keeps its topic.
+
+        Not if its sources changed while another branch may have shared it.
+        """
+        if old.target is None or new.target is None:
+            return
+        was, now = (sources_by_topic(state, version) for version in (old.target, new.target))
+        forms = [versions(_merged(state, version)) for version in (old.target, new.target)]
+        before = {name: (topic, feeds) for (name, topic), feeds in was.items()}
+        for (name, topic), feeds in now.items():
+            if name not in before or forms[0][name] != forms[1][name]:
+                continue
+            if before[name][1] == feeds or new.workspace not in self._world.cloned:
+                require(topic == before[name][0], f"{new.target} dropped the rows of {name}")
 
     def _no_update_is_lost(self, state: MemoryLedgerTransaction, old: Branch, new: Branch) -> None:
         """Compare a new version with the one before, what was sent, and what its server read."""
@@ -238,6 +272,18 @@ class Laws:
                     outcome.state not in COMMITTED,
                     f"{id_} was answered `nothing changed` and is {outcome.state}",
                 )
+
+
+def sources_by_topic(
+    state: MemoryLedgerTransaction, version: CommitId
+) -> dict[tuple[str, str], frozenset[str]]:
+    """Return the sources of each source dataset of a version, by its name and topic."""
+    catalog = catalog_of(state.blobs[version, "catalog"])
+    return {
+        (d.name, d.topic): frozenset(s.identity for s in catalog.sources if s.dataset == d.name)
+        for d in catalog.datasets
+        if d.is_source and d.topic is not None
+    }
 
 
 def _merged(state: MemoryLedgerTransaction, commit: CommitId | None) -> bytes | None:

@@ -15,7 +15,9 @@ from typing import Any
 
 import pytest
 
+from fennel_core.blueprints import source_contents
 from fennel_core.definition import commit_service, commit_steps
+from fennel_core.ledger import commit_protocol
 from fennel_core.ledger.commit_protocol import reject_commit, reserve
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.reconcile import nothing_runs
@@ -94,6 +96,24 @@ def test_saying_that_nothing_changed_without_looking_is_caught(
 
     monkeypatch.setattr(commit_service, "reject_commit", without_looking)
     assert "answered `nothing changed`" in caught(4)
+
+
+def test_a_shared_content_that_gets_other_sources_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def unchecked(*_: object) -> None:
+        return None
+
+    monkeypatch.setattr(source_contents, "_is_sole", lambda *_: True)
+    monkeypatch.setattr(commit_protocol, "check_contents_at_switch", unchecked)
+    assert "with other sources" in caught(4)
+
+
+def test_a_dataset_that_loses_its_rows_when_a_source_is_added_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(source_contents, "_is_sole", lambda *_: False)
+    assert "dropped the rows" in caught(12)
 
 
 def test_a_lease_that_is_not_kept_while_a_step_works_is_caught(

@@ -56,6 +56,7 @@ from tests.sim.commit.airflow import ModelAirflow, SimAirflowOrchestrator
 from tests.sim.commit.definitions import (
     Definition,
     derived,
+    fed_by,
     pulled,
     request,
     source,
@@ -111,6 +112,7 @@ class PoisonableBank(MemoryBank):
             copied.rows,
             copied.reservations,
             copied.refs,
+            copied.changed_sources,
             self.poisoned,
         )
 
@@ -155,6 +157,7 @@ class World:
     assets_of: dict[CommitId, frozenset[str]] = field(default_factory=dict)
     responses: list[tuple[CommitId, str]] = field(default_factory=list)
     poisoned: set[AssetId] = field(default_factory=set)
+    cloned: set[WorkspaceId] = field(default_factory=set)
     broken: LawViolated | None = None
 
     def __post_init__(self) -> None:
@@ -302,7 +305,9 @@ class World:
         """Return the changed definitions, and the whole set of definitions after the change."""
         changed: dict[str, Definition] = {}
         whole = dict(view)
-        kind = self.random.choice(["add", "add", "derive", "widen", "describe", "remove", "same"])
+        kind = self.random.choice(
+            ["add", "add", "derive", "widen", "describe", "remove", "same", "feed", "feed"]
+        )
         if kind == "add" or not view:
             changed[new] = source(new)
         elif kind == "derive":
@@ -311,6 +316,10 @@ class World:
         elif kind == "widen":
             name = self.random.choice(sorted(view))
             self._widen(view, view[name], new.lower(), changed)
+        elif kind == "feed":
+            name = self.random.choice(sorted(view))
+            if view[name].reads is None:
+                changed[name] = fed_by(view[name], self.random.choice(["extra", name]))
         elif kind == "describe":
             name = self.random.choice(sorted(view))
             changed[name] = replace(view[name], description=new)
@@ -350,6 +359,7 @@ class World:
             work = branches.delete_branch(context, workspace, EXPERIMENT)
         else:
             self.record(f"{workspace}/{EXPERIMENT} is cloned")
+            self.cloned.add(workspace)
             work = branches.clone_branch(context, workspace, EXPERIMENT, MAIN_BRANCH)
         await asyncio.wait([server.process.spawn(work)])
 

@@ -6,7 +6,7 @@ import pytest
 
 from fennel_core.graph.passes.supersets import keep_features
 from fennel_core.graph.passes.versions import require_new_version_on_change
-from fennel_core.wire.connectors import Webhook
+from fennel_core.wire.connectors import Source
 from fennel_core.wire.entities import PyFunc
 from fennel_core.wire.operators import Aggregate
 from tests.support.commit_graphs import (
@@ -65,32 +65,20 @@ def test_changed_metadata_and_operator_ids_need_no_new_version():
     assert list(require_new_version_on_change(after, before)) == []
 
 
-def test_the_source_added_by_the_clients_mock_is_not_a_change():
+def test_a_source_may_be_added_or_removed_and_needs_a_new_version_to_be_changed():
+    """The client's mock adds a source of its own to every dataset that it processes."""
     before = graph("operators")
     orders = before.sources[0]
-    hidden = replace(
-        orders,
-        table=replace(
-            orders.table,
-            db=Webhook("_internal_fennel_webhook", 0),
-            endpoint="_internal_Orders_endpoint",
-        ),
-    )
-    assert (
-        list(
-            require_new_version_on_change(
-                replace(before, sources=(*before.sources, hidden)), before
-            )
-        )
-        == []
-    )
-    other = replace(hidden, table=replace(orders.table, endpoint="Others"))
-    assert [
-        p.entity
-        for p in require_new_version_on_change(
-            replace(before, sources=(*before.sources, other)), before
-        )
-    ] == ["Orders"]
+    other = replace(orders, table=replace(orders.table, endpoint="Others"))
+
+    def refused(*sources: Source) -> list[str]:
+        after = replace(before, sources=(*sources, *before.sources[1:]))
+        return [p.entity for p in require_new_version_on_change(after, before)]
+
+    assert refused(orders, other) == refused(other) == refused() == []
+    later = replace(orders, disorder_us=orders.disorder_us + 1)
+    assert refused(later) == refused(later, other) == ["Orders"]
+    assert refused(replace(orders, every_us=5)) == []
 
 
 def _renamed(kind):

@@ -121,6 +121,43 @@ async def test_an_unknown_endpoint_is_reloaded_before_it_is_refused(world: World
     assert (await server.log(WORKSPACE, MAIN, body(**ANN))).rows == 1
 
 
+async def test_a_removed_endpoint_is_refused_by_name_without_a_notification(world: World) -> None:
+    world.commit("1", main=catalog(binding(), binding(identity="more", endpoint="f")))
+    server = world.server()
+    await server.log(WORKSPACE, MAIN, body(**ANN))
+    world.commit("2", main=catalog(binding(identity="more", endpoint="f")))
+    with pytest.raises(ApiError, match="Webhook endpoint hook_e not found") as unknown:
+        await server.log(WORKSPACE, MAIN, body(**ANN))
+    assert (unknown.value.status, unknown.value.code) == (404, "endpoint-unknown")
+    assert len(world.rows("w.topic.users.1")) == 1
+
+
+async def test_two_endpoints_of_one_dataset_both_arrive_on_its_topic(world: World) -> None:
+    one, two = binding(), replace(binding(identity="two", endpoint="f"), webhook="other")
+    world.commit(main=catalog(one, replace(two, topic=one.topic)))
+    server = world.server()
+    await server.log(WORKSPACE, MAIN, body(**ANN))
+    other = {"webhook": "other", "endpoint": "f", "data": ANN | {"user": ["bob"]}}
+    await server.log(WORKSPACE, MAIN, json.dumps(other).encode())
+    assert {r["user"] for r in world.rows(one.topic)} == {"ann", "bob"}
+
+
+async def test_a_source_feeds_the_topic_of_every_branch_that_has_it(world: World) -> None:
+    """Branches share the source, and not the dataset that one of them added a source to."""
+    mine = binding()
+    theirs = replace(mine, topic=TopicName("w.topic.theirs.1"))
+    world.commit(main=catalog(mine), dev=catalog(theirs))
+    server = world.server()
+    await server.log(WORKSPACE, MAIN, body(**ANN))
+    for name in (mine.topic, theirs.topic):
+        assert [r["user"] for r in world.rows(name)] == ["ann"]
+    day_ms = DAY_US // 1000
+    old = ANN | {"at": [AT - 100 * day_ms]}
+    await server.log(WORKSPACE, MAIN, body(**ANN | {"at": [AT + 1]}))
+    await server.log(WORKSPACE, MAIN, body(**old))
+    assert world.clock.discarded[mine.identity] == 1, "a late row is counted once"
+
+
 async def test_rows_prepared_under_old_definitions_are_prepared_again(world: World) -> None:
     world.commit("1", main=catalog(binding(identity="old")))
     server = world.server()
