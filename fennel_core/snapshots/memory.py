@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import replace
 from datetime import datetime
 
 from fennel_core.snapshots.store import Pointer
@@ -41,6 +42,12 @@ class MemoryPointers:
 
     async def now(self) -> datetime:
         return self._now()
+
+    async def mark_incomplete(self, numbers: Collection[int], incomplete: bool) -> None:
+        self._rows = [
+            replace(row, incomplete=incomplete) if row.number in numbers else row
+            for row in self._rows
+        ]
 
     async def remove(self, pointers: Sequence[Pointer]) -> None:
         numbers = {pointer.number for pointer in pointers}

@@ -7,7 +7,7 @@ after it (then the snapshot was taken by the owner of that time).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import datetime
 from typing import Any, Final, LiteralString, cast
 
@@ -26,11 +26,13 @@ ADD: Final = """
     RETURNING number
 """
 OF: Final = """
-    SELECT job_id, part, number, epoch, manifest, sha256, taken_at FROM snapshot
+    SELECT job_id, part, number, epoch, manifest, sha256, taken_at, incomplete
+    FROM snapshot
     WHERE job_id = %s AND part = %s ORDER BY number DESC
 """
 ALL: Final = """
-    SELECT job_id, part, number, epoch, manifest, sha256, taken_at FROM snapshot
+    SELECT job_id, part, number, epoch, manifest, sha256, taken_at, incomplete
+    FROM snapshot
     ORDER BY number DESC
 """
 PARTITIONS: Final = "SELECT DISTINCT job_id, part FROM snapshot ORDER BY job_id, part"
@@ -66,6 +68,13 @@ class PostgresPointers:
 
     async def now(self) -> datetime:
         return await postgres.now(self._pool)
+
+    async def mark_incomplete(self, numbers: Collection[int], incomplete: bool) -> None:
+        async with postgres.connection_of(self._pool) as connection:
+            await connection.execute(
+                "UPDATE snapshot SET incomplete = %s WHERE number = ANY(%s)",
+                (incomplete, list(numbers)),
+            )
 
     async def remove(self, pointers: Sequence[Pointer]) -> None:
         numbers = [pointer.number for pointer in pointers]

@@ -8,11 +8,14 @@ been beyond the newest `keep` for a whole grace period: a restore from it may ha
 before. An object is deleted only when no kept snapshot refers to it and it is older than the grace
 period: it may belong to a snapshot whose manifest is not written yet. The pointer goes before the
 contents, so a pointer never refers to deleted objects.
+
+The same listing shows which snapshots lack an object that was lost. They are marked, not deleted:
+the next snapshot of the partition is a complete copy, and a restore tries another one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Final
@@ -77,6 +80,9 @@ async def prune_snapshots(
     whether their job still exists or not. Raises SystemUnavailable, and DeletionRefused before
     anything is deleted.
     """
+    # All objects of a snapshot existed when its pointer was added: of those that are known now, the
+    # listing must show everything.
+    listed = {p.number for each in (await context.pointers.all()).values() for p in each}
     # Objects are listed before the pointers are read: what is listed now and referenced by a later
     # snapshot is reused from a snapshot that is kept.
     stored: dict[JobPartition, list[StoredObject]] = {}
@@ -95,7 +101,9 @@ async def prune_snapshots(
         if partition[0] in gone:
             done.append(await _delete_partition(context, partition, objects, grace, now))
         elif partition[0] in known:
-            done.append(await _prune_partition(context, partition, objects, keep, grace, now))
+            done.append(
+                await _prune_partition(context, partition, objects, listed, keep, grace, now)
+            )
     return PrunedSnapshots(sum(each.snapshots for each in done), sum(each.objects for each in done))
 
 
@@ -103,10 +111,12 @@ async def _prune_partition(
     context: SnapshotContext,
     partition: JobPartition,
     stored: Sequence[StoredObject],
+    listed: Collection[int],
     keep: int,
     grace: timedelta,
     now: datetime,
 ) -> PrunedSnapshots:
+    """Delete what is surplus; mark what lacks an object, of the snapshots that were `listed`."""
     plan = plan_pruning(await context.pointers.of(*partition), keep, grace, now)
     await context.pointers.remove(plan.surplus)
     referenced: set[str] = set()
@@ -121,10 +131,26 @@ async def _prune_partition(
                 error=str(corrupt),
             )
             return PrunedSnapshots(len(plan.surplus), 0)
-        referenced |= {pointer.manifest, *(file.object for file in manifest.files)}
+        needed = {pointer.manifest, *(file.object for file in manifest.files)}
+        referenced |= needed
+        if pointer.number in listed:
+            await _mark(context, pointer, needed - {each.key for each in stored})
     orphaned = orphans(stored, referenced, grace, now)
     await context.objects.delete(orphaned)
     return PrunedSnapshots(len(plan.surplus), len(orphaned))
+
+
+async def _mark(context: SnapshotContext, pointer: Pointer, missing: Collection[str]) -> None:
+    """Record whether objects of a snapshot are missing, if that has changed."""
+    if bool(missing) == pointer.incomplete:
+        return
+    if missing:
+        log.error(
+            "snapshot lacks an object; the next one is complete",
+            snapshot=pointer.manifest,
+            missing=min(missing),
+        )
+    await context.pointers.mark_incomplete([pointer.number], bool(missing))
 
 
 async def _delete_partition(

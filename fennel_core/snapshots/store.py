@@ -8,7 +8,7 @@ row of their job: they record which objects are still to be deleted.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Protocol
@@ -30,6 +30,8 @@ class Pointer:
     sha256: str
     """Of the manifest's bytes."""
     taken_at: datetime
+    incomplete: bool = False
+    """Whether an object of it was missing when all objects were listed last."""
     position: StatePosition | None = None
     """The position of its state; None if only its manifest has it."""
 
@@ -64,6 +66,10 @@ class Pointers(Protocol):
 
     async def now(self) -> datetime:
         """Return the current time of the clock that sets `taken_at`."""
+        ...
+
+    async def mark_incomplete(self, numbers: Collection[int], incomplete: bool) -> None:
+        """Record of which snapshots an object is missing, or that none is missing any more."""
         ...
 
     async def remove(self, pointers: Sequence[Pointer]) -> None:

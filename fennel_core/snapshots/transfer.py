@@ -236,12 +236,18 @@ def partition_of_key(key: str) -> JobPartition | None:
 async def _newest_usable(
     context: SnapshotContext, job: JobId, part: PartitionIndex, unusable: Collection[int]
 ) -> tuple[Pointer, SnapshotManifest] | None:
-    """Return the newest snapshot if all its objects exist, so that a new one may reuse them."""
+    """Return the newest snapshot if a new one may reuse its objects.
+
+    It costs no listing: which snapshots lack an object is recorded when snapshots are pruned, which
+    lists all objects once per round.
+    """
     pointers = await context.pointers.of(job, part)
     if not pointers or pointers[0].number in unusable:
         return None
     try:
-        manifest = await read_manifest(context.objects, pointers[0])
+        if pointers[0].incomplete:
+            raise SnapshotCorrupt("an object of it is missing")
+        return pointers[0], await read_manifest(context.objects, pointers[0])
     except SnapshotCorrupt as corrupt:
         log.error(
             "snapshot is corrupt; the next one is complete",
@@ -249,16 +255,6 @@ async def _newest_usable(
             error=str(corrupt),
         )
         return None
-    prefix = _partition_prefix(job, part)
-    stored = {each.key for each in await context.objects.list_objects(prefix)}
-    if missing := sorted({file.object for file in manifest.files} - stored):
-        log.error(
-            "snapshot is corrupt; the next one is complete",
-            snapshot=pointers[0].manifest,
-            error=f"{missing[0]} is missing",
-        )
-        return None
-    return pointers[0], manifest
 
 
 async def _download_files(objects: ObjectStore, manifest: SnapshotManifest, target: Path) -> None:

@@ -7,6 +7,7 @@ CREATE TABLE snapshot (
     epoch       bigint NOT NULL,
     manifest    text NOT NULL UNIQUE,                  -- key of the manifest in the bucket
     sha256      text NOT NULL,                         -- of the manifest's bytes
-    taken_at    timestamptz NOT NULL DEFAULT now()
+    taken_at    timestamptz NOT NULL DEFAULT now(),
+    incomplete  boolean NOT NULL DEFAULT false         -- an object of it was missing when objects were listed last
 );
 CREATE INDEX snapshot_of_partition ON snapshot (job_id, part, number DESC);

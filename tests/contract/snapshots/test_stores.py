@@ -36,6 +36,10 @@ JOB, PART = JobId("w.job.abc.1"), PartitionIndex(2)
 PARTITION = (JOB, PART)
 
 
+def beginning() -> datetime:
+    return datetime(2026, 1, 1, tzinfo=UTC)
+
+
 async def test_a_pointer_is_added_only_by_the_current_owner(rows: Rows) -> None:
     assert not await rows.pointers.add(JOB, PART, Epoch(1), "m0", "x"), (
         "the job partition does not exist"
@@ -151,11 +155,32 @@ async def test_a_corrupt_snapshot_is_skipped_and_its_objects_are_not_reused(
     restored, contents = await back(context, tmp_path / "back")
     assert restored is not None
     assert (restored.manifest.position.iteration, contents) == (1, {"1.sst": b"one"})
+    marks = MemoryGarbageMarks(lambda: datetime.now(UTC))
+    assert await prune_snapshots(context, marks, 2, timedelta(hours=1), LIMIT) == NOTHING
+    assert [each.incomplete for each in await rows.pointers.of(JOB, PART)] == [True, False]
     third = await snapshot(context, tmp_path, {"1.sst": b"one", "2.sst": b"two"}, 2)
     assert isinstance(third, SnapshotTaken), (
         "the same position is copied again, because its snapshot is corrupt"
     )
     assert third.uploaded_files == 2
+    assert await prune_snapshots(context, marks, 3, timedelta(hours=1), LIMIT) == NOTHING
+    found = [each.incomplete for each in await rows.pointers.of(JOB, PART)]
+    assert found == [False, True, False]
+
+
+async def test_a_snapshot_whose_objects_are_back_is_used_again(
+    objects: ObjectStore, rows: Rows, tmp_path: Path
+) -> None:
+    context, marks = SnapshotContext(objects, rows.pointers), MemoryGarbageMarks(beginning)
+    await rows.own(PARTITION, 1)
+    taken = await snapshot(context, tmp_path, {"1.sst": b"one"}, 1)
+    (key,) = [each.key for each in await objects.list_objects("") if each.key.endswith(".sst")]
+    for lost in (True, False):
+        await (objects.delete([key]) if lost else objects.put(key, b"one"))
+        await prune_snapshots(context, marks, 2, timedelta(hours=1), LIMIT)
+        assert [each.incomplete for each in await rows.pointers.of(JOB, PART)] == [lost]
+    assert isinstance(taken, SnapshotTaken)
+    assert await snapshot(context, tmp_path, {}, 1) == SnapshotUnchanged(taken.manifest)
 
 
 async def test_an_object_with_other_bytes_makes_its_snapshot_corrupt(
@@ -200,22 +225,21 @@ def malformed(change: bytes) -> bytes:
     return change
 
 
-@pytest.mark.parametrize("kind", MALFORMED)
 async def test_a_malformed_manifest_makes_its_snapshot_corrupt_and_the_one_before_is_restored(
-    objects: ObjectStore, rows: Rows, tmp_path: Path, kind: str
+    objects: ObjectStore, rows: Rows, tmp_path: Path
 ) -> None:
     """Also if its checksum is right, because a process of another version wrote it."""
-    change, told = MALFORMED[kind]
-    context, body = SnapshotContext(objects, rows.pointers), malformed(change)
+    context = SnapshotContext(objects, rows.pointers)
     await rows.own(PARTITION, 1)
     await snapshot(context, tmp_path, {"1.sst": b"one"}, 1)
-    await objects.put("malformed", body)
-    assert await rows.pointers.add(
-        JOB, PART, Epoch(1), "malformed", hashlib.sha256(body).hexdigest()
-    )
-    (newest, _) = await rows.pointers.of(JOB, PART)
-    with pytest.raises(SnapshotCorrupt, match=told):
-        await read_manifest(objects, newest)
+    for kind, (change, told) in MALFORMED.items():
+        body = malformed(change)
+        await objects.put(kind, body)
+        sha256 = hashlib.sha256(body).hexdigest()
+        assert await rows.pointers.add(JOB, PART, Epoch(1), kind, sha256)
+        newest, *_ = await rows.pointers.of(JOB, PART)
+        with pytest.raises(SnapshotCorrupt, match=told):
+            await read_manifest(objects, newest)
     restored, contents = await back(context, tmp_path / "back")
     assert restored is not None
     assert (restored.manifest.position.iteration, contents) == (1, {"1.sst": b"one"})

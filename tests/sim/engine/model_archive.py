@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import random
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -213,6 +213,11 @@ class SimPointers:
 
     async def now(self) -> datetime:
         return await self._process.ask(lambda: self._rows.now(), SystemUnavailable)
+
+    async def mark_incomplete(self, numbers: Collection[int], incomplete: bool) -> None:
+        await self._process.ask(
+            lambda: self._rows.mark_incomplete(numbers, incomplete), SystemUnavailable
+        )
 
     async def remove(self, pointers: Sequence[Pointer]) -> None:
         await self._process.ask(lambda: self._rows.remove(pointers), SystemUnavailable)
