@@ -118,9 +118,10 @@ def offsets_at_time(
 ) -> dict[TopicPartition, Offset]:
     """Return the first record of each log appended at `time_ms` (since 1970) or later.
 
-    It is the log's end where there is no such record.
+    It is the log's end where there is no such record. A negative time, as a retention that is
+    longer than the time since 1970 gives, is the beginning.
     """
-    spec = OffsetSpec.for_timestamp(time_ms)
+    spec = OffsetSpec.for_timestamp(max(time_ms, 0))  # negative numbers mean something else
     found = _list_offsets(admin, dict.fromkeys(partitions, spec), timeout_s)
     none = [partition for partition, offset in found.items() if offset < 0]
     return found | _list_offsets(admin, dict.fromkeys(none, OffsetSpec.latest()), timeout_s)
