@@ -1,0 +1,80 @@
+"""A whole platform of its own, beside any other: own data folder, own ports, no Airflow."""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
+from typing import Final
+
+from fennel_core.apps.local.file_layout import ROOT
+
+PORTS: Final = (
+    "QUERY",
+    "DEFINITION",
+    "INGEST",
+    "ENGINE",
+    "HISTORY",
+    "POSTGRES",
+    "KAFKA",
+    "KAFKA_CONTROLLER",
+    "S3",
+    "AIRFLOW",
+)
+KEPT: Final = ("FENNEL_EXECUTOR_PYTHON",)
+"""The only setting that such a platform takes from the environment."""
+LIMIT_S: Final = 300.0
+
+
+def free_ports(count: int) -> list[int]:
+    """Return ports that are free now."""
+    probes = [socket.socket() for _ in range(count)]
+    for probe in probes:
+        probe.bind(("127.0.0.1", 0))
+    numbers = [int(probe.getsockname()[1]) for probe in probes]
+    for probe in probes:
+        probe.close()
+    return numbers
+
+
+class OwnPlatform:
+    """A platform in the folder `data`, controlled through the command line."""
+
+    def __init__(self, data: Path, **settings: str) -> None:
+        ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
+        self.data = data
+        self.settings = {
+            **{name: os.environ[name] for name in KEPT if name in os.environ},
+            **{f"FENNEL_{name}_PORT": str(port) for name, port in ports.items()},
+            "FENNEL_DATA_DIR": str(data),
+            "FENNEL_ORCHESTRATOR": "inline",
+            **settings,
+        }
+
+    def run(self, *words: str) -> str:
+        """Run `fennel-core` and return its output; AssertionError if it fails."""
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("FENNEL_")}
+        path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
+        done = subprocess.run(
+            [sys.executable, "-m", "fennel_core.apps.cli", *words],
+            env=inherited | self.settings | {"PYTHONPATH": path},
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+            cwd=ROOT,
+        )
+        assert done.returncode == 0, f"fennel-core {' '.join(words)}:\n{done.stdout}{done.stderr}"
+        return done.stdout
+
+    def value(self, name: str) -> str:
+        """Return a setting of the running platform, with those that it has derived."""
+        lines = (self.data / "env").read_text().splitlines()
+        return dict(line.split("=", 1) for line in lines)[f"FENNEL_{name}"]
+
+    @property
+    def url(self) -> str:
+        """The address of the API."""
+        return f"http://127.0.0.1:{self.settings['FENNEL_QUERY_PORT']}"
