@@ -15,6 +15,7 @@ need a live lease. Requests name job partitions, and every refusal has a code of
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, Protocol, cast
@@ -32,12 +33,16 @@ from fennel_core.operators.step import LookupStep, StateReader
 from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
 from fennel_core.snapshots.rebuild import SlotReport
 from fennel_core.snapshots.transfer import OwnershipLost, SnapshotTaken, SnapshotUnchanged
+from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import JobId, Micros, Offset, PartitionIndex, TopicName
 
+log = logger(__name__)
 SLICE_KEYS = 32
 """Keys per step of a lookup; one takes 10 to 300 µs."""
 SLICE_S = 0.002
 """How long a read may hold the event loop."""
+LONG_STEP_S = 1.0
+"""A step of so few keys that takes longer is logged: nothing else ran in this time."""
 SLICE_STEPS = 8
 """As many steps of the cheapest kind take about that long."""
 
@@ -249,8 +254,18 @@ def _rows(
     runner: Runner, reads: StateReader, keys: Sequence[bytes], as_of: int | Sequence[int]
 ) -> list[bytes | None]:
     times = [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
+    began = time.monotonic()
     with _state_discarded_if_damaged(runner):
-        return cast(LookupStep, runner.step).lookup(reads, keys, times)
+        found = cast(LookupStep, runner.step).lookup(reads, keys, times)
+    if (took_s := time.monotonic() - began) > LONG_STEP_S:
+        log.warning(
+            "a read of few keys held the slot: one of them has a very large state",
+            job=runner.job.id,
+            part=runner.part,
+            keys=len(keys),
+            seconds=round(took_s, 3),
+        )
+    return found
 
 
 @contextmanager

@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import pytest
+import structlog
 
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import RefusalCode
@@ -160,3 +161,12 @@ async def test_positions_and_waits_need_a_live_lease(op: str, argument: Any) -> 
     with pytest.raises(RemoteError, match="lease") as refused:
         await world.service(op, argument)
     assert refused.value.remote_code == RefusalCode.NOT_OWNER
+
+
+async def test_a_step_that_holds_the_slot_is_logged_with_its_job(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(service_module, "LONG_STEP_S", -1.0)
+    with structlog.testing.capture_logs() as logs:
+        await World().service("lookup", {"items": [[*KEY, KEYS[:1], 0]]})
+    assert [(each["job"], each["part"], each["keys"]) for each in logs] == [(*KEY, 1)]
