@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from typing import Any, Final, TypeVar
 
-from confluent_kafka import Consumer, KafkaException
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from fennel_core.connections import offsets
@@ -17,6 +17,7 @@ from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.engine.broker import require_within_log
 from fennel_core.engine.errors import ProducerFenced
 from fennel_core.engine.kafka.consumer import ConsumerLimits
+from fennel_core.engine.kafka.locating_consumer import LocatingConsumer
 from fennel_core.engine.kafka.producer import FENCED_CODES, KafkaProducer, open_producer
 from fennel_core.engine.kafka.reader import KafkaRangeReader, ReplayConsumer
 from fennel_core.engine.kafka.shared_consumer import SharedConsumer
@@ -26,8 +27,10 @@ from fennel_core.vocab.ids import Offset, TopicPartition
 
 T = TypeVar("T")
 
-CONTROL_THREADS: Final = 4
-"""For opening producers and for offsets of logs."""
+CONTROL_THREADS: Final = 8
+"""For opening producers and for offsets of logs. They only wait: a slot opens a producer for each
+partition of each new job, and a commit answers soon after that.
+"""
 
 
 class KafkaBroker:
@@ -45,7 +48,9 @@ class KafkaBroker:
 
     def _new_consumer(self) -> SharedConsumer:
         return SharedConsumer(
-            Consumer(consumer_config(self._settings)), asyncio.get_running_loop(), ConsumerLimits()
+            LocatingConsumer(consumer_config(self._settings)),
+            asyncio.get_running_loop(),
+            ConsumerLimits(),
         )
 
     async def starts(self, sources: Sequence[TopicPartition]) -> Mapping[TopicPartition, Offset]:

@@ -38,6 +38,8 @@ NEW_TOPIC_MS: Final = 500
 """How long an unknown topic may be a new one. The default, 30 s, exceeds a transaction, which then
 ends without a known outcome.
 """
+TRANSACTION_LOG: Final = "__transaction_state"
+"""Topic that every broker with transactions has."""
 COMMIT_CALLS: Final = 3
 """A commit whose error is retriable is resumed up to this often: librdkafka continues where it
 was, and the outcome stays known.
@@ -56,6 +58,9 @@ def open_producer(settings: Settings, transactional_id: str, timeout_s: float) -
         | {"topic.metadata.propagation.max.ms": NEW_TOPIC_MS}
     )
     try:
+        # A new client has no connection yet, and `init_transactions` looks for one only every 500
+        # ms. A request for metadata is sent as soon as there is one.
+        producer.list_topics(TRANSACTION_LOG, timeout_s)
         producer.init_transactions(timeout_s)
     except KafkaException:
         # The error's traceback would keep the client and its threads until it is collected.

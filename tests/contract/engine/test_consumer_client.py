@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, KafkaError, Producer
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka import TopicPartition as RdTopicPartition
 
 from fennel_core.connections.kafka import consumer_config
 from fennel_core.engine.broker import OutgoingRecord
+from fennel_core.engine.kafka.locating_consumer import LocatingConsumer
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import PartitionIndex, TopicName
 from tests.sim.engine.faulty_components import Dice
@@ -71,7 +72,7 @@ def subject(request: pytest.FixtureRequest) -> Iterator[Subject]:
             cluster.produce(TOPIC, b"%d" % number, partition=0)
         assert cluster.flush(10) == 0
         address = {"bootstrap.servers": f"{broker.host}:{broker.port}"}
-        client = Consumer(consumer_config(Settings(), fetch_wait_ms=10) | address)
+        client = LocatingConsumer(consumer_config(Settings(), fetch_wait_ms=10) | address)
         yield Subject(client, 0.1, 5)
         client.close()
         return
