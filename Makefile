@@ -57,7 +57,7 @@ format: env ## Format the code and sort imports with ruff
 	.venv/bin/ruff format .
 
 test: lint jars ## Run everything that CI runs; leaves the platform running
-	$(TESTS) -m "not platform" $(PYTEST_ARGS) tests
+	$(TESTS) -n logical --maxprocesses 8 --dist worksteal -m "not platform" $(PYTEST_ARGS) tests
 	$(TESTS) -m platform $(PYTEST_ARGS) tests || { \
 	  echo "Retrying the failed tests in isolation"; $(TESTS) -m platform --last-failed --last-failed-no-failures none $(PYTEST_ARGS) tests; }
 	@$(CLI) up
