@@ -34,6 +34,7 @@ _RETRIABLE: Final = frozenset(
         KafkaError.UNKNOWN_TOPIC_OR_PART,
         KafkaError.BROKER_NOT_AVAILABLE,
         KafkaError.OFFSET_NOT_AVAILABLE,
+        KafkaError._NOENT,  # the client has cached that none of the topics exist
         *STALE_EPOCH,
     }
 )
