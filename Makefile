@@ -15,7 +15,7 @@ SEED ?= 1
 REQUESTS ?= 10000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint format test sim faults commits chaos fuzz conformance compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint format test sim faults commits chaos fuzz conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ fuzz: env jars ## Send mutated and generated requests: `make fuzz REQUESTS=10000
 conformance: up ## Run the public client's test suite against the platform, ten tests through Airflow
 	.venv/bin/python -m tests.conformance.run
 	.venv/bin/python -m tests.conformance.run --airflow
+
+upgrade-fixture: env jars ## Run this version and pack what it stores, once per release (docs/upgrading.md)
+	.venv/bin/python -m tests.upgrade.make
 
 compose-test: env ## Build and run docker-compose.yml with the fraud example, then remove it (root, Docker)
 	.venv/bin/python -m tests.compose.run $(COMPOSE_ARGS)
