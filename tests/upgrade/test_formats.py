@@ -168,6 +168,11 @@ def test_the_fixture_has_rows_in_every_table_that_outlives_a_process(
     assert len(archive.tables(fixture_folder)[table]) >= least
 
 
+def test_the_fixture_has_dead_letters(fixture_folder: Path) -> None:
+    logs = (fixture_folder / archive.KAFKA).glob("*.dead.*/*.log")
+    assert sum(log.stat().st_size for log in logs) > 0
+
+
 def test_the_fixture_has_late_rows_and_retained_assets(fixture_folder: Path) -> None:
     tables = archive.tables(fixture_folder)
     assert sum(int(row["discarded"] or 0) for row in tables["source_clock"]) > 0

@@ -277,7 +277,7 @@ class Sessions:
     @pipeline
     @inputs(Orders)
     def sessions(cls, orders: Dataset):
-        return orders.groupby("user", window=Session("15m")).aggregate(orders=Count())
+        return orders.groupby("user", window=Session("3h")).aggregate(orders=Count())
 
 
 @index
