@@ -319,6 +319,23 @@ def _selection_options(command: Callable[..., None]) -> Callable[..., None]:
 
 
 @main.command()
+def reseal() -> None:
+    """Encrypt all stored secrets again with the first key of FENNEL_SECRETS_KEY_FILE.
+
+    To change the key, put a new line first in the key file, start the servers again, run this, and
+    remove the old line.
+    """
+    from fennel_core.apps import state_commands
+    from fennel_core.definition.reseal import reseal_installation
+
+    try:
+        done = reseal_installation(_select(())[0].settings)
+    except state_commands.FAILURES as error:
+        _fail(state_commands.failure_text(error))
+    click.echo(f"encrypted again: {done.secrets} secrets, {done.commits} commits")
+
+
+@main.command()
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 @click.option("--strict", is_flag=True, help="Also exit with 1 for orphans, which lose nothing.")
 def audit(as_json: bool, strict: bool) -> None:

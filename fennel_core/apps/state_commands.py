@@ -14,6 +14,7 @@ import psycopg
 
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.frames import RemoteError
+from fennel_core.connections.secrets import SecretUnreadable
 from fennel_core.definition.kafka_retention import delete_expired_records
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import drills, rebuild, selection, snapshot_pass
@@ -30,6 +31,7 @@ FAILURES: Final = (
     DrillNotRun,
     ApiError,
     SystemUnavailable,
+    SecretUnreadable,
     RemoteError,
     OSError,
     psycopg.Error,

@@ -4,8 +4,8 @@ Postgres holds only Fernet tokens (AES-128-CBC and HMAC-SHA256); the key is in a
 owner may read, so a stolen database or backup reveals nothing. The workspace, the name and the
 value are encrypted together, so a row that is copied to another workspace or name does not decrypt
 there. The key file may hold several keys, one per line: the first encrypts, all of them decrypt. To
-change a key, put a new line first, call `reseal`, and remove the old line. Values never appear in
-logs or errors.
+change a key, put a new line first, start the servers again, run `fennel-core reseal`, and remove
+the old line. Values never appear in logs or errors.
 """
 
 from __future__ import annotations

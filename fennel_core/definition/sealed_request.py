@@ -1,13 +1,13 @@
 """Seal the plain secrets in the connectors of a commit, before anything is stored.
 
-A user may write a password into a connector instead of a reference to a secret. The bytes of the
-commit are stored twice, as received and merged into the version, and are kept as long as the
-commit. So each plain secret is replaced by its encrypted form as soon as a commit arrives, under
-the key of the workspace's secrets (`connections/secrets.py`); the decoder reads it as a
-`SealedSecret`. The platform does not need the value until it serves a source with a password.
+A user may write a password into a connector instead of a reference to a secret, also inside a text
+with several parameters, so such a text is a secret as a whole. The bytes of the commit are stored
+twice, as received and merged into the version, and are kept as long as the commit. So each plain
+secret is replaced by its encrypted form as soon as a commit arrives, under the key of the
+workspace's secrets (`connections/secrets.py`); the decoder reads it as a `SealedSecret`. The
+platform does not need the value until it serves a source with a password.
 
-Keys that sealed a version must stay in the key file as long as the version; `reseal` changes
-secrets that are stored by name only.
+`reseal_body` encrypts them again after a change of the key.
 """
 
 from __future__ import annotations
@@ -26,9 +26,14 @@ from fennel_core.wire.connectors import SealedSecret
 from fennel_core.wire.gen import services_pb2
 
 SECRET_FIELDS: Final = frozenset(
-    {"password", "sasl_plain_password", "aws_secret_access_key", "service_account_key", "token"}
+    {
+        *("password", "sasl_plain_password", "aws_secret_access_key", "service_account_key"),
+        *("token", "jdbc_params", "sasl_jaas_config", "headers"),
+    }
 )
-"""Fields of connectors with a secret as plain text, or as a message with the text in `value`."""
+"""Fields of connectors with a secret as plain text, as a message with the text in `value`, or as a
+map with the texts as values.
+"""
 SECRET_OF: Final = {"secret": "SensitiveDatum"}
 """Fields that hold a secret in one kind of message only."""
 CREDENTIAL: Final = "connector credential"
@@ -74,6 +79,24 @@ def seal_request(body: bytes, workspace: WorkspaceId, sealer: Sealer | None) -> 
     return SealedBody(stored, bytes(message.SerializeToString(deterministic=True)))
 
 
+def reseal_body(body: bytes, workspace: WorkspaceId, sealer: Sealer) -> bytes:
+    """Return the stored `body` with its secrets encrypted with the first key of `sealer`.
+
+    Raises SecretUnreadable if no key of `sealer` opens one of them.
+    """
+    message = services_pb2.SyncRequest.FromString(body)
+
+    def again(text: str) -> str:
+        sealed = SealedSecret.parse(text)
+        assert sealed is not None, "every stored secret is sealed"
+        value = sealer.open(workspace, CREDENTIAL, sealed.token.encode("ascii"))
+        token = sealer.seal(workspace, CREDENTIAL, value).decode("ascii")
+        return SealedSecret(sealer.fingerprint(workspace, value), token).text
+
+    _replace_secrets(message, again)
+    return bytes(message.SerializeToString(deterministic=True))
+
+
 def _without_token(text: str) -> str:
     sealed = SealedSecret.parse(text)
     assert sealed is not None, "every secret was sealed"
@@ -97,7 +120,10 @@ def _replace_in(message: Message, change: Callable[[str], str]) -> None:
                 value.value = change(value.value)  # type: ignore[attr-defined]  # a StringValue
             else:
                 _replace_in(value, change)
-        elif descriptor.message_type is not None and not _is_map(descriptor):
+        elif _is_map(descriptor):
+            for key in list(value) if is_secret else ():
+                value[key] = change(value[key])
+        elif descriptor.message_type is not None:
             for each in value:
                 _replace_in(each, change)
 

@@ -62,7 +62,9 @@ class SecretRef:
     path: tuple[str, ...]
 
 
-Credential = PlainSecret | SealedSecret | SecretRef
+SecretText = PlainSecret | SealedSecret
+"""A text of the user's own that may contain a password, as parameters of a connection may."""
+Credential = SecretText | SecretRef
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +90,7 @@ class MySQL:
     host: str
     port: int
     database: str
-    jdbc_params: str
+    jdbc_params: SecretText | None
     login: Login
 
 
@@ -98,7 +100,7 @@ class Postgres:
     host: str
     port: int
     database: str
-    jdbc_params: str
+    jdbc_params: SecretText | None
     login: Login
 
 
@@ -136,7 +138,7 @@ class Kafka:
     bootstrap_servers: str
     security_protocol: str
     sasl_mechanism: str
-    sasl_jaas_config: str
+    sasl_jaas_config: SecretText | None
     group_id: str
     login: Login
 
@@ -362,7 +364,7 @@ class HttpPath:
     db: Http | NamedReference
     endpoint: str
     limit: int | None
-    headers: tuple[tuple[str, str], ...]
+    headers: tuple[tuple[str, SecretText], ...]
 
 
 Table = (

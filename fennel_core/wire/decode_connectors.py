@@ -33,11 +33,14 @@ def _credential(message: Message, plain: str, secret: str) -> c.Credential | Non
         return c.SecretRef(
             ref.secret_arn, ref.role_arn if ref.HasField("role_arn") else None, tuple(ref.path)
         )
-    text: str = getattr(message, plain)
+    return _secret_text(getattr(message, plain))
+
+
+def _secret_text(text: str) -> c.SecretText | None:
     return _stored_or_plain(text) if text else None
 
 
-def _stored_or_plain(text: str) -> c.Credential:
+def _stored_or_plain(text: str) -> c.SecretText:
     return c.SealedSecret.parse(text) or c.PlainSecret(text)
 
 
@@ -58,10 +61,12 @@ def decode_database(message: pb.ExtDatabase) -> c.Database:
             return c.Webhook(name, decode_duration_us(message.webhook.retention))
         case "mysql":
             m = message.mysql
-            return c.MySQL(name, m.host, m.port, m.database, m.jdbc_params, _login(m))
+            return c.MySQL(name, m.host, m.port, m.database, _secret_text(m.jdbc_params), _login(m))
         case "postgres":
             p = message.postgres
-            return c.Postgres(name, p.host, p.port, p.database, p.jdbc_params, _login(p))
+            return c.Postgres(
+                name, p.host, p.port, p.database, _secret_text(p.jdbc_params), _login(p)
+            )
         case "reference":
             return c.NamedReference(
                 name,
@@ -123,7 +128,7 @@ def _kafka(name: str, message: pb.Kafka) -> c.Kafka:
         bootstrap_servers=message.bootstrap_servers,
         security_protocol=message.security_protocol,
         sasl_mechanism=message.sasl_mechanism,
-        sasl_jaas_config=message.sasl_jaas_config,
+        sasl_jaas_config=_secret_text(message.sasl_jaas_config),
         group_id=message.group_id,
         login=c.Login(
             _credential(message, "sasl_plain_username", "sasl_username_secret"),
@@ -192,7 +197,7 @@ def decode_table(message: pb.ExtTable) -> c.Table:
             return c.PubSubTopic(_db(c.PubSub, u.db), u.topic_id, c.JsonFormat())
         case "http_path":
             h = message.http_path
-            headers = tuple((name, h.headers[name]) for name in sorted(h.headers))
+            headers = tuple((name, _stored_or_plain(h.headers[name])) for name in sorted(h.headers))
             return c.HttpPath(
                 _db(c.Http, h.db), h.endpoint, h.limit if h.HasField("limit") else None, headers
             )

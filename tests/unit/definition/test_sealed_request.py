@@ -8,20 +8,21 @@ from pathlib import Path
 
 import pytest
 
-from fennel_core.connections.secrets import Sealer, make_key_file
+from fennel_core.connections.secrets import Sealer, SecretUnreadable, make_key_file
 from fennel_core.definition.errors import SecretsNotConfigured
-from fennel_core.definition.sealed_request import CREDENTIAL, seal_request
+from fennel_core.definition.sealed_request import CREDENTIAL, reseal_body, seal_request
 from fennel_core.graph.entity_graph import build_graph
 from fennel_core.graph.rebase import units
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.connectors import PlainSecret, SealedSecret
 from fennel_core.wire.decode import decode_sync_request
+from fennel_core.wire.gen import services_pb2
 from tests.support.definition_world import recorded
 
 SHOP = WorkspaceId("shop")
 CONNECTORS = recorded("connectors")
 SECRETS = {
-    *("p", "mysql-password", "secret-key", "token", "certificate"),
+    *("p", "mysql-password", "secret-key", "token", "certificate", "useSSL=true"),
     '{"type": "service_account"}',
 }
 """Every plain secret of the recorded connectors; their user names and hosts are no secrets."""
@@ -82,3 +83,44 @@ def test_without_a_key_a_plain_secret_is_refused_and_other_commits_are_not() -> 
     features = recorded("featuresets")
     assert seal_request(features, SHOP, None).stored == features
     assert seal_request(b"\xff" * 40, SHOP, None).stored == b"\xff" * 40
+
+
+def with_parameters(body: bytes) -> bytes:
+    """Return a commit with passwords inside longer texts."""
+    message = services_pb2.SyncRequest.FromString(body)
+    kafka = message.extdbs.add(name="events").kafka
+    kafka.sasl_jaas_config = 'PlainLoginModule required password="in-jaas";'
+    message.extdbs.add(name="db").postgres.jdbc_params = "user=me&password=in-jdbc"
+    http = message.sources.add().table.http_path
+    http.db.http.host, http.endpoint = "api.example", "rows"
+    http.headers["Authorization"] = "Bearer in-header"
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def test_a_text_that_may_contain_a_password_is_sealed_as_a_whole(sealer: Sealer) -> None:
+    body = with_parameters(b"")
+    stored = seal_request(body, SHOP, sealer).stored
+    for secret in (b"in-jaas", b"in-jdbc", b"in-header"):
+        assert secret in body
+        assert secret not in stored
+    assert b"api.example" in stored
+
+
+def test_after_a_change_of_the_key_the_new_one_opens_everything(
+    sealer: Sealer, tmp_path: Path
+) -> None:
+    body = with_parameters(CONNECTORS)
+    before = seal_request(body, SHOP, sealer)
+    make_key_file(tmp_path / "new")
+    new, old = (tmp_path / "new").read_text(), (tmp_path / "key").read_text()
+    (tmp_path / "key").write_text(new + old)
+    changed = reseal_body(before.stored, SHOP, Sealer.from_file(tmp_path / "key"))
+    only_new = Sealer.from_file(tmp_path / "new")
+    resealed = sealed_in(changed)
+    assert len(resealed) >= len(SECRETS)
+    assert {only_new.open(SHOP, CREDENTIAL, s.token.encode()) for s in resealed} >= SECRETS
+    with pytest.raises(SecretUnreadable):
+        reseal_body(before.stored, SHOP, only_new)
+    again = seal_request(body, SHOP, only_new).stored
+    one, two = (units(build_graph(decode_sync_request(s))) for s in (changed, again))
+    assert one == two, "the same commit, sent again, is no change"

@@ -1,0 +1,82 @@
+"""Encrypt everything that is stored encrypted again, after a change of the key.
+
+These are the secrets that users have stored by name, and the connectors' secrets inside commits
+(`sealed_request.py`). The servers must use the new key before: what they store while this runs is
+then encrypted with it. A commit is one transaction, so an interruption loses nothing, and running
+again continues.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from functools import partial
+from typing import Final, LiteralString, cast
+
+from fennel_core.connections import postgres, secrets
+from fennel_core.connections.postgres import AsyncConnection, Pool, connection_of, in_transaction
+from fennel_core.connections.secrets import Sealer
+from fennel_core.definition.errors import SecretsNotConfigured
+from fennel_core.definition.sealed_request import reseal_body
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import WorkspaceId
+
+WITH_SECRETS: Final[LiteralString] = """
+    SELECT id FROM commit
+    WHERE position('sealed:'::bytea IN coalesce(request, '')) > 0
+       OR position('sealed:'::bytea IN coalesce(merged, '')) > 0
+    ORDER BY id"""
+"""The prefix is `wire.connectors.SealedSecret.PREFIX`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Resealed:
+    """How many stored secrets and commits were encrypted again."""
+
+    secrets: int
+    commits: int
+
+
+async def reseal(pool: Pool, sealer: Sealer) -> Resealed:
+    """Encrypt every stored secret with the first key of `sealer`; older keys may go afterwards.
+
+    Raises SecretUnreadable if no key of `sealer` opens a secret.
+    """
+    stored = await secrets.reseal(pool, sealer)
+    async with connection_of(pool) as connection:
+        rows = await (await connection.execute(WITH_SECRETS)).fetchall()
+    for (id_,) in rows:
+        await in_transaction(pool, partial(_reseal_commit, commit=str(id_), sealer=sealer))
+    return Resealed(stored, len(rows))
+
+
+async def _reseal_commit(connection: AsyncConnection, commit: str, sealer: Sealer) -> None:
+    cursor = await connection.execute(
+        "SELECT workspace, request, merged FROM commit WHERE id = %s FOR UPDATE", (commit,)
+    )
+    row = cast(tuple[str, bytes | None, bytes | None] | None, await cursor.fetchone())
+    if row is None:
+        return  # its workspace was deleted
+    workspace = WorkspaceId(row[0])
+    bodies = [None if b is None else reseal_body(b, workspace, sealer) for b in row[1:]]
+    await connection.execute(
+        "UPDATE commit SET request = %s, merged = %s WHERE id = %s", (*bodies, commit)
+    )
+
+
+def reseal_installation(settings: Settings) -> Resealed:
+    """Run `reseal` over the installation of `settings`, for a caller without an event loop.
+
+    Raises SecretsNotConfigured and SecretUnreadable.
+    """
+    key_file = settings.secrets_key_file
+    if key_file is None:
+        raise SecretsNotConfigured
+    sealer = Sealer.from_file(key_file)
+
+    async def work() -> Resealed:
+        dsn = settings.postgres_dsn.get_secret_value()
+        async with postgres.pool(dsn, name="fennel-reseal", size=2) as pool:
+            return await reseal(pool, sealer)
+
+    return asyncio.run(work())
