@@ -18,6 +18,7 @@ from fennel_core.definition.validation import (
     CheckedDefinitions,
     DecodedCommit,
     decode_commit,
+    decode_received,
     rebase_definitions,
     validate_definitions,
     window_specs_error,
@@ -66,8 +67,10 @@ class CommitChecker:
         sealed = await asyncio.to_thread(
             seal_request, request.body, request.workspace, self._sealer
         )
-        received = await asyncio.to_thread(decode_commit, sealed.stored)
         incremental = request.options.incremental
+        received = await asyncio.to_thread(
+            decode_received, sealed.stored, before, incremental=incremental
+        )
         try:
             completed = await add_window_specs(
                 sealed.stored,

@@ -24,6 +24,7 @@ from fennel_core.definition.errors import (
 from fennel_core.definition.merged_request import assemble_request
 from fennel_core.graph.derived_schemas import derive_pipeline_schemas
 from fennel_core.graph.entity_graph import Graph, build_graph, merge_incremental
+from fennel_core.graph.independent_entities import independent_entities
 from fennel_core.graph.passes import validate
 from fennel_core.graph.rebase import rebase_full, rebase_incremental
 from fennel_core.graph.topological_order import dataset_order
@@ -146,6 +147,34 @@ def _valid(
 
 def _graph(commit: DecodedCommit | None) -> Graph:
     return Graph() if commit is None else build_graph(commit.request)
+
+
+def decode_received(
+    body: bytes, before: DecodedCommit | None, *, incremental: bool
+) -> DecodedCommit:
+    """Decode a SyncRequest that was received.
+
+    Raises as `decode_commit`; entities that cannot be decoded are reported with the problems of all
+    definitions that do not depend on them.
+    """
+    try:
+        return decode_commit(body)
+    except CommitUnsupported as unsupported:
+        undecodable = unsupported.__cause__
+        if not isinstance(undecodable, UndecodableEntities):
+            raise
+        names = [entity.name for entity in undecodable.entities]
+        rest = DecodedCommit(body, independent_entities(undecodable.others, names))
+        graph = merged_graph(rest, before, incremental=incremental)
+        others = [
+            problem
+            for problem in definition_problems(graph, before, incremental=incremental)
+            # They are extracted from commits that can be decoded.
+            if problem.code != WindowSpecsUnavailable.CODE
+        ]
+        if not others:
+            raise
+        raise problems_error([*unsupported.problems, *others]) from undecodable
 
 
 def decode_commit(body: bytes) -> DecodedCommit:

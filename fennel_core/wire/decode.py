@@ -114,7 +114,7 @@ def _decode(message: services_pb2.SyncRequest) -> SyncRequest:
         message=message.message,
     )
     if each.failures:
-        raise UndecodableEntities(each.failures)
+        raise UndecodableEntities(each.failures, request)
     return request
 
 

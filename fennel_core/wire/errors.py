@@ -7,7 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar
+
+if TYPE_CHECKING:
+    from fennel_core.wire.entities import SyncRequest
 
 
 class WireError(ValueError):
@@ -55,13 +58,17 @@ class UndecodableEntity:
 
 
 class UndecodableEntities(UnsupportedValue):
-    """Raised when entities of a commit cannot be decoded; `entities` are all of them."""
+    """Raised when entities of a commit cannot be decoded; `entities` are all of them.
+
+    `others` are the entities that can be decoded.
+    """
 
     code: ClassVar[str] = "wire-unsupported-entities"
 
-    def __init__(self, entities: Sequence[UndecodableEntity]) -> None:
+    def __init__(self, entities: Sequence[UndecodableEntity], others: SyncRequest) -> None:
         super().__init__("\n".join(entity.text for entity in entities))
         self.entities = tuple(entities)
+        self.others = others
 
 
 @dataclass(frozen=True, slots=True)

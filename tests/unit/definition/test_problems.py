@@ -62,3 +62,25 @@ async def test_a_failing_pipeline_function_alone_is_the_error_itself() -> None:
     error = await refusal(OPERATORS)
     assert (error.status, error.code) == (400, "window-aggregations")
     assert error.problems == ()
+
+
+def an_undecodable_pipeline(message: services_pb2.SyncRequest) -> None:
+    wrong_change_feed(message)
+    operator = next(o for o in message.operators if o.dataset_name == "Stateless")
+    operator.ClearField(operator.WhichOneof("kind") or "")
+
+
+async def test_an_entity_that_cannot_be_decoded_does_not_hide_problems_of_others() -> None:
+    error = await refusal(changed(OPERATORS, an_undecodable_pipeline))
+    assert (error.status, error.code) == (500, "definitions-invalid")
+    assert [(p.code, p.entity) for p in error.problems] == [
+        ("commit-unsupported", "Stateless.flat"),
+        ("cdc-keys", "Orders"),
+        ("cdc-keys", "Users"),
+    ]
+
+
+async def test_what_depends_on_an_undecodable_entity_has_no_problems_of_its_own() -> None:
+    error = await refusal(changed(OPERATORS, two_bad_entities))
+    assert error.code == CommitUnsupported.CODE
+    assert {p.code for p in error.problems} == {CommitUnsupported.CODE}
