@@ -47,7 +47,13 @@ _NOT_LOGIC: Final = frozenset({"ctx", "kind", "type_comment", "type_ignores"})
 """Fields that follow from the rest of the tree or do not affect execution."""
 
 
-@lru_cache(maxsize=4096)
+CACHED_TEXTS: Final = 16_384
+"""Digests to remember: all texts of a commit with 2,000 entities and their includes, several times
+over. With fewer than a commit has, every validation would parse all of them again.
+"""
+
+
+@lru_cache(maxsize=CACHED_TEXTS)
 def code_digest(text: str) -> str:
     """Return the digest of `text` without the parts that do not affect execution.
 
