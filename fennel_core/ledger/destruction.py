@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from fennel_core.bank.store import AssetSummary
+from fennel_core.bank.store import Asset, AssetSummary
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.audit_log import AssetAction, log_steps
@@ -22,7 +22,10 @@ from fennel_core.ledger.transitions import (
     apply_entry_event,
     expire_retained,
 )
+from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import AssetId, JobId, TopicName, WorkspaceId
+
+log = logger(__name__)
 
 
 async def destroy_condemned(context: LedgerContext, workspace: WorkspaceId) -> int:
@@ -30,6 +33,7 @@ async def destroy_condemned(context: LedgerContext, workspace: WorkspaceId) -> i
 
     Returns the number of entries that are still open.
     """
+    await _check_presumed_empty(context, workspace)
     began = context.now()
     stopped, topics, entries = await context.ledger.run(lambda tx: _stop_jobs(tx, workspace))
     log_steps(AssetAction.STOP, stopped, context.now() - began)
@@ -47,6 +51,38 @@ async def destroy_condemned(context: LedgerContext, workspace: WorkspaceId) -> i
         await context.ledger.run(lambda tx: _record_deleted(tx, workspace, ids, refused))
         log_steps(AssetAction.DESTROY, topics, took, refused)
     return await context.ledger.run(lambda tx: _settle_commits(tx, workspace))
+
+
+async def _check_presumed_empty(context: LedgerContext, workspace: WorkspaceId) -> None:
+    """Let endpoints expire that have no request at the end of their period; retain the others.
+
+    The plan of the commit that dropped them saw none, but a request that was on its way then may
+    have been accepted later. While Kafka is unavailable they do not expire.
+    """
+    assets = await context.ledger.run(lambda tx: _presumed_empty(tx, workspace))
+    if not assets:
+        return
+    counted = {TopicName(a.id): a.blueprint.partitions for a in assets}
+    try:
+        counts = await context.topics.message_counts(counted)
+    except SystemUnavailable as unavailable:
+        log.warning("endpoints not counted", workspace=workspace, error=str(unavailable))
+        return
+    with_rows = [AssetId(topic) for topic in counted if counts.get(topic, 0)]
+    empty = [AssetId(topic) for topic in counted if not counts.get(topic, 0)]
+
+    async def record(tx: LedgerTransaction) -> None:
+        await tx.bank.lock(workspace)
+        # A commit may have revived one of them since.
+        still = set(await tx.presumed_empty(workspace))
+        await tx.found_empty(still.intersection(empty))
+        await tx.found_rows(still.intersection(with_rows))
+
+    await context.ledger.run(record)
+
+
+async def _presumed_empty(tx: LedgerTransaction, workspace: WorkspaceId) -> list[Asset]:
+    return await tx.bank.assets(await tx.presumed_empty(workspace))
 
 
 async def _stop_jobs(

@@ -65,10 +65,11 @@ class JobRow:
 
 @dataclass(frozen=True, slots=True)
 class GracePeriod:
-    """When an asset was released, and when it expires. None: never."""
+    """When an asset was released, and when it expires; None: never. `if_empty`: see `retain`."""
 
     since_ms: int
     ends_ms: int | None
+    if_empty: bool = False
 
 
 @dataclass(slots=True)
@@ -361,7 +362,11 @@ class MemoryLedgerTransaction:
         return {at: held for at, held in self.history.items() if at[0] in wanted}
 
     async def retain(
-        self, workspace: WorkspaceId, ids: Iterable[AssetId], kept: Collection[AssetId]
+        self,
+        workspace: WorkspaceId,
+        ids: Iterable[AssetId],
+        kept: Collection[AssetId],
+        if_empty: Collection[AssetId] = (),
     ) -> None:
         now = self.now_ms()
         ends = [
@@ -371,7 +376,7 @@ class MemoryLedgerTransaction:
         ]
         end = max([now + self.destroy_grace_ms, *ends])
         for id_ in ids:
-            self.grace[id_] = GracePeriod(now, None if id_ in kept else end)
+            self.grace[id_] = GracePeriod(now, None if id_ in kept else end, id_ in if_empty)
             if (job := self.jobs.get(JobId(id_))) is not None:
                 self.jobs[JobId(id_)] = replace(job, paused=True)
 
@@ -379,7 +384,8 @@ class MemoryLedgerTransaction:
         endless = [
             id_
             for id_, period in self.grace.items()
-            if period.ends_ms is None and self.bank.rows[id_].workspace == workspace
+            if (period.ends_ms is None or period.if_empty)
+            and self.bank.rows[id_].workspace == workspace
         ]
         since = {id_: self.grace[id_].since_ms for id_ in endless}
         await self.retain(workspace, endless, ())
@@ -428,9 +434,26 @@ class MemoryLedgerTransaction:
             a.id
             for a in self.bank.rows.values()
             if (a.workspace, a.state) == (workspace, AssetState.RETAINED)
-            and (all_of_them or self._is_over(a.id))
+            and (all_of_them or (self._is_over(a.id) and not self.grace[a.id].if_empty))
         ]
         return await self.bank.unheld(over)
+
+    async def presumed_empty(self, workspace: WorkspaceId) -> list[AssetId]:
+        return sorted(
+            a.id
+            for a in self.bank.rows.values()
+            if (a.workspace, a.state) == (workspace, AssetState.RETAINED)
+            and self._is_over(a.id)
+            and self.grace[a.id].if_empty
+        )
+
+    async def found_empty(self, ids: Iterable[AssetId]) -> None:
+        for id_ in ids:
+            self.grace[id_] = replace(self.grace[id_], if_empty=False)
+
+    async def found_rows(self, ids: Iterable[AssetId]) -> None:
+        for id_ in ids:
+            self.grace[id_] = replace(self.grace[id_], if_empty=False, ends_ms=None)
 
     async def workspaces_with_expired(self) -> list[WorkspaceId]:
         return sorted(

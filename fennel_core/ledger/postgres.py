@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, Final, TypeVar
 
+import msgspec
 import psycopg
 from psycopg.types.json import Jsonb
 from psycopg_pool import PoolTimeout
@@ -56,6 +57,7 @@ from fennel_core.vocab.ids import (
     TopicPartition,
     WorkspaceId,
 )
+from fennel_core.vocab.problems import Problem
 
 T = TypeVar("T")
 ABORTED_ATTEMPTS: Final = 3
@@ -64,7 +66,7 @@ ABORTED_ATTEMPTS: Final = 3
 COMMIT_COLUMNS = """
     id, workspace, branch, state, digest, options->>'incremental' = 'true', options->>'backfill' =
         'true', coalesce(options->>'allow_data_loss' = 'true', false),
-    base, stuck, error_status, error_code, error, attempt
+    base, stuck, error_status, error_code, error, problems, attempt
 """
 ADD_COMMIT = """
     INSERT INTO commit (id, workspace, branch, state, digest, request, options, base)
@@ -96,6 +98,7 @@ SET_STATE = """
         error = coalesce(error, %(error)s),
         error_code = CASE WHEN error IS NULL THEN %(code)s ELSE error_code END,
         error_status = CASE WHEN error IS NULL THEN %(status)s ELSE error_status END,
+        problems = CASE WHEN error IS NULL THEN %(problems)s::jsonb ELSE problems END,
         finished_at = CASE WHEN %(state)s = ANY(%(settled)s) THEN coalesce(finished_at, now()) END
     WHERE id = %(id)s
 """
@@ -294,6 +297,7 @@ class PostgresLedgerTransaction(OldRows):
                 "error": None if error is None else error.text,
                 "code": None if error is None else error.code,
                 "status": None if error is None else error.status,
+                "problems": msgspec.json.encode(() if error is None else error.problems).decode(),
                 "settled": settled,
             },
         )
@@ -536,9 +540,11 @@ def _commit(row: tuple[Any, ...]) -> Commit:
         status,
         code,
         text,
+        problems,
         attempt,
     ) = row
-    error = None if text is None else CommitError(status, code, text)
+    found = msgspec.convert(problems, tuple[Problem, ...])
+    error = None if text is None else CommitError(status, code, text, found)
     options = CommitOptions(incremental, backfill, allow_data_loss)
     return Commit(
         id_,

@@ -17,15 +17,24 @@ from fennel_core.vocab.ids import AssetId, Identity, Millis, WorkspaceId
 Values = Sequence[Any] | Mapping[str, Any]
 
 RETAIN = """
-    UPDATE asset SET retained_at = now(), destroy_after = CASE WHEN id <> ALL(%(kept)s::text[])
-        THEN greatest(now() + %(grace)s * interval '1 ms', (SELECT max(destroy_after) FROM asset
-            WHERE workspace = %(workspace)s)) END
+    UPDATE asset SET retained_at = now(), if_empty = id = ANY(%(if_empty)s::text[]),
+        destroy_after = CASE WHEN id <> ALL(%(kept)s::text[])
+            THEN greatest(now() + %(grace)s * interval '1 ms',
+                (SELECT max(destroy_after) FROM asset WHERE workspace = %(workspace)s)) END
     WHERE id = ANY(%(ids)s::text[])
 """
 CONFIRM = """
-    UPDATE asset SET destroy_after = greatest(now() + %(grace)s * interval '1 ms',
+    UPDATE asset SET if_empty = false, destroy_after = greatest(now() + %(grace)s * interval '1 ms',
         (SELECT max(destroy_after) FROM asset WHERE workspace = %(workspace)s))
-    WHERE workspace = %(workspace)s AND state = 'retained' AND destroy_after IS NULL
+    WHERE workspace = %(workspace)s AND state = 'retained' AND (destroy_after IS NULL OR if_empty)
+"""
+PRESUMED_EMPTY = """
+    SELECT id FROM asset
+    WHERE workspace = %s AND state = 'retained' AND if_empty AND destroy_after <= now() ORDER BY id
+"""
+FOUND_EMPTY = "UPDATE asset SET if_empty = false WHERE id = ANY(%s::text[])"
+FOUND_ROWS = """
+    UPDATE asset SET if_empty = false, destroy_after = NULL WHERE id = ANY(%s::text[])
 """
 RETAINED = """
     SELECT DISTINCT ON (a.kind, a.identity) a.kind, a.identity, a.id,
@@ -42,10 +51,13 @@ RELEASED = """
     FROM asset WHERE state = 'retained' AND workspace = coalesce(%s, workspace)
     ORDER BY workspace COLLATE "C", id COLLATE "C"
 """
-END_GRACE = "UPDATE asset SET retained_at = NULL, destroy_after = NULL WHERE id = ANY(%s::text[])"
+END_GRACE = """
+    UPDATE asset SET retained_at = NULL, destroy_after = NULL, if_empty = false
+    WHERE id = ANY(%s::text[])
+"""
 EXPIRED = """
     SELECT id FROM asset WHERE workspace = %(workspace)s AND state = 'retained'
-        AND (%(all)s OR destroy_after <= now())
+        AND (%(all)s OR (destroy_after <= now() AND NOT if_empty))
 """
 SET_DESIRED = "UPDATE job SET desired = %s WHERE id = ANY(%s::text[]) AND desired <> 'remove'"
 
@@ -70,13 +82,18 @@ class GracePeriods:
         return await (await self._connection.execute(query, values)).fetchall()
 
     async def retain(
-        self, workspace: WorkspaceId, ids: Iterable[AssetId], kept: Collection[AssetId]
+        self,
+        workspace: WorkspaceId,
+        ids: Iterable[AssetId],
+        kept: Collection[AssetId],
+        if_empty: Collection[AssetId] = (),
     ) -> None:
         released = list(ids)
         values = {
             "workspace": workspace,
             "ids": released,
             "kept": list(kept),
+            "if_empty": list(if_empty),
             "grace": self.destroy_grace_ms,
         }
         await self._execute(RETAIN, values)
@@ -119,6 +136,15 @@ class GracePeriods:
         values = {"workspace": workspace, "all": all_of_them}
         rows = await self._rows(EXPIRED, values)
         return await self._bank.unheld([AssetId(id_) for (id_,) in rows])
+
+    async def presumed_empty(self, workspace: WorkspaceId) -> list[AssetId]:
+        return [AssetId(id_) for (id_,) in await self._rows(PRESUMED_EMPTY, (workspace,))]
+
+    async def found_empty(self, ids: Iterable[AssetId]) -> None:
+        await self._execute(FOUND_EMPTY, (list(ids),))
+
+    async def found_rows(self, ids: Iterable[AssetId]) -> None:
+        await self._execute(FOUND_ROWS, (list(ids),))
 
     async def workspaces_with_expired(self) -> list[WorkspaceId]:
         rows = await self._rows(

@@ -34,6 +34,7 @@ from fennel_core.vocab.ids import (
     TopicPartition,
     WorkspaceId,
 )
+from fennel_core.vocab.problems import Problem
 
 T = TypeVar("T")
 
@@ -58,11 +59,15 @@ class CommitOptions:
 
 @dataclass(frozen=True, slots=True)
 class CommitError:
-    """Why a commit failed, as its client sees it: HTTP status, stable code and text."""
+    """Why a commit failed, as its client sees it: HTTP status, stable code and text.
+
+    `problems`: the findings of validation that the text lists.
+    """
 
     status: int
     code: str
     text: str
+    problems: tuple[Problem, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -407,12 +412,17 @@ class LedgerTransaction(Protocol):
         ...
 
     async def retain(
-        self, workspace: WorkspaceId, ids: Iterable[AssetId], kept: Collection[AssetId]
+        self,
+        workspace: WorkspaceId,
+        ids: Iterable[AssetId],
+        kept: Collection[AssetId],
+        if_empty: Collection[AssetId] = (),
     ) -> None:
         """Start the grace period of `ids` and stop the jobs among them, which keep their state.
 
         The period never ends before that of an asset that was released earlier, so no job outlives
-        a topic that it reads. That of the assets in `kept` has no end.
+        a topic that it reads. That of the assets in `kept` has no end. The assets in `if_empty` do
+        not expire before `found_empty` was called for them.
         """
         ...
 
@@ -439,6 +449,18 @@ class LedgerTransaction(Protocol):
 
         With `all_of_them`, also those whose period is not over.
         """
+        ...
+
+    async def presumed_empty(self, workspace: WorkspaceId) -> list[AssetId]:
+        """Return the retained assets whose period is over if they are empty."""
+        ...
+
+    async def found_empty(self, ids: Iterable[AssetId]) -> None:
+        """Let assets expire that are empty at the end of their period."""
+        ...
+
+    async def found_rows(self, ids: Iterable[AssetId]) -> None:
+        """Retain assets that are not empty without an end, until a loss is confirmed."""
         ...
 
     async def workspaces_with_expired(self) -> list[WorkspaceId]:

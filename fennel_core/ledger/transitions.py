@@ -83,7 +83,7 @@ def stored_error(row: Commit) -> ApiError:
     """Return the error that is stored in the row of a commit that failed before T2."""
     if row.error is None:
         return CommitUndone(row.id)
-    return ApiError(row.error.status, row.error.code, row.error.text)
+    return ApiError(row.error.status, row.error.code, row.error.text, row.error.problems)
 
 
 async def apply_commit_event(
@@ -96,7 +96,11 @@ async def apply_commit_event(
     """Move the commit to the state after `event`, with an error if it failed."""
     state = COMMIT.next_state(row.state, event)
     if state is not row.state:
-        stored = None if error is None else CommitError(error.status, error.code, error.text)
+        stored = (
+            None
+            if error is None
+            else CommitError(error.status, error.code, error.text, tuple(error.problems))
+        )
         await tx.set_state(row.id, state, stored)
 
 
@@ -146,7 +150,9 @@ async def retain_or_condemn(
     await apply_asset_event(tx, condemned, AssetEvent.UNDONE)
     if live and tx.destroy_grace_ms:
         await apply_asset_event(tx, live, AssetEvent.RETAINED)
-        await tx.retain(workspace, [h.id for h in live], await _kept_without_end(tx, commit, live))
+        endpoints = await _endpoints_to_keep(tx, commit, live)
+        empty = await _planned_without_rows(tx, commit)
+        await tx.retain(workspace, [h.id for h in live], endpoints - empty, endpoints & empty)
     else:
         await apply_asset_event(tx, live, AssetEvent.RELEASED)
         condemned += live
@@ -154,19 +160,28 @@ async def retain_or_condemn(
         await tx.add_entries(LedgerKind.DESTRUCTION, workspace, commit, [h.id for h in condemned])
 
 
-async def _kept_without_end(
+async def _endpoints_to_keep(
     tx: LedgerTransaction, commit: CommitId | None, released: Iterable[AssetSummary]
 ) -> frozenset[AssetId]:
-    """Return the assets whose rows may not be destroyed, because their loss is not confirmed.
+    """Return the endpoints whose requests may not be destroyed: their loss is not confirmed.
 
-    These are requests of endpoints, unless the plan of the commit knew that there are none. To
-    delete a branch is a confirmation.
+    To delete a branch is a confirmation.
     """
     if commit is None or (await commit_row(tx, commit)).options.allow_data_loss:
         return frozenset()
-    plan = await tx.plan(commit)
-    empty = {e.asset for e in plan.entries if not e.loses_rows and e.rows_lost} if plan else set()
-    return frozenset(h.id for h in released if h.key.kind is AssetKind.RAW and h.id not in empty)
+    return frozenset(h.id for h in released if h.key.kind is AssetKind.RAW)
+
+
+async def _planned_without_rows(
+    tx: LedgerTransaction, commit: CommitId | None
+) -> frozenset[AssetId]:
+    """Return what the plan of a commit knew to be empty.
+
+    A request may have been accepted since, so this is checked again before anything is destroyed.
+    """
+    plan = None if commit is None else await tx.plan(commit)
+    entries = plan.entries if plan else ()
+    return frozenset(e.asset for e in entries if e.asset and e.rows_lost and not e.loses_rows)
 
 
 async def expire_retained(

@@ -51,7 +51,7 @@ ORDER BY c.created_at DESC LIMIT %(rows)s
 """
 COMMIT: Final = """
 SELECT c.id, c.workspace, c.branch, c.state, c.plan::text AS plan, c.stuck, c.error, c.error_code,
-    c.created_at, c.finished_at, c.attempt, c.options, c.base,
+    c.problems, c.created_at, c.finished_at, c.attempt, c.options, c.base,
        b.target = c.id AS is_target, b.serving = c.id AS is_serving
 FROM commit c LEFT JOIN branch b ON b.workspace = c.workspace AND b.name = c.branch WHERE c.id =
     %(commit)s

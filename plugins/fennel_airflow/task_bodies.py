@@ -8,8 +8,8 @@ which would not change the result. An unavailable database, bucket or slot fails
 original exception, so that Airflow retries it.
 
 To find a step in a log, search for `ledger step` (one line per asset, with `action`, `kind`,
-`title` and `ms`), `plan:`, `commit reconciled`, `snapshot #`, `selected:`, `caught up` or
-`what to do:`.
+`title` and `ms`), `plan:`, `problems:` (as JSON), `commit reconciled`, `snapshot #`, `selected:`,
+`caught up` or `what to do:`.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from functools import partial
 from typing import Any, Literal, TypeVar
 
+import msgspec
 from airflow.sdk.exceptions import AirflowFailException
 
 from fennel_core.connections.errors import ConnectionsError
@@ -263,6 +264,8 @@ def _reporting(work: Callable[[], T]) -> T:
     except ApiError as error:
         text = f"{error.text} [{error.code}]"
         log.error("%s", text)
+        if error.problems:
+            log.error("problems: %s", msgspec.json.encode(error.problems).decode())
         if action := NEXT_ACTIONS.get(error.code):
             log.error("what to do: %s", action)
             text = f"{text}. What to do: {action}"

@@ -55,9 +55,9 @@ def client(
             connection.execute(
                 "INSERT INTO commit"
                 " (id, workspace, branch, state, digest, request, options, error, "
-                "error_code, attempt, created_at, plan)"
+                "error_code, problems, attempt, created_at, plan)"
                 " VALUES (%s, %s, 'main', 'rejected', '', '', '{}', %s, "
-                "'join-key-type', 2, %s, %s)",
+                "'join-key-type', '[{\"code\": \"cdc-keys\"}]', 2, %s, %s)",
                 (
                     f"c{number:02d}",
                     "bank" if number == 3 else "shop",
@@ -156,6 +156,8 @@ def test_one_commit_shows_its_plan_its_ledgers_and_its_parked_jobs(
         "ValueError: no",
         "jobs write this version",
         "[join-key-type]",
+        "cdc-keys",
+        "<th>Attempts</th><td>2</td>",
     ):
         assert expected in page, expected
     assert client.get("/commits/none", headers=login("viewer")).status_code == 404

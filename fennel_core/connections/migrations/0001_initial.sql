@@ -31,6 +31,7 @@ CREATE TABLE commit (
     error       text,
     error_code  text,
     error_status integer,                              -- HTTP status of the error
+    problems    jsonb NOT NULL DEFAULT '[]',           -- findings of validation that the error lists: [{code, entity, text}]
     attempt     integer NOT NULL DEFAULT 0,            -- number of times the orchestrator was started
     lease_until timestamptz,                           -- until then a worker runs the commit; afterwards reconcile takes over
     created_at  timestamptz NOT NULL DEFAULT now(),
@@ -65,6 +66,7 @@ CREATE TABLE asset (
     created_at  timestamptz NOT NULL DEFAULT now(),
     retained_at timestamptz,                           -- when the last holder released it, while it is retained
     destroy_after timestamptz,                         -- end of the grace period of a retained asset; null: it has no end
+    if_empty    boolean NOT NULL DEFAULT false,        -- the grace period ends only if the topic has no rows then
     UNIQUE (workspace, kind, identity, incarnation)
 );
 CREATE INDEX asset_retained ON asset (workspace, kind, identity) WHERE state = 'retained';

@@ -6,19 +6,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import httpx
 import psycopg
 import pytest
 from psycopg import sql
 
+from fennel_core.connections.postgres import pool
+from fennel_core.connections.secrets import Sealer, make_key_file
+from fennel_core.definition.reseal import reseal
+from fennel_core.definition.sealed_request import reseal_body
 from fennel_core.ledger.topics import MemoryTopicAdmin
+from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.gen import services_pb2
 from tests.contract.definition.conftest import ADMIN
 from tests.support.definition_world import changed, recorded
 from tests.support.postgres import refusing
 
 API = "/api/v1"
+SHOP = WorkspaceId("shop")
 FEATURES = recorded("featuresets")
 AS_ADMIN = {"Authorization": f"Bearer {ADMIN}"}
 
@@ -301,18 +308,26 @@ async def test_lineage_leads_from_sources_to_features(client: httpx.AsyncClient)
     assert all(e["from"] in ids and e["to"] in ids for e in graph["edges"])
 
 
+PASSWORD = "hunter2-in-a-connector"  # the subject of these tests
+
+
+def with_password(message: services_pb2.SyncRequest) -> None:
+    """Add a connector with a password, and two with the password inside a longer text."""
+    mysql = message.extdbs.add(name="shop-db").mysql
+    mysql.host, mysql.port, mysql.database = "my.example", 3306, "shop"
+    mysql.user, mysql.password = "reader", PASSWORD
+    mysql.jdbc_params = f"useSSL=true&password={PASSWORD}"
+    kafka = message.extdbs.add(name="events").kafka
+    kafka.bootstrap_servers = "kafka.example:9092"
+    kafka.sasl_jaas_config = f'PlainLoginModule required password="{PASSWORD}";'
+
+
 async def test_a_plain_password_of_a_connector_is_in_no_table(
     client: httpx.AsyncClient, database: str
 ) -> None:
-    password = "hunter2-in-a-connector"  # the subject of this test
-
-    def with_password(message: services_pb2.SyncRequest) -> None:
-        mysql = message.extdbs.add(name="shop-db").mysql
-        mysql.host, mysql.port, mysql.database = "my.example", 3306, "shop"
-        mysql.user, mysql.password = "reader", password
 
     body = changed(FEATURES, with_password)
-    assert password.encode() in body
+    assert body.count(PASSWORD.encode()) == 3
     sent = await post(client, "/commit", content=body)
     assert sent.status_code == 200, sent.text
     again = await post(client, "/commit", content=body)
@@ -328,4 +343,25 @@ async def test_a_plain_password_of_a_connector_is_in_no_table(
             )
             found[table] = [repr(row) for row in await rows.fetchall()]
     assert any("sealed:" in row for row in found["commit"]), "the connector itself is stored"
-    assert {t for t, rows in found.items() if any(password in row for row in rows)} == set()
+    assert {t for t, rows in found.items() if any(PASSWORD in row for row in rows)} == set()
+
+
+async def test_after_a_change_of_the_key_stored_commits_need_the_old_one_no_more(
+    client: httpx.AsyncClient, database: str, tmp_path: Path
+) -> None:
+    body = changed(FEATURES, with_password)
+    assert (await post(client, "/commit", content=body)).status_code == 200
+    make_key_file(tmp_path / "new")
+    new, old = (tmp_path / "new").read_text(), (tmp_path / "key").read_text()
+    (tmp_path / "key").write_text(new + old)
+    async with pool(database, name="test", size=2) as connections:
+        done = await reseal(connections, Sealer.from_file(tmp_path / "key"))
+        assert (done.secrets, done.commits) == (0, 1)
+        async with connections.connection() as connection:
+            cursor = await connection.execute("SELECT request, merged FROM commit")
+            ((request, merged),) = await cursor.fetchall()
+    only_new = Sealer.from_file(tmp_path / "new")
+    for stored in (request, merged):
+        assert isinstance(stored, bytes)
+        assert b"sealed:" in stored
+        reseal_body(stored, SHOP, only_new)  # opens each secret

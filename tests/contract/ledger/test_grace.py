@@ -79,6 +79,31 @@ async def test_without_a_grace_period_everything_expires_at_once_but_what_is_kep
     assert await expired(all_of_them=False) == sorted(ids[:3])
 
 
+async def test_what_is_presumed_to_be_empty_expires_only_when_it_was_found_empty(
+    ledger: Ledger,
+) -> None:
+    ids = sorted(await live(ledger))[:3]
+
+    async def work(tx: LedgerTransaction) -> None:
+        await tx.bank.set_state(ids, AssetState.RETAINED)
+        await tx.retain(SHOP, ids, (), ids)
+
+    async def expired() -> list[AssetId]:
+        return await ledger.run(lambda tx: tx.expired(SHOP, all_of_them=False))
+
+    await ledger.run(work)
+    assert await expired() == []
+    assert await ledger.run(lambda tx: tx.presumed_empty(SHOP)) == ids
+    assert await ledger.run(lambda tx: tx.workspaces_with_expired()) == [SHOP]
+    await ledger.run(lambda tx: tx.found_empty(ids[:1]))
+    await ledger.run(lambda tx: tx.found_rows(ids[1:2]))
+    assert await expired() == ids[:1]
+    assert await ledger.run(lambda tx: tx.presumed_empty(SHOP)) == ids[2:]
+    await ledger.run(lambda tx: tx.confirm_losses(SHOP))
+    assert await expired() == ids
+    assert await ledger.run(lambda tx: tx.presumed_empty(SHOP)) == []
+
+
 async def test_a_revived_asset_has_no_end(ledger: Ledger) -> None:
     ids = await live(ledger)
     await retain(ledger, ids[:2], [])

@@ -54,6 +54,7 @@ from fennel_core.vocab.ids import (
     TopicName,
     WorkspaceId,
 )
+from fennel_core.vocab.problems import Problem
 from tests.support.ledger_world import reserve
 from tests.support.toy_commits import toy
 
@@ -87,6 +88,11 @@ def commit(
     return Commit(
         id_, SHOP, MAIN_BRANCH, CommitState.RECEIVED, digest, options or CommitOptions(), base
     )
+
+
+FIRST_ERROR = CommitError(
+    503, "one", "first error", (Problem("a-rule", "Orders.total", "the text"),)
+)
 
 
 async def add(ledger: Ledger, *commits: Commit) -> None:
@@ -124,7 +130,7 @@ async def test_compiled_parts_plan_stuck_jobs_errors_and_attempts_are_kept(ledge
         await tx.set_compiled(FIRST, None, b"merged", b"catalog", PLAN)
         await tx.set_stuck(FIRST, [STUCK, replace(STUCK, title="cured")])
         await tx.set_stuck(FIRST, [STUCK])
-        await tx.set_state(FIRST, CommitState.UNDOING, CommitError(503, "one", "first error"))
+        await tx.set_state(FIRST, CommitState.UNDOING, FIRST_ERROR)
         await tx.set_state(FIRST, CommitState.ROLLED_BACK, CommitError(500, "two", "later error"))
         return [
             await tx.next_attempt(FIRST, 0),
@@ -137,7 +143,7 @@ async def test_compiled_parts_plan_stuck_jobs_errors_and_attempts_are_kept(ledge
     assert row is not None
     assert (row.stuck, row.error, row.attempt) == (
         (STUCK,),
-        CommitError(503, "one", "first error"),
+        FIRST_ERROR,
         2,
     )
     assert await ledger.run(lambda tx: tx.plan(FIRST)) == PLAN

@@ -1,0 +1,70 @@
+"""An endpoint that a plan saw empty is counted again before it is destroyed."""
+
+from __future__ import annotations
+
+import pytest
+
+from fennel_core.blueprints.compile import compile_datasets
+from fennel_core.blueprints.logical import Compiled
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.ledger.reconcile import reconcile
+from fennel_core.vocab.ids import TopicName
+from tests.support.compiler_inputs import schema, sourced, webhook
+from tests.support.ledger_world import SHOP, World
+
+GRACE_MS = 50_000
+USERS = schema("user", "city:str")
+EMPTY = compile_datasets([], 2)
+
+
+def users() -> Compiled:
+    return compile_datasets([sourced("Users", USERS, version=1, source=webhook("e"))], 2)
+
+
+async def dropped() -> tuple[World, TopicName]:
+    """Return a world in which an endpoint without a request was dropped, and its raw topic."""
+    world = World(GRACE_MS)
+    await world.open()
+    await world.commit("first", users())
+    (raw,) = (topic for topic in world.topics.partition_counts if ".raw." in topic)
+    await world.commit("second", EMPTY)
+    return world, raw
+
+
+async def expire(world: World) -> None:
+    world.now_ms += GRACE_MS + 70_000
+    for _ in range(5):
+        world.engines.turn()
+        await reconcile(world.context())
+
+
+async def test_an_endpoint_that_stayed_empty_is_destroyed_after_its_period() -> None:
+    world, raw = await dropped()
+    await expire(world)
+    assert raw not in world.topics.partition_counts
+    assert not await world.ledger.run(lambda tx: tx.released(SHOP))
+
+
+async def test_a_request_that_was_accepted_after_the_plan_is_kept() -> None:
+    world, raw = await dropped()
+    world.topics.messages[raw] = 1
+    await expire(world)
+    assert raw in world.topics.partition_counts
+    (kept,) = await world.ledger.run(lambda tx: tx.released(SHOP))
+    assert (kept.id, kept.ends_ms) == (raw, None), "until a loss is confirmed"
+
+
+async def test_nothing_is_destroyed_that_could_not_be_counted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world, raw = await dropped()
+
+    async def unavailable(_: object) -> None:
+        raise SystemUnavailable("Kafka")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(world.topics, "message_counts", unavailable)
+        await expire(world)
+    assert raw in world.topics.partition_counts
+    await expire(world)
+    assert raw not in world.topics.partition_counts
