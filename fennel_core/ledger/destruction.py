@@ -8,6 +8,7 @@ topics. A commit is settled when no destruction entry waits for it.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 from fennel_core.bank.store import Asset, AssetSummary
 from fennel_core.blueprints.logical import AssetKind
@@ -28,15 +29,31 @@ from fennel_core.vocab.ids import AssetId, JobId, TopicName, WorkspaceId
 log = logger(__name__)
 
 
+@dataclass(frozen=True, slots=True)
+class _Work:
+    """What one pass found.
+
+    `stopped`: jobs that were removed now. `topics`: those that may be deleted. `entries`: all open
+    ones. `presumed_empty`: endpoints at the end of their period that must be counted first.
+    """
+
+    stopped: Sequence[AssetSummary]
+    topics: Sequence[AssetSummary]
+    entries: Sequence[LedgerEntry]
+    presumed_empty: Sequence[Asset]
+
+
 async def destroy_condemned(context: LedgerContext, workspace: WorkspaceId) -> int:
     """Run one pass over the workspace's destruction ledger and settle the commits it completes.
 
     Returns the number of entries that are still open.
     """
-    await _check_presumed_empty(context, workspace)
     began = context.now()
-    stopped, topics, entries = await context.ledger.run(lambda tx: _stop_jobs(tx, workspace))
-    log_steps(AssetAction.STOP, stopped, context.now() - began)
+    work = await context.ledger.run(lambda tx: _stop_jobs(tx, workspace))
+    log_steps(AssetAction.STOP, work.stopped, context.now() - began)
+    if work.presumed_empty:
+        await _check_presumed_empty(context, workspace, work.presumed_empty)
+    topics, entries = work.topics, work.entries
     if topics:
         began = context.now()
         try:
@@ -53,15 +70,15 @@ async def destroy_condemned(context: LedgerContext, workspace: WorkspaceId) -> i
     return await context.ledger.run(lambda tx: _settle_commits(tx, workspace))
 
 
-async def _check_presumed_empty(context: LedgerContext, workspace: WorkspaceId) -> None:
+async def _check_presumed_empty(
+    context: LedgerContext, workspace: WorkspaceId, assets: Sequence[Asset]
+) -> None:
     """Let endpoints expire that have no request at the end of their period; retain the others.
 
     The plan of the commit that dropped them saw none, but a request that was on its way then may
-    have been accepted later. While Kafka is unavailable they do not expire.
+    have been accepted later. While Kafka is unavailable they do not expire. The next pass
+    destroys what was found empty.
     """
-    assets = await context.ledger.run(lambda tx: _presumed_empty(tx, workspace))
-    if not assets:
-        return
     counted = {TopicName(a.id): a.blueprint.partitions for a in assets}
     try:
         counts = await context.topics.message_counts(counted)
@@ -81,22 +98,14 @@ async def _check_presumed_empty(context: LedgerContext, workspace: WorkspaceId) 
     await context.ledger.run(record)
 
 
-async def _presumed_empty(tx: LedgerTransaction, workspace: WorkspaceId) -> list[Asset]:
-    return await tx.bank.assets(await tx.presumed_empty(workspace))
-
-
-async def _stop_jobs(
-    tx: LedgerTransaction, workspace: WorkspaceId
-) -> tuple[list[AssetSummary], list[AssetSummary], list[LedgerEntry]]:
-    """Ask engines to stop the condemned jobs and remove those that have stopped.
-
-    Returns the jobs that were removed now, the topics that may be deleted, and all open entries.
-    """
+async def _stop_jobs(tx: LedgerTransaction, workspace: WorkspaceId) -> _Work:
+    """Ask engines to stop the condemned jobs and remove those that have stopped."""
     await tx.bank.lock(workspace)
     await expire_retained(tx, workspace)
+    presumed_empty = await tx.bank.assets(await tx.presumed_empty(workspace))
     entries = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
     if not entries:
-        return [], [], []
+        return _Work([], [], [], presumed_empty)
     holdings = await tx.bank.summaries(e.asset for e in entries)
     jobs = [h for h in holdings if h.key.kind is AssetKind.JOB]
     stopped: list[AssetSummary] = []
@@ -108,7 +117,7 @@ async def _stop_jobs(
     running = {JobId(h.id) for h in jobs} - {JobId(h.id) for h in stopped}
     in_use = await tx.topics_of_jobs(running)
     topics = [h for h in holdings if h.key.kind is not AssetKind.JOB and h.id not in in_use]
-    return stopped, topics, entries
+    return _Work(stopped, topics, entries, presumed_empty)
 
 
 async def _record_destroyed(
