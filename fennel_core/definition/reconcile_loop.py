@@ -28,10 +28,16 @@ class ReconcileLoop:
     """Runs a pass every `interval_s`."""
 
     def __init__(
-        self, context: LedgerContext, interval_s: float, is_running: IsRunning = nothing_runs
+        self,
+        context: LedgerContext,
+        interval_s: float,
+        is_running: IsRunning = nothing_runs,
+        *,
+        pruning_passes: int = PRUNING_PASSES,
     ) -> None:
         self._reconciler = Reconciler(context, is_running)
         self._interval_s = interval_s
+        self._pruning_passes = pruning_passes
         self._woken = asyncio.Event()
 
     def failing(self) -> tuple[FailingItem, ...]:
@@ -49,7 +55,7 @@ class ReconcileLoop:
             try:
                 result = await self._reconciler.run_pass(
                     orphans=passes % ORPHAN_SEARCH_PASSES == 0,
-                    pruning=passes % PRUNING_PASSES == PRUNING_PASSES - 1,
+                    pruning=passes % self._pruning_passes == self._pruning_passes - 1,
                 )
                 if result.commits or result.orphans:
                     log.info("reconciled", commits=result.commits, orphans=list(result.orphans))

@@ -71,6 +71,8 @@ def _add(message: services_pb2.SyncRequest, definition: Definition) -> None:
         dataset.dsschema.values.fields.add(name=name).dtype.int_type.SetInParent()
     dataset.dsschema.timestamp = "at"
     dataset.pycode.core_code = dataset.pycode.source_code = f"class {definition.name}: pass"
+    index = message.online_indices.add(ds_name=definition.name, ds_version=definition.version)
+    index.duration.forever = "forever"
     if definition.reads is None:
         for endpoint in definition.endpoints:
             _add_source(message, definition, endpoint)

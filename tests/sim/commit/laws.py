@@ -3,13 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from functools import lru_cache
 from typing import TYPE_CHECKING
 
 from fennel_core.bank.store import AssetState
-from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.logical import AssetKind
-from fennel_core.blueprints.spec import Catalog
 from fennel_core.ledger.errors import CommitAbandoned, CommitStepFailed
 from fennel_core.ledger.lifecycle import (
     BETWEEN_T1_AND_T2,
@@ -20,9 +17,11 @@ from fennel_core.ledger.lifecycle import (
     CommitState,
 )
 from fennel_core.ledger.memory import MemoryLedgerTransaction
-from fennel_core.ledger.store import Branch
-from fennel_core.vocab.ids import BranchName, CommitId, TopicName, WorkspaceId
+from fennel_core.ledger.store import Branch, LedgerKind
+from fennel_core.vocab.ids import AssetId, BranchName, CommitId, TopicName, WorkspaceId
+from tests.sim.commit.data_plane import catalog_of, lookups, promises, source_topics
 from tests.sim.commit.definitions import entities, versions
+from tests.sim.engine.virtual_time import now_ms
 
 if TYPE_CHECKING:
     from tests.sim.commit.world import World
@@ -37,11 +36,6 @@ class LawViolated(Exception):
 
 
 BranchKey = tuple[WorkspaceId, BranchName]
-
-
-@lru_cache(maxsize=4096)
-def catalog_of(blob: bytes) -> Catalog:
-    return stored_names.loads(blob, Catalog)
 
 
 def require(holds: object, text: str) -> None:
@@ -62,21 +56,35 @@ class Laws:
     ) -> None:
         if before.commits != after.commits:
             self._commits_follow_their_life_cycle(before, after)
-        if before.branch_rows != after.branch_rows:
+        moved, changed = before.branch_rows != after.branch_rows, before.bank != after.bank
+        if moved:
             self._branches_moved(before, after)
             self._topics_belong_to_branches_with_the_same_sources(after)
-        if before.bank != after.bank or before.branch_rows != after.branch_rows:
+            self.reads_see_what_was_promised(after)
+        if moved or changed:
             self._references_are_the_versions(after)
-        self._what_serves_is_live(after)
+        if moved or changed or before.jobs != after.jobs:
+            self._what_serves_is_live(after)
+        if before.blobs.keys() - after.blobs.keys():
+            self._world.met["pruned"] += 1
+        if before.grace.keys() - after.grace.keys():
+            revived = (before.grace.keys() - after.grace.keys()) & after.bank.rows.keys()
+            live = [i for i in revived if after.bank.rows[i].state is AssetState.LIVE]
+            self._world.met["revived"] += bool(live)
 
     def _commits_follow_their_life_cycle(
         self, before: MemoryLedgerTransaction, after: MemoryLedgerTransaction
     ) -> None:
         for id_, row in after.commits.items():
             old = before.commits.get(id_)
+            if old is None:
+                self._world.accepted_before[id_] = self._world.ingest.accepted
             if old is None or old.state is row.state:
                 continue
             self._world.record(f"{id_} is {row.state}")
+            if (id_, "merged") in after.blobs and id_ not in self._world.merged:
+                self._world.merged[id_] = after.blobs[id_, "merged"]
+                self._world.catalogs[id_] = catalog_of(after.blobs[id_, "catalog"])
             if row.state is CommitState.RESERVED:
                 reserved = {asset for holder, asset in after.bank.reservations if holder == id_}
                 self._world.planned[id_] = frozenset(reserved)
@@ -96,8 +104,13 @@ class Laws:
                 continue
             if branch.target != old.target:
                 require(branch.target is not None, f"{key} lost its target")
-                self._no_update_is_lost(after, old, branch)
-                self._rows_are_kept(after, old, branch)
+                assert branch.target is not None
+                self._no_update_is_lost(old, branch)
+                self._rows_are_kept(old, branch)
+                world, catalog = self._world, self._world.catalogs[branch.target]
+                world.contents.switch_to(catalog)
+                serving = {} if old.serving is None else world.promised[old.serving]
+                world.promised[branch.target] = promises(after, world.contents, catalog, serving)
             if branch.serving != old.serving:
                 require(branch.serving == branch.target, f"{key} serves an old version")
 
@@ -112,20 +125,20 @@ class Laws:
         for branch in state.branch_rows.values():
             if branch.target is None:
                 continue
-            for (name, topic), feeds in sources_by_topic(state, branch.target).items():
+            for (name, topic), feeds in self._sources_by_topic(branch.target).items():
                 reader = f"{branch.name}.{name}"
                 other, others = readers.setdefault(topic, (reader, feeds))
                 require(feeds == others, f"{reader} and {other} share {topic} with other sources")
 
-    def _rows_are_kept(self, state: MemoryLedgerTransaction, old: Branch, new: Branch) -> None:
+    def _rows_are_kept(self, old: Branch, new: Branch) -> None:
         """A source dataset with the same version and schema keeps its topic.
 
         Not if its sources changed while another branch may have shared it.
         """
         if old.target is None or new.target is None:
             return
-        was, now = (sources_by_topic(state, version) for version in (old.target, new.target))
-        forms = [versions(_merged(state, version)) for version in (old.target, new.target)]
+        was, now = (self._sources_by_topic(version) for version in (old.target, new.target))
+        forms = [versions(self._merged(version)) for version in (old.target, new.target)]
         before = {name: (topic, feeds) for (name, topic), feeds in was.items()}
         for (name, topic), feeds in now.items():
             if name not in before or forms[0][name] != forms[1][name]:
@@ -133,13 +146,22 @@ class Laws:
             if before[name][1] == feeds or new.workspace not in self._world.cloned:
                 require(topic == before[name][0], f"{new.target} dropped the rows of {name}")
 
-    def _no_update_is_lost(self, state: MemoryLedgerTransaction, old: Branch, new: Branch) -> None:
+    def _sources_by_topic(self, version: CommitId) -> dict[tuple[str, str], frozenset[str]]:
+        """Return the sources of each source dataset of a version, by its name and topic."""
+        catalog = self._world.catalogs[version]
+        return {
+            (d.name, d.topic): frozenset(s.identity for s in catalog.sources if s.dataset == d.name)
+            for d in catalog.datasets
+            if d.is_source and d.topic is not None
+        }
+
+    def _no_update_is_lost(self, old: Branch, new: Branch) -> None:
         """Compare a new version with the one before, what was sent, and what its server read."""
         assert new.target is not None
         sent = self._world.sent[new.target]
-        read = entities(_merged(state, sent.base))
-        was = entities(_merged(state, old.target))
-        now = entities(_merged(state, new.target))
+        read = entities(self._merged(sent.base))
+        was = entities(self._merged(old.target))
+        now = entities(self._merged(new.target))
         asked = entities(sent.body)
         self._world.record(f"{new.workspace}/{new.name} is now {new.target}: {sorted(now)}")
         for name in sorted({n for n in read.keys() | was.keys() if read.get(n) != was.get(n)}):
@@ -153,8 +175,8 @@ class Laws:
             wanted = dict(asked)
         require(now == wanted, f"{new.target} is not what was asked for: {sorted(now)}")
         before, after = (
-            versions(_merged(state, old.target)),
-            versions(_merged(state, new.target)),
+            versions(self._merged(old.target)),
+            versions(self._merged(new.target)),
         )
         for name in before.keys() & after.keys():
             (old_version, old_schema), (version, schema) = before[name], after[name]
@@ -169,15 +191,15 @@ class Laws:
         for branch in state.branch_rows.values():
             for version in {branch.target, branch.serving} - {None}:
                 assert version is not None
-                expected |= {(version, branch.name, id_) for id_ in self._assets_of(state, version)}
+                expected |= {(version, branch.name, id_) for id_ in self._assets_of(version)}
         require(
             state.bank.refs == expected,
             f"references differ from the versions: {sorted(state.bank.refs ^ expected)[:3]}",
         )
 
-    def _assets_of(self, state: MemoryLedgerTransaction, version: CommitId) -> frozenset[str]:
+    def _assets_of(self, version: CommitId) -> frozenset[str]:
         """Return the assets of a version: recorded when T2 ran, because the bank is not asked."""
-        catalog = catalog_of(state.blobs[version, "catalog"])
+        catalog = self._world.catalogs[version]
         if version not in self._world.assets_of:
             reached = self._world.planned[version]
             named = {d.topic for d in catalog.datasets if d.topic} | set(catalog.jobs)
@@ -190,7 +212,7 @@ class Laws:
         for branch in state.branch_rows.values():
             for version in {branch.target, branch.serving} - {None}:
                 assert version is not None
-                for id_ in self._assets_of(state, version):
+                for id_ in self._assets_of(version):
                     row = state.bank.rows.get(id_)  # type: ignore[call-overload]
                     where = f"{branch.workspace}/{branch.name} at {version}"
                     require(row is not None, f"{where} needs {id_}, which the bank does not have")
@@ -198,9 +220,49 @@ class Laws:
                     if row.key.kind is AssetKind.JOB:
                         job = state.jobs.get(id_)  # type: ignore[call-overload]
                         require(job is not None, f"{where} needs {id_}, which is not registered")
-                        require(not job.retired, f"{where} needs {id_}, which is retired")
+                        stopped = job.retired or job.paused
+                        require(not stopped, f"{where} needs {id_}, which is stopped")
                     else:
                         require(id_ in topics, f"{where} needs {id_}, which Kafka does not have")
+
+    # --- reads ------------------------------------------------------------------------------------
+
+    def reads_see_what_was_promised(self, state: MemoryLedgerTransaction) -> None:
+        """A reader sees the rows that were accepted before the T2 of the version it reads."""
+        seen = self._world.engines.state
+        for branch in state.branch_rows.values():
+            if branch.serving is None:
+                continue
+            for lookup, rows in self._world.promised[branch.serving].items():
+                self._world.met["read"] += bool(rows)
+                missing = rows - seen.get(lookup.job, set())
+                require(
+                    not missing,
+                    f"reads of {branch.workspace}/{branch.name} at {branch.serving} miss "
+                    f"{len(missing)} of {len(rows)} rows of {lookup.dataset} ({lookup.job})",
+                )
+
+    def _every_accepted_row_is_there_once(self, state: MemoryLedgerTransaction) -> None:
+        logs = self._world.logs
+        for branch in state.branch_rows.values():
+            if branch.serving is None:
+                continue
+            catalog = self._world.catalogs[branch.serving]
+            for topic in source_topics(catalog):
+                rows = logs.rows(topic)
+                where = f"{topic} of {branch.workspace}/{branch.name}"
+                require(len(rows) == len(set(rows)), f"{where} has rows twice")
+                require(self._world.contents.owed(topic) <= set(rows), f"{where} lacks rows")
+                require(set(rows) <= self._world.contents.allowed(topic), f"{where} has others")
+            for lookup in lookups(state, catalog):
+                found = self._world.engines.state.get(lookup.job, set())
+                require(
+                    found == set(logs.rows(lookup.topic)),
+                    f"{lookup.dataset} of {branch.workspace}/{branch.name} lacks rows at rest",
+                )
+
+    def _merged(self, commit: CommitId | None) -> bytes | None:
+        return None if commit is None else self._world.merged[commit]
 
     # --- Kafka ------------------------------------------------------------------------------------
 
@@ -210,9 +272,30 @@ class Laws:
         held = {id_ for _, id_ in bank.reservations} | {id_ for _, _, id_ in bank.refs}
         lost = held & set(names)
         require(not lost, f"{sorted(lost)[:2]} are destroyed although they are held")
+        for name in names:
+            if ".raw." in name and self._rows_at_stake(name):
+                confirmed = bank.rows[AssetId(name)].workspace in self._world.confirmed
+                require(confirmed, f"the rows of {name} are destroyed and no user confirmed it")
         for job in self._world.ledger.state.jobs.values():
             used = job.spec.topics & set(names)
             require(not used, f"{sorted(used)[:2]} are destroyed although {job.spec.id} uses them")
+
+    def _rows_at_stake(self, raw: TopicName) -> list[int]:
+        """Return the rows of an endpoint that is going to be destroyed.
+
+        Without a grace period, endpoints are counted before T1 only: what was accepted after the
+        commit that drops the endpoint was received does not count.
+        """
+        world = self._world
+        rows = world.logs.rows(raw)
+        if world.destroy_grace_ms:
+            return rows
+        entries = world.ledger.state.entry_rows.values()
+        dropped_by = {
+            e.commit for e in entries if e.ledger is LedgerKind.DESTRUCTION and e.asset == raw
+        }
+        known = max((world.accepted_before[c] for c in dropped_by if c is not None), default=0)
+        return [row for row in rows if row <= known]
 
     # --- at rest ----------------------------------------------------------------------------------
 
@@ -238,7 +321,16 @@ class Laws:
         require(not state.bank.reservations, "a reservation is left")
         held = {id_ for _, _, id_ in state.bank.refs}
         alive = {i for i, a in state.bank.rows.items() if a.state is not AssetState.DELETED}
+        retained = {i for i, a in state.bank.rows.items() if a.state is AssetState.RETAINED}
+        require(not retained or state.destroy_grace_ms, "assets are retained without a period")
+        for id_ in retained:
+            ends_ms = state.grace[id_].ends_ms
+            require(ends_ms is None or ends_ms > now_ms() - 10_000, f"{id_} is retained too long")
+        paused = {id_ for id_, job in state.jobs.items() if job.paused}
+        require(paused == retained & state.jobs.keys(), "other jobs are paused than are retained")
+        held |= retained
         require(alive == held, f"assets that nothing holds: {sorted(alive ^ held)[:3]}")
+        self._every_accepted_row_is_there_once(state)
         topics = {i for i in held if state.bank.rows[i].key.kind is not AssetKind.JOB}
         there = set(world.topics.partition_counts)
         require(
@@ -258,7 +350,7 @@ class Laws:
             )
             abandoned = row.error is not None and row.error.code == CommitAbandoned.CODE
             require(
-                not (abandoned and world.without_faults),
+                not (abandoned and world.without_faults) or row.id in world.interrupted,
                 f"{row.id} was undone while it was running",
             )
         for id_, response in world.responses:
@@ -272,19 +364,3 @@ class Laws:
                     outcome.state not in COMMITTED,
                     f"{id_} was answered `nothing changed` and is {outcome.state}",
                 )
-
-
-def sources_by_topic(
-    state: MemoryLedgerTransaction, version: CommitId
-) -> dict[tuple[str, str], frozenset[str]]:
-    """Return the sources of each source dataset of a version, by its name and topic."""
-    catalog = catalog_of(state.blobs[version, "catalog"])
-    return {
-        (d.name, d.topic): frozenset(s.identity for s in catalog.sources if s.dataset == d.name)
-        for d in catalog.datasets
-        if d.is_source and d.topic is not None
-    }
-
-
-def _merged(state: MemoryLedgerTransaction, commit: CommitId | None) -> bytes | None:
-    return None if commit is None else state.blobs[commit, "merged"]

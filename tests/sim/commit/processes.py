@@ -32,6 +32,7 @@ from fennel_core.ledger.topics import MemoryTopicAdmin, TopicRefusal, TopicSpec
 from fennel_core.vocab.ids import CommitId, Offset, TopicName, TopicPartition
 
 LATENCIES_S: Final = (0.0, 0.001, 0.001, 0.01, 0.01, 0.05, 0.3)
+NOTIFICATIONS_S: Final = (0.05, 0.5, 1.0)
 PAUSES_S: Final = (2.0, 20.0, 80.0)
 """A process that stops for longer than a lease is presumed dead and then resumes."""
 
@@ -185,7 +186,8 @@ class SimChanges:
     async def wait(self, seconds: float) -> None:
         is_lost = self.process.dice.fault() is not None
         # Virtual time does not pass in a sleep that is shorter than its resolution.
-        await asyncio.sleep(max(seconds, 0.001) if is_lost else 0.05)
+        soon = self.process.dice.random.choice(NOTIFICATIONS_S)
+        await asyncio.sleep(max(seconds, 0.001) if is_lost else soon)
 
 
 class SimTopics:

@@ -2,15 +2,19 @@
 
 Theory. Users of several workspaces send full and incremental commits, previews, clones and
 deletions of branches to two definition servers, which run the steps themselves or through a model
-of Airflow. Everything is the production code except the stores (in memory), Kafka, Airflow and the
-engines, whose jobs need a while to catch up and to stop. Time is virtual.
+of Airflow; rows arrive all the time (`data_plane.py`), and what is dropped is retained for a while
+in some runs and defined again now and then. Everything is the production code except the stores (in
+memory), Kafka, Airflow, ingest and the engines, whose jobs fall behind and stop late. Time is
+virtual.
 
 While faults occur, these laws hold after *every* transaction and request to Kafka (`laws.py`): what
 a branch serves, and what it will serve, exists and is live; references, counted again, are exactly
-the versions of the branches; nothing that is held is destroyed; a new version contains what was
-asked for and every change that others made since it was validated; life cycles are followed. When
-the faults stop, every commit settles although one may be poisoned (then, once it is repaired, that
-one too), and nothing is left over or missing. A seed always produces the same run.
+the versions of the branches; nothing that is held is destroyed, and no accepted row unless a user
+confirmed it; a new version contains what was asked for and every change that others made since it
+was validated; life cycles are followed. Readers see every row that was accepted before the T2 of
+the version they read, always. When the faults stop, every commit settles although one may be
+poisoned (then, once it is repaired, that one too), nothing is left over or missing, and every
+accepted row is on every topic of its endpoint once. A seed always produces the same run.
 """
 
 from __future__ import annotations
@@ -19,6 +23,7 @@ import asyncio
 import itertools
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
@@ -28,6 +33,7 @@ import structlog
 
 from fennel_core.bank.memory import MemoryBank
 from fennel_core.bank.store import Asset
+from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.definition.commit_request import CommitRequest
 from fennel_core.definition.commit_service import CommitService
@@ -37,9 +43,9 @@ from fennel_core.definition.orchestrator import CommitOrchestrator, InlineOrches
 from fennel_core.definition.reconcile_loop import ReconcileLoop
 from fennel_core.ledger import branches
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
-from fennel_core.ledger.lifecycle import CommitState
+from fennel_core.ledger.lifecycle import SETTLED, CommitState
 from fennel_core.ledger.memory import MemoryLedger, MemoryLedgerTransaction
-from fennel_core.ledger.store import CommitOptions, LedgerTransaction, PartitionProgress
+from fennel_core.ledger.store import CommitOptions, LedgerTransaction
 from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.vocab.errors import ApiError, StoredNameUnknown
 from fennel_core.vocab.ids import (
@@ -47,12 +53,12 @@ from fennel_core.vocab.ids import (
     AssetId,
     BranchName,
     CommitId,
-    JobId,
-    Offset,
+    Millis,
     TopicName,
     WorkspaceId,
 )
 from tests.sim.commit.airflow import ModelAirflow, SimAirflowOrchestrator
+from tests.sim.commit.data_plane import Contents, Engines, Ingest, Logs, Promises
 from tests.sim.commit.definitions import (
     Definition,
     derived,
@@ -77,17 +83,25 @@ from tests.sim.engine.virtual_time import now_ms, run
 WORKSPACES: Final = (WorkspaceId("bank"), WorkspaceId("shop"))
 EXPERIMENT: Final = BranchName("experiment")
 COMMITS_PER_USER: Final = 4
+EDITS: Final = (
+    *("add", "derive", "derive", "widen", "describe", "remove", "remove", "same"),
+    *("feed", "feed"),
+)
 USERS: Final = 4
 SETTLED_WITHIN_S: Final = 1_800
+APPLIED_WITHIN_S: Final = 1_800
 RECONCILE_S: Final = 2.0
-ENGINE_S: Final = 0.5
+PRUNING_PASSES: Final = 2
+SHORT_HISTORY_MS: Final = Millis(20_000)
+SHORT_GRACE_MS: Final = 60_000
+"""Periods up to this end within the run."""
 
 
 class ObservedLedger(MemoryLedger):
     """Checks the laws after each transaction."""
 
     def __init__(self, world: World) -> None:
-        super().__init__(now_ms)
+        super().__init__(now_ms, world.destroy_grace_ms)
         self.state.bank = PoisonableBank(self.state.bank.incarnations, poisoned=world.poisoned)
         self._world = world
 
@@ -136,6 +150,8 @@ class ObservedTopics(MemoryTopicAdmin):
                 self._world.laws.before_deletion(list(names))
             except LawViolated as violated:
                 self._world.broken = violated
+        for name in names:
+            self._world.logs.delete(name)
         return await super().delete(names)
 
 
@@ -158,24 +174,48 @@ class World:
     responses: list[tuple[CommitId, str]] = field(default_factory=list)
     poisoned: set[AssetId] = field(default_factory=set)
     cloned: set[WorkspaceId] = field(default_factory=set)
+    merged: dict[CommitId, bytes] = field(default_factory=dict)
+    """The content of every version, also after it was pruned."""
+    catalogs: dict[CommitId, Catalog] = field(default_factory=dict)
+    promised: dict[CommitId, Promises] = field(default_factory=dict)
+    removed: dict[WorkspaceId, dict[str, Definition]] = field(default_factory=dict)
+    confirmed: set[WorkspaceId] = field(default_factory=set)
+    """Workspaces in which a user has confirmed that rows may be lost."""
+    met: Counter[str] = field(default_factory=Counter)
+    """How often the run met what a law is about."""
+    accepted_before: dict[CommitId, int] = field(default_factory=dict)
+    """How many rows were accepted before a commit was received."""
+    interrupted: set[CommitId] = field(default_factory=set)
+    """Commits that were running when all servers started again."""
     broken: LawViolated | None = None
 
     def __post_init__(self) -> None:
         self.random = random.Random(self.seed)
-        rate = self.random.choice([0.0, 0.005, 0.02, 0.05])
-        self.dice = Dice(self.random, rate, self.random.choice([0.0, 0.0, 100.0]))
+        rate = self.random.choice([0.0, 0.0, 0.005, 0.02, 0.05])
+        self.dice = Dice(self.random, rate, self.random.choice([0.0, 0.0, 150.0]))
         self.without_faults = rate == 0.0
         self.running = True
+        self.destroy_grace_ms = Millis(self.random.choice([0, 10_000, 60_000, 7_200_000]))
+        self.cautious = self.random.random() < 0.5
+        """Users confirm no loss and delete no branch."""
         self.laws = Laws(self)
         self.ledger = ObservedLedger(self)
         self.topics = ObservedTopics(self)
+        self.logs = Logs(self.topics)
+        self.contents = Contents()
         self.with_airflow = self.random.random() < 0.5
         self.with_poison = self.random.random() < 0.4
         """Its commit must be left to reconcile, so jobs take longer than a worker waits."""
-        self.slow_s = 80.0 if self.with_poison else self.random.choice([0.5, 5.0, 40.0])
+        self.engines = Engines(
+            self.ledger,
+            self.logs,
+            self.random,
+            slow_s=80.0 if self.with_poison else self.random.choice([0.5, 5.0, 40.0]),
+            rates=self.random.choice([(1_000,), (1, 1_000), (1, 5)]),
+            dies=lambda: self.dice.rate > 0,
+        )
+        self.ingest = Ingest(self.ledger, self.logs, self.contents, self.random)
         self._names = itertools.count(1)
-        self._seen_jobs: dict[JobId, float] = {}
-        self._stops_at: dict[JobId, float] = {}
 
     # --- observing --------------------------------------------------------------------------------
 
@@ -204,7 +244,7 @@ class World:
             SimLedger(self.ledger, process),
             SimTopics(self.topics, process),
             asyncio.sleep,
-            LedgerTimings(warm_poll_seconds=1.0),
+            LedgerTimings(warm_poll_seconds=1.0, commit_history_ms=SHORT_HISTORY_MS),
             lambda: now_ms() / 1000,
         )
         return CommitSteps(
@@ -231,7 +271,9 @@ class World:
             changes=SimChanges(process),
             warming=warming,
         )
-        loop = ReconcileLoop(steps.context, RECONCILE_S, run_check(orchestrator))
+        loop = ReconcileLoop(
+            steps.context, RECONCILE_S, run_check(orchestrator), pruning_passes=PRUNING_PASSES
+        )
         process.spawn(loop.run())
         self.record(f"{name} starts")
         return Server(process, commits)
@@ -245,31 +287,17 @@ class World:
                     await asyncio.sleep(self.random.choice([0, 3, 100]))
                     self.servers[index] = self.start_server(f"server-{next(self._names)}")
 
-    # --- engines ----------------------------------------------------------------------------------
+    # --- readers ----------------------------------------------------------------------------------
 
-    async def engines(self) -> None:
-        """Let jobs catch up slowly, park now and then, and stop late."""
+    async def reader(self) -> None:
+        """Read every row of every branch now and then."""
         while True:
-            await asyncio.sleep(ENGINE_S)
-            state, now = self.ledger.state, now_ms() / 1000
-            for id_, row in list(state.jobs.items()):
-                if id_ not in self._seen_jobs:
-                    self._seen_jobs[id_] = now + self.random.random() * self.slow_s
-                if row.retired:
-                    late = self._stops_at.setdefault(
-                        id_, now + self.random.choice([0.0, 2.0, 90.0])
-                    )
-                    leased = 0 if now >= late else now_ms() + 5_000
-                else:
-                    leased = now_ms() + 10_000
-                state.jobs[id_] = replace(row, leased_until_ms=leased)
-            for (job, part), _ in list(state.partitions.items()):
-                report = PartitionProgress(job, part, "replaying", None)
-                if now >= self._seen_jobs.get(job, now):
-                    topics = state.jobs[job].spec.inputs
-                    ends = {t: self.topics.log_ends.get((t, part), Offset(0)) for t in topics}
-                    report = PartitionProgress(job, part, "running", None, ends)
-                state.partitions[job, part] = report
+            await asyncio.sleep(self.random.random() * 3)
+            if self.broken is None:
+                try:
+                    self.laws.reads_see_what_was_promised(self.ledger.state)
+                except LawViolated as violated:
+                    self.broken = violated
 
     # --- users ------------------------------------------------------------------------------------
 
@@ -279,12 +307,12 @@ class World:
         branch = MAIN_BRANCH
         for turn in range(COMMITS_PER_USER):
             await asyncio.sleep(self.random.random() * 6)
-            if self.random.random() < 0.15:
+            if self.random.random() < 0.15 and not self.cautious:
                 await self._change_branches(workspace)
             branch = self.random.choice([MAIN_BRANCH, MAIN_BRANCH, EXPERIMENT])
             view = pulled(self._content(workspace, branch))
-            changed, whole = self._edit(view, f"U{number}x{turn}")
-            incremental = self.random.random() < 0.6
+            changed, whole = self._edit(workspace, view, f"U{number}x{turn}")
+            incremental = view.keys() <= whole.keys() and self.random.random() < 0.6
             sent = request(changed.values() if incremental else whole.values())
             for _ in range(self.random.choice([1, 1, 2, 3])):
                 outcome = await self._send(workspace, branch, sent, incremental=incremental)
@@ -293,21 +321,23 @@ class World:
 
     def _content(self, workspace: WorkspaceId, branch: BranchName) -> bytes | None:
         target = self._target(workspace, branch)
-        return None if target is None else self.ledger.state.blobs[target, "merged"]
+        return None if target is None else self.merged[target]
 
     def _target(self, workspace: WorkspaceId, branch: BranchName) -> CommitId | None:
         row = self.ledger.state.branch_rows.get((workspace, branch))
         return None if row is None else row.target
 
     def _edit(
-        self, view: dict[str, Definition], new: str
+        self, workspace: WorkspaceId, view: dict[str, Definition], new: str
     ) -> tuple[dict[str, Definition], dict[str, Definition]]:
         """Return the changed definitions, and the whole set of definitions after the change."""
         changed: dict[str, Definition] = {}
         whole = dict(view)
-        kind = self.random.choice(
-            ["add", "add", "derive", "widen", "describe", "remove", "same", "feed", "feed"]
-        )
+        removed = self.removed.setdefault(workspace, {})
+        restored = {n: d for n, d in removed.items() if n not in view}
+        kind = self.random.choice(EDITS)
+        if restored and self.random.random() < 0.4:
+            kind = "restore"
         if kind == "add" or not view:
             changed[new] = source(new)
         elif kind == "derive":
@@ -326,7 +356,10 @@ class World:
         elif kind == "remove":
             name = self.random.choice(sorted(view))
             for reader in self._readers(view, name):
-                whole.pop(reader, None)
+                removed |= {reader: whole.pop(reader)} if reader in whole else {}
+        elif kind == "restore":
+            known = view.keys() | restored.keys()
+            changed |= {n: d for n, d in restored.items() if d.reads is None or d.reads in known}
         if self.random.random() < 0.3 and view:  # a user who sends an unchanged dataset, too
             name = self.random.choice(sorted(view))
             changed.setdefault(name, view[name])
@@ -356,6 +389,7 @@ class World:
         context = server.commits.steps.context
         if (workspace, EXPERIMENT) in self.ledger.state.branch_rows:
             self.record(f"{workspace}/{EXPERIMENT} is deleted")
+            self.confirmed.add(workspace)
             work = branches.delete_branch(context, workspace, EXPERIMENT)
         else:
             self.record(f"{workspace}/{EXPERIMENT} is cloned")
@@ -372,7 +406,10 @@ class World:
             return "unreachable"
         sent = Sent(body, incremental, read_base=lambda: self._target(workspace, branch))
         service = replace(server.commits, new_id=lambda: self._new_id(sent))
-        options = CommitOptions(incremental, True)
+        confirms = not self.cautious and self.random.random() < 0.5
+        if confirms:
+            self.confirmed.add(workspace)
+        options = CommitOptions(incremental, True, confirms)
         kind = "incremental" if incremental else "full"
         self.record(f"a {kind} commit of {sorted(pulled(body))} to {workspace}/{branch}")
         work = service.commit(CommitRequest(workspace, branch, body, options))
@@ -420,21 +457,27 @@ class World:
         self.servers = [self.start_server(f"server-{n}") for n in "ab"]
         background = [
             asyncio.create_task(self.keep_servers()),
-            asyncio.create_task(self.engines()),
+            asyncio.create_task(self.engines.run()),
+            asyncio.create_task(self.reader()),
             asyncio.create_task(self.poison()),
             asyncio.create_task(self.airflow_that_loses_responses()),
         ]
+        ingest = [asyncio.create_task(self.ingest.run(each)) for each in WORKSPACES]
         try:
             async with asyncio.timeout(3_600):
                 await asyncio.gather(*(self.user(n) for n in range(USERS)))
+            for task in ingest:
+                task.cancel()
             self.dice.rate, self.running = 0.0, False
             self.record("the faults stop")
             if self.poisoned:  # what is left is left to reconcile
+                rows = self.ledger.state.commits.values()
+                self.interrupted = {row.id for row in rows if row.state not in SETTLED}
                 for server in self.servers:
                     server.process.crash("all servers start again")
             await self._settle()
         finally:
-            for task in background:
+            for task in (*background, *ingest):
                 task.cancel()
             for server in self.servers:
                 server.process.crash("the run ends")
@@ -472,6 +515,7 @@ class World:
             self.record("the poisoned row is repaired")
         await self._until_settled(set(WORKSPACES))
         await self._until_orphans_are_gone()
+        await self._until_everything_is_applied()
         self.laws.at_rest()
 
     async def _until_settled(self, workspaces: set[WorkspaceId]) -> None:
@@ -487,9 +531,19 @@ class World:
         end = now_ms() / 1000 + 3 * 3_600
         while now_ms() / 1000 < end:
             held = {id_ for _, _, id_ in self.ledger.state.bank.refs}
-            if not self.topics.partition_counts.keys() - held:
+            retained = self.ledger.state.grace
+            if self.destroy_grace_ms <= SHORT_GRACE_MS:
+                retained = {i: period for i, period in retained.items() if period.ends_ms is None}
+            if not self.topics.partition_counts.keys() - held - retained.keys():
                 return
             await asyncio.sleep(120)
+
+    async def _until_everything_is_applied(self) -> None:
+        end = now_ms() / 1000 + APPLIED_WITHIN_S
+        while left := self.engines.backlog():
+            if now_ms() / 1000 > end:
+                raise LawViolated(f"{left} records are not applied")
+            await asyncio.sleep(2)
 
 
 async def _no_program(_: str) -> str:
