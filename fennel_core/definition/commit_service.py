@@ -28,7 +28,7 @@ from fennel_core.definition.commit_request import CommitRequest, store_commit
 from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.errors import CommitStillRunning
 from fennel_core.definition.orchestrator import CommitOrchestrator
-from fennel_core.ledger.commit_protocol import reject_commit
+from fennel_core.ledger.commit_failure import reject_commit
 from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
 from fennel_core.ledger.store import Commit
 from fennel_core.ledger.transitions import commit_row, stored_error

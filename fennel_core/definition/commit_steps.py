@@ -32,19 +32,10 @@ from fennel_core.definition.commit_request import CommitRequest, store_commit
 from fennel_core.definition.orchestrator import run_check
 from fennel_core.definition.validation import CheckedDefinitions, compile_definitions
 from fennel_core.definition.window_specs import RunProgram, client_program_runner
-from fennel_core.ledger import commit_protocol
-from fennel_core.ledger.commit_protocol import (
-    BranchBusy,
-    BranchMoved,
-    ContentsMoved,
-    branch_occupant,
-    create_assets,
-    fail_commit,
-    reject_commit,
-    reserve,
-    switch,
-)
+from fennel_core.ledger import planning
+from fennel_core.ledger.commit_failure import fail_commit, reject_commit
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
+from fennel_core.ledger.creation import create_assets
 from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.errors import BranchOccupied, CommitStepFailed, CommitUndone
 from fennel_core.ledger.kafka import KafkaTopicAdmin
@@ -52,7 +43,15 @@ from fennel_core.ledger.lease import keep_lease
 from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.reconcile import Reconciler, ReconcileResult, reconcile
+from fennel_core.ledger.reservation import (
+    BranchBusy,
+    BranchMoved,
+    ContentsMoved,
+    branch_occupant,
+    reserve,
+)
 from fennel_core.ledger.store import Commit, CommitOptions, LedgerTransaction
+from fennel_core.ledger.switching import switch
 from fennel_core.ledger.transitions import commit_row, stored_error
 from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.settings.model import Orchestrator, Settings
@@ -106,14 +105,14 @@ class CommitSteps:
         partitions = known or self._new_workspace_partitions
         definitions = checked.definitions
         compiled = await asyncio.to_thread(compile_definitions, definitions, partitions)
-        contents = await commit_protocol.draft_contents(
+        contents = await planning.draft_contents(
             self.context, request.workspace, request.branch, compiled
         )
         if contents != compiled.source_contents:
             compiled = await asyncio.to_thread(
                 compile_definitions, definitions, partitions, contents
             )
-        plan = await commit_protocol.preview(
+        plan = await planning.preview(
             self.context,
             request.workspace,
             request.branch,

@@ -31,7 +31,7 @@ from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
 from fennel_core.ledger.backoff import BackOff
 from fennel_core.ledger.branches import drop_closed_workspace
-from fennel_core.ledger.commit_protocol import fail_commit
+from fennel_core.ledger.commit_failure import fail_commit
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.errors import CommitAbandoned

@@ -1,6 +1,6 @@
 """Change commits, ledger entries and assets along the life-cycle tables, inside a transaction.
 
-These are the shared parts of the steps in `commit_protocol.py`, `warming.py`, `destruction.py` and
+These are the shared parts of the steps in `reservation.py` up to `destruction.py` and
 `branches.py`. Every function that changes what is held requires the workspace's lock, which
 `locked_commit_row` and `locked_branch` take.
 """

@@ -172,7 +172,7 @@ kind = sys.argv[1]
 sys.argv = ["airflow", "dag-processor" if kind == "other" else "scheduler"]
 from airflow.jobs.job import Job
 if kind == "broken":
-    sys.modules["fennel_core.ledger.commit_protocol"] = None  # an import of it fails
+    sys.modules["fennel_core.ledger.reservation"] = None  # an import of it fails
 if kind != "task":
     Job()
 if kind == "changed":

@@ -18,7 +18,7 @@ from typing import Any
 from fennel_core.bank.store import AssetState
 from fennel_core.blueprints.logical import AssetKind, Compiled
 from fennel_core.connections.errors import SystemUnavailable, TransactionOutcomeUnknown
-from fennel_core.ledger import commit_protocol
+from fennel_core.ledger import commit_failure, creation, reservation, switching
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.errors import BranchOccupied, CommitConflict
@@ -168,13 +168,13 @@ async def reserve(
     """
     row = await context.ledger.run(lambda tx: commit_row(tx, id_))
     for _ in range(100):
-        outcome = await commit_protocol.reserve(context, id_, compiled, merged, base=row.base)
+        outcome = await reservation.reserve(context, id_, compiled, merged, base=row.base)
         match outcome:
             case Commit():
                 return outcome
-            case commit_protocol.BranchMoved():
+            case reservation.BranchMoved():
                 raise CommitConflict(row.branch, ["it moved"])
-            case commit_protocol.BranchBusy(other):
+            case reservation.BranchBusy(other):
                 await context.sleep(0.05)  # until the other commit is finished
     raise BranchOccupied(row.branch, other, 5)
 
@@ -280,11 +280,11 @@ class World:
         try:
             await reserve(context, id_, compiled)
         except ApiError as error:
-            await commit_protocol.reject_commit(context, id_, error)
+            await commit_failure.reject_commit(context, id_, error)
             raise
         try:
-            await commit_protocol.create_assets(context, id_)
-            await commit_protocol.switch(context, id_)
+            await creation.create_assets(context, id_)
+            await switching.switch(context, id_)
             await wait_and_serve(context, id_, seconds=5)
         finally:
             await destroy_condemned(context, SHOP)

@@ -22,7 +22,7 @@ from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import pool
-from fennel_core.ledger import branches, commit_protocol
+from fennel_core.ledger import branches, creation, switching
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.lifecycle import CommitState, EntryState
@@ -284,8 +284,8 @@ class Worker:
         assert base is not None
         await add(self.ledger, commit(id_, digest=id_, base=base.target))
         await reserve(self.context, id_, toy(*words), b"")
-        await commit_protocol.create_assets(self.context, id_)
-        await commit_protocol.switch(self.context, id_)
+        await creation.create_assets(self.context, id_)
+        await switching.switch(self.context, id_)
         await wait_and_serve(self.context, id_, seconds=warm_seconds)
         await destroy_condemned(self.context, SHOP)
 
@@ -353,8 +353,8 @@ async def test_of_concurrent_commits_to_one_branch_one_wins_and_one_conflicts(
     async def whole(id_: CommitId, word: str) -> str:
         try:
             await reserve(worker.context, id_, toy("shared", word), b"")
-            await commit_protocol.create_assets(worker.context, id_)
-            await commit_protocol.switch(worker.context, id_)
+            await creation.create_assets(worker.context, id_)
+            await switching.switch(worker.context, id_)
         except ApiError as error:
             return error.code
         return "committed"

@@ -7,7 +7,7 @@ import asyncio
 import pytest
 
 from fennel_core.bank.store import AssetState
-from fennel_core.ledger import branches, commit_protocol
+from fennel_core.ledger import branches, commit_failure, creation, switching
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.errors import CommitConflict
@@ -53,8 +53,8 @@ class Process:
         await self.receive(id_, branch)
         context = self.context()
         await reserve(context, id_, toy(*words))
-        await commit_protocol.create_assets(context, id_)
-        await commit_protocol.switch(context, id_)
+        await creation.create_assets(context, id_)
+        await switching.switch(context, id_)
         await wait_and_serve(context, id_, seconds=0)
         await destroy_condemned(context, SHOP)
 
@@ -133,7 +133,7 @@ async def test_the_version_that_an_open_commit_was_validated_against_stays(
     row = await process.ledger.run(lambda tx: tx.commit(THIRD))
     assert row is not None
     assert row.base == FIRST
-    await commit_protocol.reject_commit(process.context(), THIRD, CommitConflict(MAIN_BRANCH))
+    await commit_failure.reject_commit(process.context(), THIRD, CommitConflict(MAIN_BRANCH))
     await prune_ledgers(process.context(NOW))
     assert await process.whole() == {SECOND}
 
@@ -163,7 +163,7 @@ async def test_the_entries_of_an_open_commit_stay(process: Process) -> None:
     await process.commit(FIRST, "orders")
     await process.receive(SECOND)
     await reserve(process.context(), SECOND, toy("orders", "users"))
-    await commit_protocol.create_assets(process.context(), SECOND)
+    await creation.create_assets(process.context(), SECOND)
     await prune_ledgers(process.context(NOW))
     kept = await process.ledger.run(
         lambda tx: tx.entries(LedgerKind.CREATION, commit=SECOND, only_open=False)

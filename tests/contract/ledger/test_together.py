@@ -11,7 +11,7 @@ from contextlib import suppress
 import pytest
 
 from fennel_core.bank.store import AssetState
-from fennel_core.ledger import branches, commit_protocol
+from fennel_core.ledger import branches, commit_failure, creation, switching
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.lifecycle import COMMITTED, SETTLED, CommitState
@@ -55,11 +55,11 @@ async def test_concurrent_steps_end_with_exactly_the_held_assets(ledger: Ledger,
         try:
             await reserve(context, id_, toy(*words), b"")
         except ApiError as error:
-            await commit_protocol.reject_commit(context, id_, error)
+            await commit_failure.reject_commit(context, id_, error)
             return
         with suppress(ApiError):
-            await commit_protocol.create_assets(context, id_)
-            await commit_protocol.switch(context, id_)
+            await creation.create_assets(context, id_)
+            await switching.switch(context, id_)
             await wait_and_serve(context, id_, seconds=0)
         await destroy_condemned(context, SHOP)
 

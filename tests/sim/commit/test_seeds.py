@@ -18,8 +18,8 @@ import pytest
 
 from fennel_core.blueprints import source_contents
 from fennel_core.definition import commit_service, commit_steps
-from fennel_core.ledger import commit_protocol, warming
-from fennel_core.ledger.commit_protocol import reject_commit, reserve
+from fennel_core.ledger import switching, warming
+from fennel_core.ledger.commit_failure import reject_commit
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.memory import MemoryLedgerTransaction
 from fennel_core.ledger.readiness import (
@@ -30,6 +30,7 @@ from fennel_core.ledger.readiness import (
     judge_readiness,
 )
 from fennel_core.ledger.reconcile import nothing_runs
+from fennel_core.ledger.reservation import reserve
 from fennel_core.ledger.store import CatchUp, Commit, LedgerTransaction, PartitionProgress
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import AssetId, CommitId
@@ -118,7 +119,7 @@ def test_a_shared_content_that_gets_other_sources_is_caught(
         return None
 
     monkeypatch.setattr(source_contents, "_is_sole", lambda *_: True)
-    monkeypatch.setattr(commit_protocol, "check_contents_at_switch", unchecked)
+    monkeypatch.setattr(switching, "check_contents_at_switch", unchecked)
     assert is_caught("with other sources", first=17)
 
 

@@ -15,10 +15,11 @@ from fennel_core.definition.lineage import BranchVersion
 from fennel_core.definition.merged_request import assemble_request
 from fennel_core.definition.orchestrator import InlineOrchestrator
 from fennel_core.graph.entity_graph import build_graph, merge_incremental
-from fennel_core.ledger.commit_protocol import create_assets, switch
 from fennel_core.ledger.context import LedgerTimings
+from fennel_core.ledger.creation import create_assets
 from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.reconcile import reconcile
+from fennel_core.ledger.switching import switch
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId, Millis
 from fennel_core.wire.decode import decode_sync_request

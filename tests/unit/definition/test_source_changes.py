@@ -9,7 +9,7 @@ import pytest
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.definition.commit_report import CommitReport
-from fennel_core.ledger import branches, commit_protocol
+from fennel_core.ledger import branches, creation
 from fennel_core.ledger.errors import CommitConflict
 from fennel_core.ledger.store import Commit
 from fennel_core.vocab.errors import ApiError
@@ -107,7 +107,7 @@ async def test_a_commit_fails_if_its_branch_is_cloned_while_it_changes_sources(
 ) -> None:
     server = await CommitServerWorld.open()
     await commit(server, "a")
-    create = commit_protocol.create_assets
+    create = creation.create_assets
 
     async def clone_and_create(context: object, id_: CommitId) -> Commit:
         await branches.clone_branch(server.steps.context, SHOP, DEV, MAIN_BRANCH)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fennel_core.ledger.commit_protocol import reject_commit
+from fennel_core.ledger.commit_failure import reject_commit
 from fennel_core.ledger.transitions import stored_error
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.problems import Problem

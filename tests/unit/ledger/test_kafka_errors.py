@@ -11,7 +11,7 @@ from confluent_kafka import KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic as KafkaTopic
 
-from fennel_core.ledger import commit_protocol
+from fennel_core.ledger import creation
 from fennel_core.ledger.errors import AssetNotCreated, KafkaUnavailable
 from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.ledger.lifecycle import CommitState
@@ -70,7 +70,7 @@ async def create(cluster: RestartingCluster) -> World:
     id_ = await world.receive("first")
     await reserve(world.context(), id_, toy("orders"))
     context = replace(world.context(), topics=AdminOf(cluster))
-    await commit_protocol.create_assets(context, id_)
+    await creation.create_assets(context, id_)
     return world
 
 

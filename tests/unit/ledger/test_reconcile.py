@@ -8,10 +8,11 @@ from contextlib import suppress
 import pytest
 
 from fennel_core.ledger.branches import init_branch
-from fennel_core.ledger.commit_protocol import create_assets, switch
+from fennel_core.ledger.creation import create_assets
 from fennel_core.ledger.lifecycle import SETTLED
 from fennel_core.ledger.reconcile import Reconciler, WorkItem, WorkKind
 from fennel_core.ledger.store import Commit
+from fennel_core.ledger.switching import switch
 from fennel_core.vocab.errors import StoredNameUnknown
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId
 from tests.support.ledger_world import SHOP, Crash, Fault, Faults, World, reserve

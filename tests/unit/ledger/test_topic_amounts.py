@@ -7,7 +7,7 @@ from fennel_core.blueprints.logical import Compiled
 from fennel_core.blueprints.plan_entries import Notice, PlanEntry, PlanRecord, RowAmount
 from fennel_core.blueprints.plan_text import entry_line, render
 from fennel_core.connections.errors import SystemUnavailable
-from fennel_core.ledger.commit_protocol import preview
+from fennel_core.ledger.planning import preview
 from fennel_core.ledger.store import HistoryRange
 from fennel_core.ledger.topic_amounts import unreadable_messages
 from fennel_core.vocab.ids import MAIN_BRANCH, Offset, PartitionIndex, TopicName, TopicPartition
