@@ -67,7 +67,7 @@ sim: env ## Simulate crashes, pauses, zombies and lost responses: `make sim WORL
 	.venv/bin/python -m tests.sim.run --world $(WORLD) --seeds $(SEEDS)
 
 faults: up ## Kill, disconnect and freeze services of the running platform during commits
-	.venv/bin/pytest -q tests/e2e/faults/test_broker.py tests/e2e/faults/test_slots.py tests/e2e/faults/test_faults.py tests/e2e/faults/patient.py
+	.venv/bin/pytest -q tests/e2e/faults/test_broker.py tests/e2e/faults/test_slots.py tests/e2e/faults/test_faults.py tests/e2e/faults/patient.py tests/e2e/faults/outage.py
 
 commits: up ## Commit new versions of chains of datasets under queries: `make commits COMMITS=200 ROWS=200000`
 	COMMITS=$(COMMITS) ROWS=$(ROWS) .venv/bin/pytest -q -s tests/e2e/platform/test_commits_under_load.py

@@ -2,7 +2,7 @@
 
 Postgres is frozen (its sockets stay open and nothing comes back) or killed, with its restart held
 back. Each outage takes `OUTAGE_S` seconds. The default suite does not run it:
-`OUTAGE_S=600 .venv/bin/pytest -s tests/e2e/faults/outage.py`.
+`make faults` does, and `OUTAGE_S=600 .venv/bin/pytest -s tests/e2e/faults/outage.py` for longer.
 """
 
 from __future__ import annotations
