@@ -29,6 +29,7 @@ FREEZE_SHARE: Final = 0.25
 FROZEN_S: Final = (1.0, 15.0)
 CHECK_S: Final = 0.2
 LONGEST_RECOVERY_S: Final = 180.0
+"""Without another strike on the part, or on a part that it needs."""
 
 
 class Kind(StrEnum):
@@ -85,7 +86,8 @@ def plan_strikes(seed: int, seconds: float, per_minute: float) -> list[Strike]:
 
 @dataclass
 class Recoveries:
-    """Measured recoveries. `seconds`: per kind, from the kill or the thaw until it was ready.
+    """Measured recoveries. `seconds`: per kind, from the kill or the thaw until it was ready,
+    further strikes in between included.
 
     `overlapping`: strikes while another part was not ready yet. `lost`: strikes after which the
     part did not come back. `skipped`: strikes that found no process because the part was down.
@@ -106,6 +108,7 @@ class Striker:
     def __init__(self, layout: FileLayout, services: Sequence[Service]) -> None:
         self._layout = layout
         self._services: Mapping[str, Service] = {each.name: each for each in services}
+        self._over_at: dict[str, float] = {}
         self.result = Recoveries()
 
     async def run(self, plan: Sequence[Strike]) -> None:
@@ -135,6 +138,7 @@ class Striker:
                 _signal(pids, signal.SIGSTOP)
                 await asyncio.sleep(strike.frozen_s)
                 _signal(pids, signal.SIGCONT)
+            self._over_at[service.name] = time.monotonic()
             await self._ready_again(strike, service)
         finally:
             self.result.open -= 1
@@ -144,12 +148,17 @@ class Striker:
         why: str | None = "not checked"
         await asyncio.sleep(CHECK_S)  # until the process table shows the kill
         while why is not None:
-            if time.monotonic() - began > LONGEST_RECOVERY_S:
+            if time.monotonic() - self._undisturbed_since(service) > LONGEST_RECOVERY_S:
                 self.result.lost.append(f"{service.name} after {strike.kind} was struck: {why}")
                 return
             why = await asyncio.to_thread(self._problem, service)
             await asyncio.sleep(CHECK_S)
         self.result.seconds.setdefault(strike.kind, []).append(time.monotonic() - began)
+
+    def _undisturbed_since(self, service: Service) -> float:
+        """Return when the last strike on the service, or on one that it needs, was over."""
+        above = [self._undisturbed_since(self._services[name]) for name in service.needs]
+        return max(self._over_at.get(service.name, 0.0), *above, 0.0)
 
     def _problem(self, service: Service) -> str | None:
         record = processes.read_record(self._layout.pids / service.name)

@@ -146,7 +146,7 @@ class Clients:
             "secret": self.call("POST", "/api/v1/secret/outage", {"value": "x"}),
             "workspaces": self.call("GET", "/api/v1/workspaces", None, admin),
             "status": self.call("GET", "/status"),
-            "unknown token": self.query([7], token="nobody"),
+            "unknown token": self.query([7], token="unknown"),
         }
         return dict(zip(sent, await asyncio.gather(*sent.values()), strict=True))
 

@@ -7,7 +7,6 @@ table.
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,31 +17,10 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.apps.local.processes import is_running
+from tests.support.own_platform import PORTS, free_ports
 from tests.support.polling import eventually_sync
 
 SERVICES = "postgres,kafka,s3"
-PORTS = (
-    "QUERY",
-    "DEFINITION",
-    "INGEST",
-    "ENGINE",
-    "HISTORY",
-    "POSTGRES",
-    "KAFKA",
-    "KAFKA_CONTROLLER",
-    "S3",
-    "AIRFLOW",
-)
-
-
-def free_ports(count: int) -> list[int]:
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    numbers = [probe.getsockname()[1] for probe in probes]
-    for probe in probes:
-        probe.close()
-    return numbers
 
 
 class Platform:

@@ -23,7 +23,7 @@ async def test_a_preview_takes_no_lock_and_no_number_and_changes_nothing(
     before = world.ledger.state.copy()
 
     def refused(*_: Any) -> Awaitable[Any]:
-        raise AssertionError("a preview waits for nobody")
+        raise AssertionError("a preview takes no lock and no number")
 
     monkeypatch.setattr(MemoryBank, "lock", refused)
     monkeypatch.setattr(MemoryBank, "next_incarnation", refused)
