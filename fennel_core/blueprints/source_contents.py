@@ -14,7 +14,8 @@ effect that all branches that hold a topic have the same sources:
    the same, and either its sources are, too, or nothing else holds the content: no other branch, no
    running commit, and no dataset of the same branch with other sources.
 2. Otherwise it begins a content, with its present sources. It shares one that another branch began
-   with these very sources, if that was never continued with others.
+   with these very sources, if that was never continued with others and ingest still writes to it:
+   one that is only read, because the branch's next version is warming, may lack rows.
 3. A clone shares the contents of its original, because it has the same sources. If it was cloned
    while a commit that continues a content with other sources was running, that commit fails at T2.
 
@@ -70,7 +71,7 @@ class ContentFacts:
     """What the choice depends on besides the definitions.
 
     `before`: the version of the branch. `shared`: topics that another branch or a running commit
-    holds. `taken`: contents that were continued with other sources than they began with.
+    holds. `taken`: contents that no other branch may share.
     """
 
     before: Catalog | None = None

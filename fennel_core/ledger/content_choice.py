@@ -51,16 +51,19 @@ async def due_contents(
 async def _taken(
     tx: LedgerTransaction, workspace: WorkspaceId, datasets: list[SourceDataset]
 ) -> set[AssetKey]:
-    """Return the beginnings of the datasets that are alive and had other sources since.
+    """Return the beginnings of the datasets that are alive and cannot be shared.
 
-    It follows every beginning that is alive, because this commit may continue it.
+    They had other sources since, or ingest does not write to them any more: only reads of a branch
+    whose new version is warming use them, so they may lack rows. It follows every beginning that is
+    alive, because this commit may continue it.
     """
     taken: set[AssetKey] = set()
     number = 0
     while datasets:
         keys = sorted({dataset.beginning(number) for dataset in datasets})
         alive = await tx.bank.alive(workspace, keys)
-        taken |= {key_of(id_) for id_ in await tx.bank.with_changed_sources(alive.values())}
+        changed = await tx.bank.with_changed_sources(alive.values())
+        taken |= {key_of(id_) for id_ in changed | await tx.without_target(alive.values())}
         datasets = [d for d in datasets if d.beginning(number) in alive]
         number += 1
     return taken

@@ -102,6 +102,15 @@ SET_STATE = """
         finished_at = CASE WHEN %(state)s = ANY(%(settled)s) THEN coalesce(finished_at, now()) END
     WHERE id = %(id)s
 """
+WITHOUT_TARGET = """
+    SELECT w.id FROM unnest(%s::text[]) AS w (id)
+    WHERE NOT EXISTS (SELECT 1 FROM reservation r WHERE r.asset_id = w.id)
+      AND NOT EXISTS (
+          SELECT 1 FROM asset_ref r
+          JOIN branch b
+            ON b.workspace = r.workspace AND b.name = r.branch AND b.target = r.commit_id
+          WHERE r.asset_id = w.id)
+"""
 ADD_ENTRIES = """
     INSERT INTO ledger_entry (ledger, workspace, commit_id, asset_id, state) SELECT %s, %s, %s,
         unnest(%s::text[]), 'pending'
@@ -362,6 +371,10 @@ class PostgresLedgerTransaction(OldRows):
             query, (branch.target, branch.serving, branch.workspace, branch.name)
         )
         assert changed == 1, "an updated branch exists"
+
+    async def without_target(self, ids: Iterable[AssetId]) -> frozenset[AssetId]:
+        rows = await self._rows(WITHOUT_TARGET, (list(ids),))
+        return frozenset(AssetId(str(id_)) for (id_,) in rows)
 
     async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:
         await self._execute(

@@ -332,6 +332,13 @@ class LedgerTransaction(Protocol):
         """Set the target and serving versions of an existing branch."""
         ...
 
+    async def without_target(self, ids: Iterable[AssetId]) -> frozenset[AssetId]:
+        """Return the assets that neither the target of a branch nor a running commit holds.
+
+        Ingest writes no rows to such a topic, although reads may still use it.
+        """
+        ...
+
     async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:
         """Delete the branch's row."""
         ...

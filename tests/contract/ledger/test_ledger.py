@@ -233,6 +233,20 @@ async def test_branches_are_listed_in_order_of_creation_and_main_is_first(ledger
     assert await ledger.run(lambda tx: tx.branch(SHOP, names[0])) is None
 
 
+async def test_an_asset_that_only_reads_use_is_without_a_target(ledger: Ledger) -> None:
+    await add(ledger, commit(FIRST))
+    await reserve(Worker(ledger).context, FIRST, toy("orders"), b"")
+    reserved = await ledger.run(lambda tx: tx.bank.reserved(FIRST))
+    assert await ledger.run(lambda tx: tx.without_target(reserved)) == frozenset()
+    await ledger.run(lambda tx: tx.bank.add_references(FIRST, MAIN_BRANCH, reserved))
+    await ledger.run(lambda tx: tx.bank.release_reservations(FIRST))
+    await ledger.run(lambda tx: tx.update_branch(Branch(SHOP, MAIN_BRANCH, FIRST, FIRST)))
+    assert await ledger.run(lambda tx: tx.without_target(reserved)) == frozenset()
+    await add(ledger, commit(SECOND))
+    await ledger.run(lambda tx: tx.update_branch(Branch(SHOP, MAIN_BRANCH, SECOND, FIRST)))
+    assert await ledger.run(lambda tx: tx.without_target(reserved)) == set(reserved)
+
+
 async def test_the_grace_period_of_an_orphan_starts_when_it_is_first_seen(
     ledger: Ledger,
 ) -> None:
