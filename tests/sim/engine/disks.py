@@ -160,8 +160,11 @@ class Machine:
             del self._held[inode]
 
     def refused(self, folder: Path, process: Process) -> None:
-        """Record that a process could not start because another one holds its folder."""
-        if self._held.get(self._inode(folder)) is not process:
+        """Record that a process could not start because another one holds its folder.
+
+        It may wait for itself: for a runner that still closes it, or has closed it since.
+        """
+        if self._held.get(self._inode(folder), process) is not process:
             self.awaited.append(f"{folder.parent.name}/{folder.name} is held by another process")
 
     def _inode(self, folder: Path) -> str:
