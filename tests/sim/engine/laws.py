@@ -20,6 +20,7 @@ from fennel_core.vocab.keys import partition_of
 from fennel_core.vocab.versions import decode
 from tests.sim.engine import job_chain
 from tests.sim.engine.disks import DiskHangar
+from tests.sim.engine.slots import DRIFTED
 
 if TYPE_CHECKING:
     from tests.sim.engine.slots import LiveSlot
@@ -106,15 +107,21 @@ class Laws:
         )
 
     def state_hashes(self) -> dict[JobPartition, int]:
-        keys = [
+        return {
+            key: state_progress.load(MemoryHangar(self._store(key).content().entries)).state_hash
+            for key in self._keys()
+        }
+
+    def drifted(self) -> set[JobPartition]:
+        """Return the job partitions whose state is another one than was committed."""
+        return {key for key in self._keys() if DRIFTED in self._store(key).content().entries}
+
+    def _keys(self) -> list[JobPartition]:
+        return [
             (job.id, PartitionIndex(part))
             for job in self._world.jobs
             for part in range(self._world.partitions)
         ]
-        return {
-            key: state_progress.load(MemoryHangar(self._store(key).content().entries)).state_hash
-            for key in keys
-        }
 
     def _store(self, key: JobPartition) -> DiskHangar:
         runner = self._owner(key).supervisor.hosted[key].runner

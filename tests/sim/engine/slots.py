@@ -43,6 +43,8 @@ LIMITS: Final = RunnerLimits(iteration_bytes=6_000, environment="simulated", pro
 
 
 DEAD_EVERY: Final = 5
+DRIFTED: Final = b"drifted"
+"""A key that only the state of a `DriftingStep` has."""
 
 
 @cache
@@ -69,7 +71,7 @@ class DriftingStep:
 
     def apply(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         made = self.inner.apply(reads, source, batch)
-        return replace(made, puts={**made.puts, b"drifted": b"1"}) if self.replaying() else made
+        return replace(made, puts={**made.puts, DRIFTED: b"1"}) if self.replaying() else made
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.inner, name)

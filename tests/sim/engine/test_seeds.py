@@ -41,8 +41,10 @@ CAUGHT_WITHIN = SEEDS
 RECORDED = (
     351,  # a paused owner resumes and opens the state that its successor left on the shared disk
     963,  # the same, after two successors
+    1615,  # a runner waits for an earlier one of its own process
+    1902,  # a slot with other libraries rebuilds a state, as an operator has requested
 )
-"""Seeds that found a defect."""
+"""Seeds that found a defect of the engine, or of this world."""
 ABORTED = 79
 """A seed in which an iteration's transaction is aborted and committed again, which is rare."""
 WATCHED = 64
