@@ -173,6 +173,7 @@ def status(as_json: bool) -> None:
             "needed_records": answers.alarms,
             "failing_drills": answers.drills,
             "failing_reconcile_items": answers.failing,
+            "dead_letters": answers.dead_letters,
         }
         click.echo(json.dumps(found, indent=2))
     else:
@@ -181,6 +182,7 @@ def status(as_json: bool) -> None:
         status_tables.print_partitions(answers.partitions)
         if context.settings.history:
             status_tables.print_history(answers.history)
+        status_tables.print_dead_letters(answers.dead_letters)
         status_tables.print_retained(answers.retained)
         status_tables.print_alarms(answers.alarms)
         status_tables.print_drills(answers.drills)

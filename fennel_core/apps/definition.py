@@ -13,10 +13,13 @@ from fennel_core.apps.serve import serve_http
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
+from fennel_core.dead_letters.kafka import KafkaDeadLetters
+from fennel_core.dead_letters.postgres import PostgresDeadLetterCounts
 from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.commit_changes import NotifiedChanges
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import build_commit_steps
+from fennel_core.definition.dead_letter_check import DeadLetterCheck
 from fennel_core.definition.drill_check import FailedDrillCheck
 from fennel_core.definition.kafka_retention import KafkaRetention, NeededRecordsCheck
 from fennel_core.definition.orchestrator import InlineOrchestrator, run_check
@@ -71,6 +74,7 @@ async def serve(settings: Settings) -> None:
             KafkaRetention(settings, pool), settings.retention_check_s
         )
         failed_drills = FailedDrillCheck(pool, settings.retention_check_s)
+        dead_letters = DeadLetterCheck(PostgresDeadLetterCounts(pool), KafkaDeadLetters(settings))
         state = ServerState(
             settings,
             pool,
@@ -81,7 +85,7 @@ async def serve(settings: Settings) -> None:
             lambda: needed_records.alarms,
             reconcile_loop.failing,
         )
-        loops = (changes, reconcile_loop, needed_records, failed_drills)
+        loops = (changes, reconcile_loop, needed_records, failed_drills, dead_letters)
         tasks = [asyncio.create_task(loop.run()) for loop in loops]
         try:
             await serve_http(

@@ -8,12 +8,13 @@ import polars as pl
 
 from fennel_core.blueprints.spec import Job
 from fennel_core.engine.broker import OutgoingRecord
+from fennel_core.operators.spec import SourceReplaySpec, StepSpec, UserCodeSpec
 from fennel_core.operators.step import DeadRows, OutputBatch
+from fennel_core.vocab.dead_letters import DeadLetterKind, DeadLetterOrigin
 from fennel_core.vocab.ids import TopicName
 from fennel_core.vocab.keys import key_bytes, partition_of
 from fennel_core.vocab.versions import FORMAT_HEADER, encode_frame
 
-REASON_HEADER = "reason"
 RECORD_BYTES = 16 << 20
 """Largest record of several rows: half of what Kafka accepts (`connections.kafka`)."""
 _PART = "__part"
@@ -36,9 +37,20 @@ def output_records(
         ):
             out += _records(output.topic, target, frame, (FORMAT_HEADER,))
     for d in dead:
-        headers = (FORMAT_HEADER, (REASON_HEADER, d.reason.encode()))
-        out += _records(job.dead_letters, part, d.frame, headers)
+        origin = DeadLetterOrigin(dead_letter_kind(job.step), job.id, job.title, d.reason)
+        out += _records(job.dead_letters, part, d.frame, origin.headers())
     return out
+
+
+def dead_letter_kind(step: StepSpec) -> DeadLetterKind:
+    """Return why rows of a step become dead letters."""
+    match step:
+        case SourceReplaySpec():
+            return DeadLetterKind.NOT_ADMITTED
+        case UserCodeSpec():
+            return DeadLetterKind.USER_CODE
+        case _:
+            return DeadLetterKind.EXPRESSION
 
 
 def _records(

@@ -33,6 +33,7 @@ from fennel_core.ingest.acceptance import (
 from fennel_core.ingest.catalogs import EndpointTarget
 from fennel_core.ingest.store import CatalogVersion, ProducerRecord, TransactionStart
 from fennel_core.vocab import raw_batches
+from fennel_core.vocab.dead_letters import INGEST, DeadLetterKind, DeadLetterOrigin
 from fennel_core.vocab.ids import DatasetName, Identity, Micros, TopicName
 from fennel_core.vocab.keys import KEY_GROUPS, key_bytes, partition_of
 from fennel_core.vocab.position import stamp
@@ -42,7 +43,6 @@ from fennel_core.vocab.versions import FORMAT_HEADER, IS_TOMBSTONE, POS, SIGN, e
 
 RAW_RECORD_BYTES = 1 << 20
 """Bodies per raw record, unless one request is larger."""
-REASON_HEADER = "reason"
 ROWS_PER_TRANSACTION = 1 << 32
 ADDED = pl.Series(SIGN, [1], dtype=pl.Int8)
 PRESENT = pl.Series(IS_TOMBSTONE, [False])
@@ -318,7 +318,9 @@ def _dead_letters(request: PreparedRequest, positions: pa.Array) -> Iterator[Pro
             target.binding.dead_letters,
             request.round_robin % target.partitions,
             encode_frame(dead_letter_frame(target.binding.dataset, dead, positions)),
-            (FORMAT_HEADER, (REASON_HEADER, dead.reason.encode())),
+            DeadLetterOrigin(
+                DeadLetterKind.NOT_ADMITTED, INGEST, target.binding.dataset, dead.reason
+            ).headers(),
         )
 
 

@@ -3,7 +3,8 @@
 The admin client returns futures that its own threads complete, so calls run in a worker thread. A
 batch is one request: a controller creates hundreds of topics at once. Retention is measured by
 ingest time, never by event time, so topics use `LogAppendTime`. Topics that jobs read have no
-broker retention, because the broker does not know which consumers still need a record.
+broker retention, because the broker does not know which consumers still need a record. Dead letters
+have no reader that needs them, so the broker deletes them by age.
 """
 
 from __future__ import annotations
@@ -73,7 +74,7 @@ class KafkaTopicAdmin:
             "cleanup.policy": "delete",
             "retention.ms": UNLIMITED
             if kind in _READ_BY_JOBS
-            else str(self._settings.kafka_retention_ms),
+            else str(self._settings.dead_letter_retention_ms),
             "retention.bytes": UNLIMITED,
             "message.timestamp.type": "LogAppendTime",
             "max.message.bytes": str(FETCH_MAX_BYTES),

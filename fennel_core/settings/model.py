@@ -254,9 +254,10 @@ class LimitSettings(BaseSettings):
         "process stalls readers.",
     )
     kafka_retention_ms: int = Field(
-        7 * DAY_MS,
-        gt=0,
-        description="How long topics keep messages, ms. History on S3 keeps older ones.",
+        7 * DAY_MS, gt=0, description="How long topics keep messages, ms. History keeps older ones."
+    )
+    dead_letter_retention_ms: int = Field(
+        30 * DAY_MS, gt=0, description="How long new dead-letter topics keep rows, ms."
     )
     history_before_deletion: bool = Field(
         True,

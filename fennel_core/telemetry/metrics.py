@@ -97,26 +97,14 @@ def forget_process(pid: int, folder: Path) -> None:
 # Write path.
 SOURCE_DATASET = gauge(
     "fennel_source_dataset_metrics",
-    "State of the way from a source into its dataset: `backlog` rows received and "
-    "not yet applied, `event_timestamp_seconds` of the last.",
+    "State of a source: `event_timestamp_seconds` of the last accepted row.",
     ("source_name", "dataset_name", "metric"),
 )
 SOURCE_DATASET_ROWS = counter(
     "fennel_source_dataset_counter",
-    "Rows from a source by what became of them: `msgs_processed` or `schema_error`.",
+    "Rows from a source by what became of them: `msgs_processed`, or `schema_error` for rows that "
+    "were rejected or became dead letters.",
     ("source_name", "dataset_name", "format", "metric"),
-    exact_name=True,
-)
-PIPELINE = gauge(
-    "fennel_pipeline_metrics",
-    "State of a pipeline: `backlog` records not yet processed, "
-    "`event_timestamp_seconds` of the last, `error` rows that its code refused.",
-    ("pipeline_name", "dataset_name", "metric"),
-)
-EXPECTATION = counter(
-    "fennel_expectation_status_counter",
-    "Rows checked against an expectation, by outcome.",
-    ("dataset_name", "expectation", "status"),
     exact_name=True,
 )
 DISCARDED_ROWS = counter(
@@ -173,6 +161,13 @@ VIEW_AGE = gauge(
 )
 
 # Control plane.
+DEAD_LETTERS = gauge(
+    "fennel_dead_letter_rows",
+    "Rows that became dead letters since the workspace has its topic for them, by the dataset or "
+    "the title of the job, and by reason: `not-admitted`, `user-code`, `expression` or "
+    "`unclassified`. Counted from the topics, so a restart of any process loses none.",
+    ("workspace", "subject", "kind"),
+)
 RECONCILE_FAILURES = counter(
     "fennel_reconcile_failures",
     "Failed attempts of reconcile by the kind of item: `commit`, `destruction`, "

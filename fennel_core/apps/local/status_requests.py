@@ -32,6 +32,7 @@ class StatusAnswers:
     alarms: Rows | None
     drills: Rows | None
     failing: Rows | None
+    dead_letters: Rows | None
 
 
 def read(settings: Settings) -> StatusAnswers:
@@ -45,6 +46,7 @@ def read(settings: Settings) -> StatusAnswers:
         alarms=_rows(settings, f"{operations}/needed", "alarms"),
         drills=_rows(settings, f"{operations}/drills", "drills"),
         failing=_rows(settings, f"{operations}/reconcile", "failing"),
+        dead_letters=_rows(settings, f"{operations}/dead_letters", "dead_letters"),
     )
 
 

@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from fennel_core.apps.local.file_layout import FileLayout
@@ -20,6 +21,8 @@ MAX_ROWS: Final = 64
 MIN_COLUMNS: Final = 110
 """On a narrower terminal lines wrap instead of being cut."""
 FILE_COLUMNS: Final = 220
+REASON_SHOWN: Final = 120
+"""Characters of the reason of a dead letter; `status --json` has more."""
 RUNNING: Final = "running"
 PAUSED: Final = "paused"
 """The job is retained: no engine runs it, and it keeps its state."""
@@ -85,6 +88,28 @@ def print_workspaces(workspaces: Sequence[AlarmRow] | None) -> None:
     if counts:
         shown = ", ".join(counts[:MAX_ROWS]) + (", …" if len(counts) > MAX_ROWS else "")
         _console().print(f"\nPartitions per topic and job: {shown}", highlight=False)
+
+
+def print_dead_letters(counts: Sequence[AlarmRow] | None) -> None:
+    """Print how many rows became dead letters, the newest first; at most `MAX_ROWS` lines."""
+    if not counts:
+        return
+    table = Table(box=None, pad_edge=False)
+    for name in ("workspace", "dataset or job", "kind", "rows", "newest", "newest reason"):
+        table.add_column(
+            name, justify="right" if name == "rows" else "left", no_wrap=name != "newest reason"
+        )
+    newest = sorted(counts, key=lambda row: str(row["newest_at"]), reverse=True)
+    for row in newest[:MAX_ROWS]:
+        reason = " ".join(str(row["newest_reason"]).split())
+        shown = reason if len(reason) <= REASON_SHOWN else f"{reason[:REASON_SHOWN]}…"
+        values = (row["workspace"], row["subject"], row["kind"], row["rows"], row["newest_at"])
+        table.add_row(*(escape(str(value)) for value in (*values, shown)))
+    total = sum(int(row["rows"]) for row in counts)
+    more = f" (the newest {MAX_ROWS} of {len(counts)} counts)" if len(counts) > MAX_ROWS else ""
+    console = _console()
+    console.print(f"\nDead letters: {total} rows{more}", highlight=False)
+    console.print(table)
 
 
 def print_retained(retained: Sequence[AlarmRow] | None) -> None:

@@ -7,12 +7,15 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from fennel_core.dead_letters.counts import DeadLetterCount
+from fennel_core.dead_letters.postgres import PostgresDeadLetterCounts
 from fennel_core.definition.errors import JsonMalformed
 from fennel_core.definition.json_messages import json_body, json_response, required_string
 from fennel_core.definition.routes import API
 from fennel_core.definition.server_state import State, require_admin
 from fennel_core.ledger.purge import purge_retained
 from fennel_core.snapshots import drills
+from fennel_core.vocab.dead_letters import INGEST
 from fennel_core.vocab.ids import AssetId, WorkspaceId
 
 PURGE_FIELDS: Final = frozenset({"workspace", "assets", "allow_data_loss"})
@@ -74,6 +77,13 @@ async def failing_items(state: State) -> Response:
     return json_response({"failing": failing})
 
 
+@router.get("/dead_letters")
+async def dead_letters(state: State) -> Response:
+    """List how many rows of each workspace became dead letters, by dataset or job and reason."""
+    counts = await PostgresDeadLetterCounts(state.pool).read()
+    return json_response({"dead_letters": [dead_letter_row(each) for each in counts]})
+
+
 @router.get("/retained")
 async def retained_assets(state: State) -> Response:
     """List what no version needs any more and a commit can still revive."""
@@ -115,6 +125,20 @@ def _asset_ids(body: dict[str, Any]) -> frozenset[AssetId]:
             "`GET /api/v1/operations/retained` returned"
         )
     return frozenset(AssetId(id_) for id_ in ids)
+
+
+def dead_letter_row(each: DeadLetterCount) -> dict[str, Any]:
+    """Return a count as the API lists it; `job` is null for rows that ingest refused."""
+    writer = each.key.writer
+    return {
+        "workspace": each.workspace,
+        "subject": each.key.subject,
+        "job": None if writer in {"", INGEST} else writer,
+        "kind": each.key.kind.value,
+        "rows": each.count.rows,
+        "newest_at": _time(each.count.newest_ms),
+        "newest_reason": each.count.newest_reason,
+    }
 
 
 def _time(ms: int) -> str:

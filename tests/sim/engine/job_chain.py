@@ -15,6 +15,7 @@ from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 from functools import cache
 from typing import Any, Final
+from zlib import crc32
 
 import msgspec
 import polars as pl
@@ -197,7 +198,7 @@ def integral(frames: Sequence[pl.DataFrame], schema: Schema) -> Counter[tuple[An
 
 
 def expected_integrals(feed: RowSource) -> Mapping[TopicName, Counter[tuple[Any, ...]]]:
-    """Return the integral of every output topic.
+    """Return the integral of every output topic, and of the dead letters.
 
     `totals` is computed in one pass over the naive join, partition by partition.
     """
@@ -211,7 +212,13 @@ def expected_integrals(feed: RowSource) -> Mapping[TopicName, Counter[tuple[Any,
         CLEANED: integral([frame(EVENT, feed.events)], EVENT),
         JOINED: integral([frame(MET, met)], MET),
         TOTALS: integral(one_pass, SERVED),
+        DEAD: integral([frame(EVENT, [e for e in feed.events if is_dead(e["__pos"])])], EVENT),
     }
+
+
+def is_dead(position: bytes) -> bool:
+    """Return whether an event is a dead letter, too."""
+    return crc32(position) % 5 == 0
 
 
 def _single_pass(part: pl.DataFrame, top: Micros) -> Iterator[Any]:

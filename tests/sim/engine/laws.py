@@ -138,12 +138,13 @@ class Laws:
         }
 
     def check(self) -> None:
-        """Compare outputs, lookups and replaylogs with the recompute."""
+        """Compare outputs, dead letters, lookups and replaylogs with the recompute."""
         for topic, expected in job_chain.expected_integrals(self._world.feed).items():
             schema = {
                 job_chain.CLEANED: job_chain.EVENT,
                 job_chain.JOINED: job_chain.MET,
                 job_chain.TOTALS: job_chain.SERVED,
+                job_chain.DEAD: job_chain.EVENT,
             }[topic]
             records = [
                 r

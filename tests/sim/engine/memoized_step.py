@@ -15,6 +15,7 @@ import polars as pl
 
 from fennel_core.operators.step import DeadRows, OperatorStep, Outcome, StateReader
 from fennel_core.vocab.ids import Micros
+from fennel_core.vocab.versions import POS
 
 Asked = tuple[str, tuple[Any, ...], dict[str, Any], Any]
 KEPT = 4_000
@@ -45,12 +46,12 @@ class _Noted:
 class MemoizedStep:
     """The step `inner`, including its lookups and its watermark side.
 
-    `dead_every`: every batch whose number of rows is a multiple of it has a dead letter, too.
+    `is_dead`: rows that become dead letters, too, by their position.
     """
 
-    def __init__(self, inner: OperatorStep, dead_every: int | None = None) -> None:
+    def __init__(self, inner: OperatorStep, is_dead: Callable[[bytes], bool] | None = None) -> None:
         self._inner: Any = inner
-        self._dead_every = dead_every
+        self._is_dead = is_dead
         self._known: dict[tuple[Any, ...], list[tuple[list[Asked], Outcome]]] = {}
         self._count = 0
 
@@ -63,9 +64,10 @@ class MemoizedStep:
 
     def _applied(self, reads: StateReader, source: int, batch: pl.DataFrame) -> Outcome:
         outcome: Outcome = self._inner.apply(reads, source, batch)
-        if self._dead_every is None or len(batch) % self._dead_every:
-            return outcome
-        return replace(outcome, dead=(DeadRows("simulated", batch[:1]),))
+        dead = [
+            n for n, at in enumerate(batch[POS]) if self._is_dead is not None and self._is_dead(at)
+        ]
+        return replace(outcome, dead=(DeadRows("simulated", batch[dead]),)) if dead else outcome
 
     def advance(self, reads: StateReader, watermark: Micros) -> Outcome:
         return self._remembered(

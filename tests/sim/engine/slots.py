@@ -42,7 +42,6 @@ POLL_MS: Final = 600
 LIMITS: Final = RunnerLimits(iteration_bytes=6_000, environment="simulated", producer_idle_s=0.7)
 
 
-DEAD_EVERY: Final = 5
 DRIFTED: Final = b"drifted"
 """A key that only the state of a `DriftingStep` has."""
 
@@ -59,7 +58,7 @@ def _read(stored: bytes) -> tuple[Job, OperatorStep]:
 @cache
 def _memoized(stored: bytes) -> MemoizedStep:
     job, step = _read(stored)
-    return MemoizedStep(step, DEAD_EVERY if job.id == job_chain.CLEAN.id else None)
+    return MemoizedStep(step, job_chain.is_dead if job.id == job_chain.CLEAN.id else None)
 
 
 @dataclass
@@ -107,11 +106,13 @@ class SimRunnerFactory:
             async def run_user_code(batch: pl.DataFrame) -> Outcome:
                 await self.process.gate()
                 await self.process.delay()
-                return step.apply(hangar, 0, batch)
+                return memoized.apply(hangar, 0, batch)
 
             logic = JobLogic(None, None, logic.step_version, run_user_code)
         if self.drifts and logic.step is not None:
-            logic = replace(logic, step=DriftingStep(step, lambda: runner.status == "replaying"))
+            logic = replace(
+                logic, step=DriftingStep(memoized, lambda: runner.status == "replaying")
+            )
         try:
             hangar = await self.snapshots.open(
                 job, part, epoch, lambda held: self.machine.open(held, self.process)

@@ -14,11 +14,13 @@ from fennel_core.bank.memory_registry import MemoryRegistry
 from fennel_core.bank.registry import RegisteredJob
 from fennel_core.connections import installation
 from fennel_core.connections.installation import InstallationObjects
+from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.kafka import consumer
 from fennel_core.engine.local_state import LocalStateGarbage
 from fennel_core.engine.owned_producer import OwnedProducer
 from fennel_core.engine.replay import ReplaylogReplay
 from fennel_core.engine.supervisor import Supervisor
+from fennel_core.replaylog.marker import EpochMarker, encode_marker
 from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.vocab.ids import (
     Epoch,
@@ -30,6 +32,7 @@ from fennel_core.vocab.ids import (
     PartitionIndex,
     SlotId,
 )
+from tests.sim.engine import job_chain
 from tests.sim.engine.laws import LawViolated
 from tests.sim.engine.line_coverage import WANTED_PERCENT, covered
 from tests.sim.engine.model_archive import ROOT
@@ -183,6 +186,25 @@ def test_local_state_that_is_deleted_because_the_registry_is_empty_is_caught(
 
     monkeypatch.setattr(LocalStateGarbage, "to_delete", hasty)
     assert is_caught("was deleted", first=3)
+
+
+def test_a_dead_letter_that_is_written_apart_from_its_iteration_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    commit = OwnedProducer.commit
+
+    async def apart(
+        self: OwnedProducer, records: Sequence[OutgoingRecord], replayed: Offset
+    ) -> Offset:
+        letters = [record for record in records if record.topic == job_chain.DEAD]
+        if letters:
+            topic, part = self._replaylog
+            marker = OutgoingRecord(topic, part, encode_marker(EpochMarker(self._epoch)))
+            replayed = await commit(self, [*letters, marker], replayed)
+        return await commit(self, [r for r in records if r not in letters], replayed)
+
+    monkeypatch.setattr(OwnedProducer, "commit", apart)
+    assert is_caught("dead: too much", first=39)
 
 
 def is_caught(law: str, first: int) -> bool:

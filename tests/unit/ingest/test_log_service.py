@@ -14,6 +14,7 @@ from fennel_core.connections.errors import (
 )
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.erase import EraseService, erased_keys
+from fennel_core.vocab.dead_letters import origin_of
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, DatasetName, Micros, TopicName
 from fennel_core.vocab.versions import POS
@@ -108,6 +109,10 @@ async def test_only_the_callers_branch_can_refuse(world: World, branch: str, sta
     assert len(world.rows("w.topic.orders.1")) == 2
     (dead,) = world.rows("w.dead.1")
     assert (dead["dataset"], "b" in dead["row"]) == ("Users", True)
+    ((_, letter),) = world.messages("w.dead.1")
+    origin = origin_of(letter.headers)
+    assert (origin.kind, origin.writer, origin.subject) == ("not-admitted", "ingest", "Users")
+    assert "column `age`" in origin.reason
 
 
 async def test_an_unknown_endpoint_is_reloaded_before_it_is_refused(world: World) -> None:

@@ -14,8 +14,6 @@ from fennel_core.telemetry import metrics
 DOCUMENTED = {
     "fennel_source_dataset_metrics": "gauge",
     "fennel_source_dataset_counter": "counter",
-    "fennel_pipeline_metrics": "gauge",
-    "fennel_expectation_status_counter": "counter",
     "fennel_source_watermark_discarded_rows": "counter",
     "fennel_source_watermark_discarded_timestamp": "gauge",
     "fennel_request_counter": "counter",
@@ -46,7 +44,7 @@ def test_several_processes_add_up_to_one_page(tmp_path: Path) -> None:
     work = (
         "from fennel_core.telemetry import metrics as m\n"
         "m.DISCARDED_ROWS.labels('s', 'd').inc(3)\n"
-        "m.PIPELINE.labels('p', 'd', 'backlog').set(7)"
+        "m.SOURCE_DATASET.labels('s', 'd', 'event_timestamp_seconds').set(7)"
     )
     env = {**os.environ, metrics.MULTIPROCESS_VARIABLE: str(tmp_path)}
     root = Path(__file__).parents[3]
@@ -66,5 +64,6 @@ def test_several_processes_add_up_to_one_page(tmp_path: Path) -> None:
     ).stdout
     assert 'fennel_source_watermark_discarded_rows{dataset_name="d",source_name="s"} 6.0' in page
     assert (
-        'fennel_pipeline_metrics{dataset_name="d",metric="backlog",pipeline_name="p"} 7.0' in page
+        'fennel_source_dataset_metrics{dataset_name="d",metric="event_timestamp_seconds",'
+        'source_name="s"} 7.0' in page
     )

@@ -1,0 +1,1 @@
+"""Dead letters, counted from the topics that hold them."""
