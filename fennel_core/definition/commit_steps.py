@@ -70,6 +70,10 @@ JOBS_START_SECONDS: Final = 3.0
 """How long a commit waits for jobs that its reads do not require: the rows that a client logs next
 are then visible at once. They start in less than a second, on a busy machine in two.
 """
+LATE_REQUEST_TRANSACTIONS: Final = 6
+"""Time-outs of a Kafka transaction until every request that ingest began is accepted or has failed:
+its records and its commit take up to one each, the broker aborts it after one more, late.
+"""
 FAILURE_CHARS: Final = 500
 """Longest message of an unexpected failure that is stored in a commit's row."""
 
@@ -319,6 +323,7 @@ def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
         orphan_grace_ms=Millis(settings.orphan_grace_ms),
         commit_history_ms=Millis(settings.commit_history_s * 1000),
         first_warm_seconds=JOBS_START_SECONDS,
+        late_request_ms=Millis(LATE_REQUEST_TRANSACTIONS * settings.transaction_timeout_ms),
     )
     context = LedgerContext(
         PostgresLedger(pool, Millis(settings.destroy_grace_ms)),

@@ -13,6 +13,7 @@ from fennel_core.vocab.ids import Millis
 
 LEASE_MS: Final = Millis(60_000)
 ORPHAN_GRACE_MS: Final = Millis(3_600_000)
+LATE_REQUEST_MS: Final = Millis(60_000)
 COMMIT_HISTORY_MS: Final = Millis(30 * 86_400_000)
 
 
@@ -36,6 +37,10 @@ class LedgerTimings:
     should be quick.
     """
     orphan_grace_ms: Millis = ORPHAN_GRACE_MS
+    late_request_ms: Millis = LATE_REQUEST_MS
+    """How long a request that was on its way to an endpoint when a commit dropped it may take until
+    it is accepted or has failed. The endpoint is counted again only after that.
+    """
     commit_history_ms: Millis = COMMIT_HISTORY_MS
     """How long the definitions of replaced versions and the entries of the ledgers are kept."""
 

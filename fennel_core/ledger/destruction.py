@@ -24,7 +24,7 @@ from fennel_core.ledger.transitions import (
     expire_retained,
 )
 from fennel_core.telemetry.logs import logger
-from fennel_core.vocab.ids import AssetId, JobId, TopicName, WorkspaceId
+from fennel_core.vocab.ids import AssetId, JobId, Millis, TopicName, WorkspaceId
 
 log = logger(__name__)
 
@@ -48,8 +48,8 @@ async def destroy_condemned(context: LedgerContext, workspace: WorkspaceId) -> i
 
     Returns the number of entries that are still open.
     """
-    began = context.now()
-    work = await context.ledger.run(lambda tx: _stop_jobs(tx, workspace))
+    began, quiet_ms = context.now(), context.timings.late_request_ms
+    work = await context.ledger.run(lambda tx: _stop_jobs(tx, workspace, quiet_ms))
     log_steps(AssetAction.STOP, work.stopped, context.now() - began)
     if work.presumed_empty:
         await _check_presumed_empty(context, workspace, work.presumed_empty)
@@ -79,6 +79,7 @@ async def _check_presumed_empty(
     have been accepted later. While Kafka is unavailable they do not expire. The next pass
     destroys what was found empty.
     """
+    quiet_ms = context.timings.late_request_ms
     counted = {TopicName(a.id): a.blueprint.partitions for a in assets}
     try:
         counts = await context.topics.message_counts(counted)
@@ -91,18 +92,18 @@ async def _check_presumed_empty(
     async def record(tx: LedgerTransaction) -> None:
         await tx.bank.lock(workspace)
         # A commit may have revived one of them since.
-        still = set(await tx.presumed_empty(workspace))
+        still = set(await tx.presumed_empty(workspace, quiet_ms))
         await tx.found_empty(still.intersection(empty))
         await tx.found_rows(still.intersection(with_rows))
 
     await context.ledger.run(record)
 
 
-async def _stop_jobs(tx: LedgerTransaction, workspace: WorkspaceId) -> _Work:
+async def _stop_jobs(tx: LedgerTransaction, workspace: WorkspaceId, quiet_ms: Millis) -> _Work:
     """Ask engines to stop the condemned jobs and remove those that have stopped."""
     await tx.bank.lock(workspace)
     await expire_retained(tx, workspace)
-    presumed_empty = await tx.bank.assets(await tx.presumed_empty(workspace))
+    presumed_empty = await tx.bank.assets(await tx.presumed_empty(workspace, quiet_ms))
     entries = await tx.entries(LedgerKind.DESTRUCTION, workspace=workspace)
     if not entries:
         return _Work([], [], [], presumed_empty)

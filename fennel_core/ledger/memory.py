@@ -443,13 +443,14 @@ class MemoryLedgerTransaction:
         ]
         return await self.bank.unheld(over)
 
-    async def presumed_empty(self, workspace: WorkspaceId) -> list[AssetId]:
+    async def presumed_empty(self, workspace: WorkspaceId, quiet_ms: Millis) -> list[AssetId]:
         return sorted(
             a.id
             for a in self.bank.rows.values()
             if (a.workspace, a.state) == (workspace, AssetState.RETAINED)
             and self._is_over(a.id)
             and self.grace[a.id].if_empty
+            and self.grace[a.id].since_ms <= self.now_ms() - quiet_ms
         )
 
     async def found_empty(self, ids: Iterable[AssetId]) -> None:

@@ -30,7 +30,9 @@ CONFIRM = """
 """
 PRESUMED_EMPTY = """
     SELECT id FROM asset
-    WHERE workspace = %s AND state = 'retained' AND if_empty AND destroy_after <= now() ORDER BY id
+    WHERE workspace = %s AND state = 'retained' AND if_empty AND destroy_after <= now()
+        AND retained_at <= now() - %s * interval '1 ms'
+    ORDER BY id
 """
 FOUND_EMPTY = "UPDATE asset SET if_empty = false WHERE id = ANY(%s::text[])"
 FOUND_ROWS = """
@@ -137,8 +139,9 @@ class GracePeriods:
         rows = await self._rows(EXPIRED, values)
         return await self._bank.unheld([AssetId(id_) for (id_,) in rows])
 
-    async def presumed_empty(self, workspace: WorkspaceId) -> list[AssetId]:
-        return [AssetId(id_) for (id_,) in await self._rows(PRESUMED_EMPTY, (workspace,))]
+    async def presumed_empty(self, workspace: WorkspaceId, quiet_ms: Millis) -> list[AssetId]:
+        rows = await self._rows(PRESUMED_EMPTY, (workspace, quiet_ms))
+        return [AssetId(id_) for (id_,) in rows]
 
     async def found_empty(self, ids: Iterable[AssetId]) -> None:
         await self._execute(FOUND_EMPTY, (list(ids),))

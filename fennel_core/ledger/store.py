@@ -40,7 +40,7 @@ T = TypeVar("T")
 
 
 NO_GRACE: Final = Millis(0)
-"""No grace period: a released asset is condemned at once."""
+"""No grace period: a released asset is condemned at once, unless its loss must be confirmed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -415,7 +415,7 @@ class LedgerTransaction(Protocol):
 
     @property
     def destroy_grace_ms(self) -> Millis:
-        """How long a released asset is retained; 0: it is condemned at once."""
+        """How long a released asset is retained; 0: it is condemned at once if it may be lost."""
         ...
 
     async def retain(
@@ -458,8 +458,12 @@ class LedgerTransaction(Protocol):
         """
         ...
 
-    async def presumed_empty(self, workspace: WorkspaceId) -> list[AssetId]:
-        """Return the retained assets whose period is over if they are empty."""
+    async def presumed_empty(self, workspace: WorkspaceId, quiet_ms: Millis) -> list[AssetId]:
+        """Return the retained assets whose period is over if they are empty.
+
+        Only those that were released at least `quiet_ms` ago: what was on its way to them then has
+        been accepted or has failed since.
+        """
         ...
 
     async def found_empty(self, ids: Iterable[AssetId]) -> None:

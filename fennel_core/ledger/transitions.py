@@ -7,7 +7,7 @@ These are the shared parts of the steps in `reservation.py` up to `destruction.p
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from fennel_core.bank.store import AssetState, AssetSummary
 from fennel_core.blueprints.logical import AssetKind
@@ -140,34 +140,37 @@ async def retain_or_condemn(
 ) -> None:
     """Retain those of `released` that are no longer held, or add them to the destruction ledger.
 
-    What was in use is retained for the grace period, what never was is condemned. The caller holds
-    the workspace's lock. `commit` None: a branch was deleted.
+    What was in use is retained for the grace period, what never was is condemned. Endpoints whose
+    loss is not confirmed are retained without a grace period, too: those that the plan knew to be
+    empty until they were counted again, the others until a loss is confirmed. The caller holds the
+    workspace's lock. `commit` None: a branch was deleted.
     """
     unheld = await tx.bank.summaries(await tx.bank.unheld(released))
     live = [h for h in unheld if h.state is AssetState.LIVE]
     unused = (AssetState.PENDING, AssetState.CREATED, AssetState.FAILED)
     condemned = [h for h in unheld if h.state in unused]
     await apply_asset_event(tx, condemned, AssetEvent.UNDONE)
-    if live and tx.destroy_grace_ms:
-        await apply_asset_event(tx, live, AssetEvent.RETAINED)
-        endpoints = await _endpoints_to_keep(tx, commit, live)
+    endpoints = await _endpoints_to_keep(tx, commit, live)
+    retained = [h for h in live if tx.destroy_grace_ms or h.id in endpoints]
+    if retained:
+        await apply_asset_event(tx, retained, AssetEvent.RETAINED)
         empty = await _planned_without_rows(tx, commit)
-        await tx.retain(workspace, [h.id for h in live], endpoints - empty, endpoints & empty)
-    else:
-        await apply_asset_event(tx, live, AssetEvent.RELEASED)
-        condemned += live
+        await tx.retain(workspace, [h.id for h in retained], endpoints - empty, endpoints & empty)
+    released_now = [h for h in live if h not in retained]
+    await apply_asset_event(tx, released_now, AssetEvent.RELEASED)
+    condemned += released_now
     if condemned:
         await tx.add_entries(LedgerKind.DESTRUCTION, workspace, commit, [h.id for h in condemned])
 
 
 async def _endpoints_to_keep(
-    tx: LedgerTransaction, commit: CommitId | None, released: Iterable[AssetSummary]
+    tx: LedgerTransaction, commit: CommitId | None, released: Collection[AssetSummary]
 ) -> frozenset[AssetId]:
     """Return the endpoints whose requests may not be destroyed: their loss is not confirmed.
 
     To delete a branch is a confirmation.
     """
-    if commit is None or (await commit_row(tx, commit)).options.allow_data_loss:
+    if commit is None or not released or (await commit_row(tx, commit)).options.allow_data_loss:
         return frozenset()
     return frozenset(h.id for h in released if h.key.kind is AssetKind.RAW)
 

@@ -362,7 +362,7 @@ class LimitSettings(BaseSettings):
         ge=0,
         description="How long assets that no version needs any more are retained with their rows "
         "and state, so that a commit can revive them, s. Empty: a day, or 0 with development "
-        "tokens. 0: they are destroyed at once.",
+        "tokens. 0: they are destroyed at once, endpoints after they were counted again.",
     )
     allow_data_loss: bool | None = Field(
         None,

@@ -5,11 +5,12 @@ from __future__ import annotations
 from fennel_core.bank.store import Asset, AssetState
 from fennel_core.blueprints.commit_plan import asset_id
 from fennel_core.ledger.store import Ledger, LedgerTransaction
-from fennel_core.vocab.ids import AssetId, WorkspaceId
+from fennel_core.vocab.ids import AssetId, Millis, WorkspaceId
 from tests.support.toy_commits import toy
 
 SHOP = WorkspaceId("shop")
 BLUEPRINTS = toy("orders", "users").topics
+NO_WAIT = Millis(0)
 KEYS = [b.key for b in BLUEPRINTS]
 
 
@@ -93,15 +94,16 @@ async def test_what_is_presumed_to_be_empty_expires_only_when_it_was_found_empty
 
     await ledger.run(work)
     assert await expired() == []
-    assert await ledger.run(lambda tx: tx.presumed_empty(SHOP)) == ids
+    assert await ledger.run(lambda tx: tx.presumed_empty(SHOP, NO_WAIT)) == ids
+    assert await ledger.run(lambda tx: tx.presumed_empty(SHOP, Millis(60_000))) == [], "too early"
     assert await ledger.run(lambda tx: tx.workspaces_with_expired()) == [SHOP]
     await ledger.run(lambda tx: tx.found_empty(ids[:1]))
     await ledger.run(lambda tx: tx.found_rows(ids[1:2]))
     assert await expired() == ids[:1]
-    assert await ledger.run(lambda tx: tx.presumed_empty(SHOP)) == ids[2:]
+    assert await ledger.run(lambda tx: tx.presumed_empty(SHOP, NO_WAIT)) == ids[2:]
     await ledger.run(lambda tx: tx.confirm_losses(SHOP))
     assert await expired() == ids
-    assert await ledger.run(lambda tx: tx.presumed_empty(SHOP)) == []
+    assert await ledger.run(lambda tx: tx.presumed_empty(SHOP, NO_WAIT)) == []
 
 
 async def test_a_revived_asset_has_no_end(ledger: Ledger) -> None:

@@ -17,7 +17,7 @@ from fennel_core.ledger.lifecycle import (
     CommitState,
 )
 from fennel_core.ledger.memory import MemoryLedgerTransaction
-from fennel_core.ledger.store import Branch, LedgerKind
+from fennel_core.ledger.store import Branch
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, TopicName, WorkspaceId
 from tests.sim.commit.data_plane import catalog_of, lookups, promises, source_topics
 from tests.sim.commit.definitions import entities, versions
@@ -77,8 +77,6 @@ class Laws:
     ) -> None:
         for id_, row in after.commits.items():
             old = before.commits.get(id_)
-            if old is None:
-                self._world.accepted_before[id_] = self._world.ingest.accepted
             if old is None or old.state is row.state:
                 continue
             self._world.record(f"{id_} is {row.state}")
@@ -273,29 +271,12 @@ class Laws:
         lost = held & set(names)
         require(not lost, f"{sorted(lost)[:2]} are destroyed although they are held")
         for name in names:
-            if ".raw." in name and self._rows_at_stake(name):
+            if ".raw." in name and self._world.logs.rows(name):
                 confirmed = bank.rows[AssetId(name)].workspace in self._world.confirmed
                 require(confirmed, f"the rows of {name} are destroyed and no user confirmed it")
         for job in self._world.ledger.state.jobs.values():
             used = job.spec.topics & set(names)
             require(not used, f"{sorted(used)[:2]} are destroyed although {job.spec.id} uses them")
-
-    def _rows_at_stake(self, raw: TopicName) -> list[int]:
-        """Return the rows of an endpoint that is going to be destroyed.
-
-        Without a grace period, endpoints are counted before T1 only: what was accepted after the
-        commit that drops the endpoint was received does not count.
-        """
-        world = self._world
-        rows = world.logs.rows(raw)
-        if world.destroy_grace_ms:
-            return rows
-        entries = world.ledger.state.entry_rows.values()
-        dropped_by = {
-            e.commit for e in entries if e.ledger is LedgerKind.DESTRUCTION and e.asset == raw
-        }
-        known = max((world.accepted_before[c] for c in dropped_by if c is not None), default=0)
-        return [row for row in rows if row <= known]
 
     # --- at rest ----------------------------------------------------------------------------------
 
@@ -322,9 +303,10 @@ class Laws:
         held = {id_ for _, _, id_ in state.bank.refs}
         alive = {i for i, a in state.bank.rows.items() if a.state is not AssetState.DELETED}
         retained = {i for i, a in state.bank.rows.items() if a.state is AssetState.RETAINED}
-        require(not retained or state.destroy_grace_ms, "assets are retained without a period")
         for id_ in retained:
-            ends_ms = state.grace[id_].ends_ms
+            ends_ms, kind = state.grace[id_].ends_ms, state.bank.rows[id_].key.kind
+            may_stay = state.destroy_grace_ms or kind is AssetKind.RAW
+            require(may_stay, f"{id_} is retained without a period")
             require(ends_ms is None or ends_ms > now_ms() - 10_000, f"{id_} is retained too long")
         paused = {id_ for id_, job in state.jobs.items() if job.paused}
         require(paused == retained & state.jobs.keys(), "other jobs are paused than are retained")

@@ -18,7 +18,7 @@ import pytest
 
 from fennel_core.blueprints import source_contents
 from fennel_core.definition import commit_service, commit_steps
-from fennel_core.ledger import switching, warming
+from fennel_core.ledger import destruction, switching, transitions, warming
 from fennel_core.ledger.commit_failure import reject_commit
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.memory import MemoryLedgerTransaction
@@ -33,7 +33,7 @@ from fennel_core.ledger.reconcile import nothing_runs
 from fennel_core.ledger.reservation import reserve
 from fennel_core.ledger.store import CatchUp, Commit, LedgerTransaction, PartitionProgress
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import AssetId, CommitId
+from fennel_core.vocab.ids import AssetId, CommitId, Millis, WorkspaceId
 from tests.sim.commit import world
 from tests.sim.commit.laws import LawViolated
 from tests.sim.commit.world import quiet, simulate
@@ -181,3 +181,28 @@ def test_a_revived_job_that_stays_paused_is_caught(monkeypatch: pytest.MonkeyPat
 
     monkeypatch.setattr(MemoryLedgerTransaction, "end_grace", forget)
     assert is_caught("is stopped", first=7)
+
+
+def test_an_endpoint_that_is_destroyed_without_being_counted_again_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def presume(context: LedgerContext, workspace: WorkspaceId, _: object) -> None:
+        async def empty(tx: LedgerTransaction) -> None:
+            await tx.found_empty(await tx.presumed_empty(workspace, Millis(0)))
+
+        await context.ledger.run(empty)
+
+    monkeypatch.setattr(destruction, "_check_presumed_empty", presume)
+    assert is_caught("no user confirmed it", first=38)
+
+
+def test_an_endpoint_that_is_destroyed_at_once_without_a_grace_period_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    to_keep = transitions._endpoints_to_keep
+
+    async def with_a_period(tx: LedgerTransaction, *values: Any) -> frozenset[AssetId]:
+        return await to_keep(tx, *values) if tx.destroy_grace_ms else frozenset()
+
+    monkeypatch.setattr(transitions, "_endpoints_to_keep", with_a_period)
+    assert is_caught("no user confirmed it", first=38)

@@ -183,8 +183,6 @@ class World:
     """Workspaces in which a user has confirmed that rows may be lost."""
     met: Counter[str] = field(default_factory=Counter)
     """How often the run met what a law is about."""
-    accepted_before: dict[CommitId, int] = field(default_factory=dict)
-    """How many rows were accepted before a commit was received."""
     interrupted: set[CommitId] = field(default_factory=set)
     """Commits that were running when all servers started again."""
     broken: LawViolated | None = None

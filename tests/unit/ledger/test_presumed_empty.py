@@ -21,9 +21,9 @@ def users() -> Compiled:
     return compile_datasets([sourced("Users", USERS, version=1, source=webhook("e"))], 2)
 
 
-async def dropped() -> tuple[World, TopicName]:
+async def dropped(grace_ms: int = GRACE_MS) -> tuple[World, TopicName]:
     """Return a world in which an endpoint without a request was dropped, and its raw topic."""
-    world = World(GRACE_MS)
+    world = World(grace_ms)
     await world.open()
     await world.commit("first", users())
     (raw,) = (topic for topic in world.topics.partition_counts if ".raw." in topic)
@@ -33,6 +33,10 @@ async def dropped() -> tuple[World, TopicName]:
 
 async def expire(world: World) -> None:
     world.now_ms += GRACE_MS + 70_000
+    await passes(world)
+
+
+async def passes(world: World) -> None:
     for _ in range(5):
         world.engines.turn()
         await reconcile(world.context())
@@ -68,3 +72,32 @@ async def test_nothing_is_destroyed_that_could_not_be_counted(
     assert raw in world.topics.partition_counts
     await expire(world)
     assert raw not in world.topics.partition_counts
+
+
+async def test_without_a_grace_period_an_endpoint_is_counted_when_late_requests_have_ended() -> (
+    None
+):
+    world, raw = await dropped(grace_ms=0)
+    await passes(world)
+    assert raw in world.topics.partition_counts
+    world.topics.messages[raw] = 1
+    await expire(world)
+    assert raw in world.topics.partition_counts, "accepted after the count of the plan"
+    (kept,) = await world.ledger.run(lambda tx: tx.released(SHOP))
+    assert (kept.id, kept.ends_ms) == (raw, None)
+
+
+async def test_without_a_grace_period_an_endpoint_that_stayed_empty_is_destroyed() -> None:
+    world, raw = await dropped(grace_ms=0)
+    (kept,) = await world.ledger.run(lambda tx: tx.released(SHOP))
+    assert kept.id == raw, "everything else is destroyed at once"
+    await expire(world)
+    assert raw not in world.topics.partition_counts
+
+
+async def test_a_commit_that_needs_an_endpoint_revives_it_without_a_grace_period() -> None:
+    world, raw = await dropped(grace_ms=0)
+    await world.commit("third", users())
+    await expire(world)
+    assert raw in world.topics.partition_counts
+    assert not await world.ledger.run(lambda tx: tx.released(SHOP))
