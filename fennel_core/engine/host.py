@@ -37,6 +37,10 @@ log = structlog.get_logger(__name__)
 TASK_FAILURES: Final = 1_000_000
 RETRY_PAUSE_S: Final = 1.0
 SLOTS_GROUP: Final = "slots"
+JVM_OPTIONS: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""The JVM only starts and watches Python processes. With the optimising compiler, its start takes
+twice the CPU, and that is what a recovery waits for on a busy machine.
+"""
 
 
 def engine_session(settings: Settings, engine: EngineId) -> SparkSession:
@@ -52,6 +56,7 @@ def engine_session(settings: Settings, engine: EngineId) -> SparkSession:
         .config("spark.speculation", False)
         .config("spark.dynamicAllocation.enabled", False)
         .config("spark.python.worker.reuse", False)
+        .config("spark.driver.extraJavaOptions", JVM_OPTIONS)
         .getOrCreate()
     )
 
