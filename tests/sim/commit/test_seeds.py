@@ -6,6 +6,7 @@ defect that no seed can show would prove that the world is too tame.
 
 from __future__ import annotations
 
+import itertools
 import os
 import subprocess
 import sys
@@ -29,7 +30,7 @@ from fennel_core.ledger.readiness import (
     WarmingJobs,
     judge_readiness,
 )
-from fennel_core.ledger.reconcile import nothing_runs
+from fennel_core.ledger.reconcile import Reconciler, ReconcileResult, nothing_runs
 from fennel_core.ledger.reservation import reserve
 from fennel_core.ledger.store import CatchUp, Commit, LedgerTransaction, PartitionProgress
 from fennel_core.vocab.errors import ApiError
@@ -158,6 +159,23 @@ def test_a_reconcile_that_does_not_ask_for_queued_runs_is_caught(
 ) -> None:
     monkeypatch.setattr(world, "run_check", lambda _: nothing_runs)
     assert is_caught("was undone while it was running", first=1)
+
+
+def test_a_pass_that_ends_at_the_first_item_that_fails_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def one_after_the_other(self: Reconciler, **_: bool) -> ReconcileResult:
+        result = ReconcileResult()
+        for item in itertools.chain.from_iterable(await self._items()):
+            try:
+                await self._work(item, result)
+            except Exception:
+                await self._give_back(item)
+                raise
+        return result
+
+    monkeypatch.setattr(Reconciler, "run_pass", one_after_the_other)
+    assert is_caught("not settled", first=6)
 
 
 def test_reads_that_move_before_the_whole_chain_has_caught_up_are_caught(
