@@ -37,6 +37,10 @@ _PAGE: Final = 4096
 FIRST_PAUSE_S: Final = 0.01
 LONGEST_PAUSE_S: Final = 1.0
 """Between attempts to write to a busy store."""
+LARGE_BATCH_KEYS: Final = 50_000
+"""A batch with more keys is staged on another thread first: RocksDB writes that many in a third of
+a second, in which the slot renews no lease and serves no lookup.
+"""
 _HASH_BYTES: Final = 16
 _MODULUS: Final = 1 << (8 * _HASH_BYTES)
 _encode = msgspec.msgpack.Encoder().encode
@@ -198,7 +202,8 @@ class PartitionState:
         """Write an iteration's mutations and the progress after them in one batch.
 
         Call it on the thread that serves lookups: they then never read half an iteration. While the
-        store is busy, lookups see the state before, and the slot renews its lease.
+        store is busy or a large batch is staged, lookups see the state before, and the slot renews
+        its lease.
         """
         assert not self._applying, "iterations are applied one after the other"
         after = StateProgress(
@@ -207,6 +212,8 @@ class PartitionState:
         batch, pause_s = write_batch(after, outcome), FIRST_PAUSE_S
         self._applying = True
         try:
+            if len(batch.puts) + len(batch.deletes) > LARGE_BATCH_KEYS:
+                await asyncio.to_thread(self.hangar.stage, batch)
             while not self._write(batch):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

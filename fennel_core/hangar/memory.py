@@ -37,6 +37,9 @@ class MemoryHangar:
             keys.reverse()
         return [(key, self._values[key]) for key in keys[:limit]]
 
+    def stage(self, batch: WriteBatch) -> None:
+        """Do nothing: a write takes a moment anyway."""
+
     def write(self, batch: WriteBatch) -> None:
         assert not batch.deletes & batch.puts.keys(), "a key is put or deleted, never both"
         for key in batch.deletes:

@@ -7,6 +7,8 @@ The contract suite pins these properties of rocksdict, on which this module reli
   bound.
 - An iterator of a snapshot shows the latest data, so there are no views.
 - An iterator keeps the database open, so none outlives its scan.
+- A write keeps the interpreter: 500,000 keys for seconds. A staged batch is written to table files
+  instead, key by key on another thread, and all of them are ingested at once, which is atomic.
 - A list `get` is one call for many keys.
 - A write that would have to wait for compactions fails at once with `no_slowdown`. It would keep
   the interpreter while it waits, and so the lease of the whole slot.
@@ -24,6 +26,8 @@ from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
+from shutil import rmtree
+from tempfile import mkdtemp
 
 from rocksdict import (
     BlockBasedOptions,
@@ -31,8 +35,10 @@ from rocksdict import (
     Checkpoint,
     DbClosedError,
     DBCompressionType,
+    IngestExternalFileOptions,
     Options,
     Rdict,
+    SstFileWriter,
     WriteOptions,
 )
 from rocksdict import WriteBatch as RocksBatch
@@ -46,9 +52,15 @@ FILE_BYTES = 16 * 1024 * 1024
 changes; object stores may hold it in memory.
 """
 MAX_LOG_FILES = 1
+STAGED_FILE_KEYS = 50_000
+"""Keys of one file of a staged batch."""
 _FIRST_CHUNK = 16
 _LARGEST_CHUNK = 4096
 _CURRENT = "CURRENT"
+_STAGED = "staged"
+"""Folder in a store's folder for the files of staged batches; it has one folder for each."""
+_STALLS = ("rocksdb.is-write-stopped", "rocksdb.actual-delayed-write-rate")
+"""Properties that are not 0 while a flush would have to wait for compactions."""
 _STALLED = "Result incomplete"
 _CORRUPTION = ("Corruption", "IO error: No such file or directory")
 """Prefixes of RocksDB's error texts when a file is corrupt or missing. A full disk or a held lock
@@ -107,6 +119,9 @@ class RocksHangar:
                 f"{path.name} has files but no {_CURRENT}: opening it would create an empty store"
             )
         path.parent.mkdir(parents=True, exist_ok=True)
+        rmtree(path / _STAGED, ignore_errors=True)  # of an owner that died in between
+        self._path, self._cache = path, cache
+        self._staged: tuple[WriteBatch, Path] | None = None
         opts = options(cache)
         self._closed: Callable[[], None] | None = closed
         try:
@@ -167,8 +182,27 @@ class RocksHangar:
             _raise_if_corrupt(failed)
             raise
 
+    def stage(self, batch: WriteBatch) -> None:
+        (self._path / _STAGED).mkdir(exist_ok=True)
+        folder = Path(mkdtemp(dir=self._path / _STAGED))
+        keys = sorted([*batch.puts, *batch.deletes])
+        for number, first in enumerate(range(0, len(keys), STAGED_FILE_KEYS)):
+            file = SstFileWriter(options=options(self._cache))
+            file.open(str(folder / f"{number:06d}.sst"))
+            for key in keys[first : first + STAGED_FILE_KEYS]:
+                if key in batch.deletes:
+                    del file[key]
+                else:
+                    file[key] = batch.puts[key]
+            file.finish()
+        self._staged = (batch, folder)
+
     def write(self, batch: WriteBatch) -> None:
         assert not batch.deletes & batch.puts.keys(), "a key is put or deleted, never both"
+        if self._staged is not None and self._staged[0] is batch:
+            self._ingest(self._staged[1])
+            self._staged = None
+            return
         rocks = RocksBatch(raw_mode=True)
         for key, value in batch.puts.items():
             rocks.put(key, value)
@@ -181,6 +215,19 @@ class RocksHangar:
                 raise HangarBusy(str(failed)) from failed
             _raise_if_corrupt(failed)
             raise
+
+    def _ingest(self, folder: Path) -> None:
+        """Add the files of a staged batch to the store, all or none."""
+        if any(self._db.property_int_value(name) for name in _STALLS):
+            raise HangarBusy("a flush would have to wait for compactions")
+        moved = IngestExternalFileOptions()
+        moved.set_move_files(True)
+        try:
+            self._db.ingest_external_file([str(p) for p in sorted(folder.iterdir())], moved)
+        except Exception as failed:
+            _raise_if_corrupt(failed)
+            raise
+        rmtree(folder, ignore_errors=True)
 
     def checkpoint(self, target: Path) -> None:
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -60,6 +60,13 @@ class Hangar(StateReader, Protocol):
     Reads raise HangarCorrupt rather than return less than was written.
     """
 
+    def stage(self, batch: WriteBatch) -> None:
+        """Prepare the write of this very batch, so that it is short although the batch is large.
+
+        Nothing is visible before `write`. Unlike all other methods it may run on another thread.
+        """
+        ...
+
     def write(self, batch: WriteBatch) -> None:
         """Apply the batch atomically. It survives the process, but not the machine.
 

@@ -232,3 +232,59 @@ def test_a_write_that_would_wait_for_the_disk_fails_at_once_and_writes_nothing(
         time.sleep(0.001)  # a compaction runs in RocksDB's own thread
     assert store.get_many([refused]) == [b""]
     store.close()
+
+
+def test_a_staged_batch_is_visible_when_it_is_written_and_stays(
+    hangar: Hangar, opener: Open, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(rocks, "STAGED_FILE_KEYS", 7)
+    fill(hangar, 20)
+    changed = {b"k%05d" % i: b"new%d" % i for i in range(10, 40)}
+    batch = WriteBatch({**changed, b"\xffprogress": b"1"}, frozenset([b"k00003", b"unknown"]))
+    hangar.stage(batch)
+    assert hangar.get_many([b"k00003", b"k00010", b"k00030"]) == [b"v3", b"v10", None]
+    hangar.write(batch)
+    expected = {b"k%05d" % i: b"v%d" % i for i in range(20) if i != 3} | changed
+    assert dict(hangar.scan(b"", b"\xff")) == expected
+    hangar.write(WriteBatch({b"k00011": b"later"}))
+    assert hangar.get_many([b"k00010", b"k00011", b"\xffprogress"]) == [b"new10", b"later", b"1"]
+    hangar.checkpoint(tmp_path / "checkpoint")
+    restored = opener(tmp_path / "checkpoint")
+    assert dict(restored.scan(b"", b"\xff")) == expected | {b"k00011": b"later"}
+    restored.close()
+
+
+def test_a_batch_that_was_staged_and_not_written_leaves_nothing(
+    opener: Open, tmp_path: Path
+) -> None:
+    path = tmp_path / "state"
+    store = opener(path)
+    fill(store, 3)
+    store.stage(WriteBatch({b"lost": b"1"}))
+    store.write(WriteBatch({b"other": b"2"}))
+    assert store.get_many([b"lost", b"other"]) == [None, b"2"]
+    store.close()
+    if isinstance(store, RocksHangar):
+        assert (path / "staged").exists()
+        reopened = opener(path)
+        assert reopened.get_many([b"lost", b"other"]) == [None, b"2"]
+        assert not (path / "staged").exists()
+        reopened.close()
+
+
+def test_a_staged_batch_waits_as_long_as_a_flush_would(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    store = RocksHangar(tmp_path / "state", Cache(8 * 1024 * 1024))
+    batch = WriteBatch({b"a": b"1"})
+    store.stage(batch)
+    with monkeypatch.context() as patch:
+        patch.setattr(
+            rocks, "_STALLS", ("rocksdb.num-immutable-mem-table", "rocksdb.block-cache-capacity")
+        )
+        with pytest.raises(HangarBusy):
+            store.write(batch)
+    assert store.get_many([b"a"]) == [None]
+    store.write(batch)
+    assert store.get_many([b"a"]) == [b"1"]
+    store.close()

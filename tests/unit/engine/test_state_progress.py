@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import asyncio
+import threading
 from collections.abc import Sequence
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from fennel_core.engine import state_progress
-from fennel_core.engine.state_progress import NO_PROGRESS, CachedReads, StateProgress
+from fennel_core.engine.state_progress import (
+    NO_PROGRESS,
+    CachedReads,
+    PartitionState,
+    StateProgress,
+)
 from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators.step import Outcome
 from fennel_core.vocab.ids import Epoch, Offset
 
@@ -60,3 +69,44 @@ def test_keys_that_the_step_has_read_are_not_read_again() -> None:
     assert hangar.read_keys == read_keys
     state_progress.updated_state_hash(reads, 0, Outcome({b"b": b"3"}))
     assert hangar.read_keys == read_keys + 1
+
+
+class SlowToStage(MemoryHangar):
+    """Stages a batch until the event loop has renewed its lease a few times."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.renewed, self.staged = threading.Semaphore(0), 0
+
+    def stage(self, batch: WriteBatch) -> None:
+        self.staged += 1
+        for _ in range(3):
+            assert self.renewed.acquire(timeout=60), "the event loop is held"
+
+
+async def test_a_lease_is_renewed_and_the_state_is_read_while_a_large_batch_is_staged(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state_progress, "LARGE_BATCH_KEYS", 3)
+    hangar = SlowToStage()
+    state = PartitionState(hangar, Epoch(1))
+
+    async def renewals() -> None:
+        while True:
+            assert hangar.get_many([b"a", b"b"]) in ([None, None], [b"1", b"2"])
+            hangar.renewed.release()
+            await asyncio.sleep(0.001)  # the interval of renewals: without them staging never ends
+
+    small = Outcome(puts={b"x": b"1"}, deletes=frozenset([b"y"]))
+    await state.apply(1, small, 0, {}, Offset(0))
+    assert not hangar.staged
+    renewing = asyncio.create_task(renewals())
+    large = Outcome(puts={b"a": b"1", b"b": b"2"}, deletes=frozenset([b"c"]))
+    applying = asyncio.create_task(state.apply(2, large, 0, {}, Offset(0)))
+    await asyncio.wait([applying])
+    renewing.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await renewing
+    await applying
+    assert (hangar.staged, state.progress.iteration) == (1, 2)
+    assert hangar.get_many([b"a"]) == [b"1"]
