@@ -127,12 +127,13 @@ def _snapshot_pass(settings: Settings, report: Report) -> None:
         for each in slot_results:
             report(str(each))
     pruned = snapshot_pass.run_pruning(settings)
-    starts, alarms = delete_expired_records(settings)
+    expired = delete_expired_records(settings)
     report(
         f"slots: {len(slots)}; job partitions: {len(results)}; snapshots deleted: "
         f"{pruned.snapshots}; objects deleted: {pruned.objects}; "
-        f"topic partitions truncated: {len(starts)}"
+        f"topic partitions truncated: {len(expired.starts)}; "
+        f"files of request history deleted: {expired.requests.files}"
     )
-    for alarm in alarms:
+    for alarm in expired.alarms:
         report(f"needed records ({alarm.problem.value}): {alarm.message}")
     snapshot_pass.raise_on_failures(results)

@@ -164,4 +164,5 @@ def _logical_dataset(
         offline=definition.offline,
         erase_keys=dataset.erase_keys,
         is_source=definition.pipeline is None,
+        history_us=dataset.history_us,
     )

@@ -107,6 +107,7 @@ class LogicalDataset:
     offline: bool
     erase_keys: tuple[str, ...]
     is_source: bool
+    history_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -62,6 +62,7 @@ def _dataset(dataset: LogicalDataset, names: Names) -> DatasetView:
         offline=dataset.offline,
         erase_keys=dataset.erase_keys,
         is_source=dataset.is_source,
+        history_us=dataset.history_us,
     )
 
 

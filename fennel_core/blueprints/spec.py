@@ -74,6 +74,8 @@ class DatasetView:
     offline: bool
     erase_keys: tuple[str, ...]
     is_source: bool
+    history_us: int = 0
+    """How long its rows are kept at least, 0 where an earlier version stored the catalog."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,7 +52,7 @@ _JOBS: Final = (
     Stored(
         "catalog.dataset",
         DatasetView,
-        "name version schema topic served_by online offline erase_keys is_source",
+        "name version schema topic served_by online offline erase_keys is_source history_us",
     ),
     Stored(
         "catalog.source",

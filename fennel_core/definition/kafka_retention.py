@@ -1,4 +1,4 @@
-"""Delete expired records from Kafka, and report job partitions that need expiring records.
+"""Delete expired records, and report job partitions that need expiring records.
 
 Four stores determine which records may be deleted: the bank (existing topics), the registry (their
 readers), snapshot manifests (the offsets that each kept snapshot needs) and history (the offsets it
@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final, cast
@@ -28,6 +28,7 @@ from fennel_core.connections.kafka import client_config
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.periodic import run_periodically
 from fennel_core.history.postgres import PostgresHistoryFiles
+from fennel_core.history.request_pruning import PrunedRequests, prune_requests
 from fennel_core.history.topics import HistoryTopics
 from fennel_core.operators.spec import has_native_step
 from fennel_core.settings.model import Settings
@@ -49,6 +50,7 @@ from fennel_core.telemetry.logs import logger
 from fennel_core.telemetry.metrics import gauge
 from fennel_core.vocab.ids import (
     JobId,
+    Micros,
     Offset,
     PartitionIndex,
     TopicName,
@@ -143,6 +145,20 @@ class KafkaRetention:
         starts = survey.deletable()
         await asyncio.to_thread(offsets.delete_before, self._admin, starts, TIMEOUT_S)
         return starts
+
+    async def prune_requests(self, survey: RetentionSurvey) -> PrunedRequests:
+        """Delete from history what is older than the `history` of its endpoint's datasets."""
+        needed = {
+            source: Offset(min((need.offset for need in needs), default=0))
+            for source, needs in survey.needs.items()
+        }
+        return await prune_requests(
+            PostgresHistoryFiles(self._pool),
+            installation_objects(self._settings, self._pool),
+            await self._topics.request_history_us(),
+            needed,
+            Micros(int((await postgres.now(self._pool)).timestamp() * 1_000_000)),
+        )
 
     def _logs(
         self,
@@ -285,21 +301,30 @@ class NeededRecordsCheck:
             metric.set(len({(each.job, each.part) for each in found if each.problem is problem}))
 
 
-def delete_expired_records(
-    settings: Settings,
-) -> tuple[dict[TopicPartition, Offset], list[RetentionAlarm]]:
-    """Delete expired records; return the new start offsets and the alarms.
+@dataclass(frozen=True, slots=True)
+class ExpiredRecords:
+    """What was deleted: the new start offsets, and files of request history; and the alarms."""
+
+    starts: Mapping[TopicPartition, Offset]
+    requests: PrunedRequests
+    alarms: Sequence[RetentionAlarm]
+
+
+def delete_expired_records(settings: Settings) -> ExpiredRecords:
+    """Delete expired records from Kafka, and expired requests from history.
 
     For callers without an event loop.
     """
 
-    async def survey_and_delete() -> tuple[dict[TopicPartition, Offset], list[RetentionAlarm]]:
+    async def survey_and_delete() -> ExpiredRecords:
         async with AsyncExitStack() as stack:
             pool = await stack.enter_async_context(
                 postgres.pool(settings.postgres_dsn.get_secret_value(), name="retention", size=1)
             )
             retention = KafkaRetention(settings, pool)
             survey = await retention.survey(time.time_ns() // 1_000_000)
-            return await retention.delete(survey), survey.alarms()
+            starts = await retention.delete(survey)
+            requests = await retention.prune_requests(survey)
+            return ExpiredRecords(starts, requests, survey.alarms())
 
     return asyncio.run(survey_and_delete())

@@ -62,6 +62,15 @@ class MemoryHistoryFiles:
             for topic, of in by_topic.items()
         }
 
+    async def remove_before(
+        self, topic: TopicName, part: PartitionIndex, offset: Offset
+    ) -> list[str]:
+        rows = self._rows.get((topic, part), [])
+        gone = [row for row in rows[:-1] if row.next_offset <= offset]
+        if gone:
+            self._rows[topic, part] = rows[len(gone) :]
+        return [row.object_key for row in gone]
+
     async def remove(self, topics: Sequence[TopicName]) -> None:
         self._rows = {
             partition: rows for partition, rows in self._rows.items() if partition[0] not in topics

@@ -45,6 +45,14 @@ ENDS: Final = """
     GROUP BY topic, part
 """
 KEYS: Final = "SELECT object_key FROM history_file WHERE topic = %s"
+REMOVE_BEFORE: Final = """
+    DELETE FROM history_file
+    WHERE topic = %(topic)s AND part = %(part)s AND next_offset <= %(offset)s
+      AND next_offset < (
+        SELECT max(next_offset) FROM history_file WHERE topic = %(topic)s AND part = %(part)s
+      )
+    RETURNING first_offset, object_key
+"""
 TOTALS: Final = (
     "SELECT topic, count(*), sum(row_count), sum(size_bytes) FROM history_file GROUP BY topic"
 )
@@ -82,6 +90,12 @@ class PostgresHistoryFiles:
             TopicName(topic): HistoryTotals(int(files), int(count), int(size))
             for topic, files, count, size in await self._rows(TOTALS)
         }
+
+    async def remove_before(
+        self, topic: TopicName, part: PartitionIndex, offset: Offset
+    ) -> list[str]:
+        at = {"topic": topic, "part": part, "offset": offset}
+        return [str(key) for _, key in sorted(await self._rows(REMOVE_BEFORE, at))]
 
     async def remove(self, topics: Sequence[TopicName]) -> None:
         async with postgres.connection_of(self._pool) as connection:

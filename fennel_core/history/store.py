@@ -1,10 +1,10 @@
 """The index of history: which files hold which offsets.
 
 Theory. A file on S3 counts only when its row exists, and a row is added only at the end of the rows
-so far. So the rows of one (topic, part) are contiguous and disjoint from offset 0 on, whichever
-process writes them and however often. A writer that was killed between upload and row, or that lost
-a race to another writer, leaves an orphaned object and nothing else. Records behind the last row
-are the topic's tail.
+so far. So the rows of one (topic, part) are contiguous and disjoint, whichever process writes them
+and however often; they begin at offset 0, or later where the oldest were pruned. A writer that was
+killed between upload and row, or that lost a race to another writer, leaves an orphaned object and
+nothing else. Records behind the last row are the topic's tail.
 """
 
 from __future__ import annotations
@@ -80,6 +80,15 @@ class HistoryFiles(Protocol):
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         """Return what history holds, by topic; topics without rows are absent."""
+        ...
+
+    async def remove_before(
+        self, topic: TopicName, part: PartitionIndex, offset: Offset
+    ) -> list[str]:
+        """Delete the rows of files that end at `offset` or before it; return their keys.
+
+        The last file of a partition stays: it says where the next one begins.
+        """
         ...
 
     async def remove(self, topics: Sequence[TopicName]) -> None:

@@ -9,7 +9,7 @@ are written, so each is decoded once.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final, LiteralString, cast
 
@@ -34,6 +34,14 @@ JOBS: Final = (
 ALIVE: Final = (
     "SELECT id FROM asset WHERE kind IN ('topic', 'raw') AND state NOT IN ('condemned', 'deleted')"
 )
+READERS: Final = """
+    SELECT c.catalog FROM commit c
+    WHERE c.catalog IS NOT NULL AND (
+        c.finished_at IS NULL
+        OR EXISTS (SELECT FROM branch b WHERE c.id IN (b.target, b.serving))
+    )
+"""
+"""Versions that branches have, and those that running commits will give them."""
 RAW_LAYOUT: Final = TopicLayout((), raw_batches.RECEIVED)
 
 Layouts = Mapping[TopicName, TopicLayout]
@@ -70,6 +78,23 @@ def raw_retention_ms(catalog: Catalog) -> dict[TopicName, int]:
             kept = table.db.retention_us // 1000
             found[source.raw_topic] = max(kept, found.get(source.raw_topic, 0))
     return found
+
+
+def request_history_us(catalogs: Iterable[Catalog]) -> dict[TopicName, int]:
+    """Return how long the requests of each raw topic are kept: its readers' longest `history`.
+
+    A raw topic with a reader whose `history` is not known is absent: all of it is kept.
+    """
+    found: dict[TopicName, int] = {}
+    unknown: set[TopicName] = set()
+    for catalog in catalogs:
+        kept_us = {view.name: view.history_us for view in catalog.datasets}
+        for source in catalog.sources:
+            longest = max(found.get(source.raw_topic, 0), kept_us[source.dataset])
+            found[source.raw_topic] = longest
+            if kept_us[source.dataset] <= 0:
+                unknown.add(source.raw_topic)
+    return {topic: kept for topic, kept in found.items() if topic not in unknown}
 
 
 def job_layouts(job: Job) -> dict[TopicName, TopicLayout]:
@@ -120,6 +145,13 @@ class HistoryTopics:
             for topic, kept in topics.raw_retention_ms.items():
                 found[topic] = max(kept, found.get(topic, 0))
         return found
+
+    async def request_history_us(self) -> dict[TopicName, int]:
+        """Return how long the requests of each raw topic are kept, over all workspaces."""
+        rows = await self._rows(READERS, {})
+        return request_history_us(
+            stored_names.loads(cast(bytes, catalog), Catalog) for (catalog,) in rows
+        )
 
     async def alive(self) -> list[TopicName]:
         """Return every topic that the bank knows and is not destroying."""

@@ -232,11 +232,16 @@ def drill_partitions(params: Mapping[str, Any]) -> None:
 
 def shorten_logs() -> None:
     """Delete expired records and log readers that need records which are about to expire."""
-    starts, alarms = delete_expired_records(Settings())
-    log.info("topic partitions truncated: %d", len(starts))
-    for (topic, partition), start in sorted(starts.items()):
+    expired = delete_expired_records(Settings())
+    log.info("topic partitions truncated: %d", len(expired.starts))
+    log.info(
+        "request history: %d files with %d requests deleted",
+        expired.requests.files,
+        expired.requests.requests,
+    )
+    for (topic, partition), start in sorted(expired.starts.items()):
         log.info("%s[%d] starts at offset %d now", topic, partition, start)
-    for alarm in alarms:
+    for alarm in expired.alarms:
         log.error("needed records (%s): %s", alarm.problem.value, alarm.message)
 
 

@@ -51,6 +51,22 @@ async def test_adding_a_file_again_changes_nothing(
     assert await files.files(TOPIC, PartitionIndex(0)) == (first, second)
 
 
+async def test_the_oldest_files_are_removed_and_never_the_last(files: HistoryFiles) -> None:
+    known = [file(0, 4), file(4, 9), file(9, 12)]
+    other = [file(0, 4, part=1), file(0, 4, topic=OTHER)]
+    for each in (*known, *other):
+        assert await files.add(each)
+    part = PartitionIndex(0)
+    assert await files.remove_before(TOPIC, part, Offset(3)) == []
+    assert await files.remove_before(TOPIC, part, Offset(8)) == [known[0].object_key]
+    assert await files.files(TOPIC, part) == tuple(known[1:])
+    assert await files.remove_before(TOPIC, part, Offset(99)) == [known[1].object_key]
+    assert await files.remove_before(TOPIC, part, Offset(99)) == []
+    assert await files.ends([TOPIC, OTHER]) == {(TOPIC, 0): 12, (TOPIC, 1): 4, (OTHER, 0): 4}
+    assert await files.add(file(12, 13)), "the next file begins where the last one ends"
+    assert await files.remove_before(TOPIC, PartitionIndex(7), Offset(9)) == []
+
+
 async def test_an_object_belongs_to_one_row(files: HistoryFiles) -> None:
     assert await files.add(file(0, 4, key="k"))
     assert not await files.add(file(4, 6, key="k"))
