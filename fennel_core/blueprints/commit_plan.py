@@ -27,7 +27,7 @@ from fennel_core.blueprints.plan_entries import (
 from fennel_core.blueprints.plan_reasons import ReasonFinder, dataset_forms
 from fennel_core.blueprints.plan_text import amount_text, duration_text
 from fennel_core.blueprints.revival import RetainedAsset, revivable
-from fennel_core.blueprints.source_contents import source_changes
+from fennel_core.blueprints.source_contents import requests_left_out, source_changes
 from fennel_core.blueprints.source_replays import with_needed_replays
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.operators.spec import SourceReplaySpec
@@ -150,7 +150,7 @@ def plan_commit(
         why = reasons.why_leaving(blueprint)
         entries.append(_leaving(facts, id_, blueprint, why, allow_data_loss=allow_data_loss))
     losses += [_loss(entry) for entry in entries if entry.loses_rows]
-    changes = source_changes(facts.before, compiled)
+    changes = source_changes(facts.before, compiled, facts.amounts.messages)
     return CommitPlan(wanted, tuple(entries), (*notices, *changes, *losses))
 
 
@@ -230,7 +230,10 @@ def _leaving(
 
 
 def measured_topics(facts: BankFacts, compiled: Compiled) -> frozenset[AssetId]:
-    """Return the topics whose size a plan mentions: endpoints that leave, inputs of new jobs."""
+    """Return the topics whose size a plan mentions.
+
+    They are endpoints that leave or whose source is removed, and inputs of new jobs.
+    """
     existing = {**facts.alive, **revivable(compiled, facts.alive, facts.retained)}
     endpoints = {id_ for id_, b in facts.leaving.items() if b.key.kind is AssetKind.RAW}
     inputs = {
@@ -240,7 +243,8 @@ def measured_topics(facts: BankFacts, compiled: Compiled) -> frozenset[AssetId]:
         for key in job.inputs
         if key in existing
     }
-    return frozenset(endpoints - facts.shared | inputs)
+    removed = requests_left_out(facts.before, compiled).values()
+    return frozenset(endpoints - facts.shared | inputs | set(removed))
 
 
 def replayed_endpoint(blueprint: Blueprint) -> AssetKey | None:

@@ -37,7 +37,8 @@ from itertools import count
 from fennel_core.blueprints import identity
 from fennel_core.blueprints.asset_names import key_of
 from fennel_core.blueprints.logical import AssetKey, Compiled, LogicalSource
-from fennel_core.blueprints.plan_entries import Notice
+from fennel_core.blueprints.plan_entries import Notice, RowAmount
+from fennel_core.blueprints.plan_text import amount_text
 from fennel_core.blueprints.spec import Catalog, SourceBinding
 from fennel_core.vocab.ids import AssetId, DatasetName, Identity, TopicName
 from fennel_core.vocab.schema import Schema
@@ -136,12 +137,31 @@ def continued_with_other_sources(
     }
 
 
-def source_changes(before: Catalog | None, compiled: Compiled) -> Iterator[Notice]:
+def requests_left_out(before: Catalog | None, compiled: Compiled) -> dict[str, AssetId]:
+    """Return the raw topics of sources of `before` that no dataset of the commit has, by endpoint.
+
+    If their dataset begins another content, it lacks their rows.
+    """
+    present = {source.identity for source in compiled.sources}
+    return {
+        f"{source.webhook}/{source.endpoint}": AssetId(source.raw_topic)
+        for source in (() if before is None else before.sources)
+        if source.identity not in present
+    }
+
+
+def source_changes(
+    before: Catalog | None, compiled: Compiled, messages: Mapping[AssetId, int]
+) -> Iterator[Notice]:
     """Yield what happens to the rows of sources that a commit adds to its datasets or removes.
 
     A dataset that is new, or has another version or schema, has no such change: it is computed
-    from all requests of its sources.
+    from all requests of its sources. `messages`: how many a topic ever held, where that is known.
     """
+    left_out = {
+        endpoint: amount_text(RowAmount(messages.get(raw)))
+        for endpoint, raw in requests_left_out(before, compiled).items()
+    }
     old, topics = _before(before)
     contents = compiled.source_contents
     for dataset in source_datasets(compiled):
@@ -153,7 +173,8 @@ def source_changes(before: Catalog | None, compiled: Compiled) -> Iterator[Notic
         if contents[dataset.name] == key_of(topics[dataset.name]):
             yield from _continued(dataset.name, added, removed)
         else:
-            yield _begun(dataset.name, removed)
+            lost = {each: left_out.get(each, amount_text(RowAmount(None))) for each in removed}
+            yield _begun(dataset.name, lost)
 
 
 def _continued(
@@ -175,8 +196,11 @@ def _continued(
         )
 
 
-def _begun(dataset: DatasetName, removed: Sequence[str]) -> Notice:
-    left_out = "".join(f"; rows of the removed source `{each}` are left out" for each in removed)
+def _begun(dataset: DatasetName, removed: Mapping[str, str]) -> Notice:
+    left_out = "".join(
+        f"; rows of the removed source `{each}` are left out ({amount})"
+        for each, amount in removed.items()
+    )
     return Notice(
         "source-rows-not-shared",
         dataset,

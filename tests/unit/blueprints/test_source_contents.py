@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from fennel_core.blueprints.commit_plan import BankFacts, plan_commit
+from fennel_core.blueprints.commit_plan import BankFacts, TopicAmounts, measured_topics, plan_commit
 from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.compiler_input import DatasetInput
 from fennel_core.blueprints.logical import AssetKey, Compiled
@@ -36,8 +36,11 @@ def compiled(*datasets: DatasetInput, **contents: AssetKey) -> Compiled:
     return compile_datasets(datasets, 2, {DatasetName(k): v for k, v in contents.items()})
 
 
-def plan_of(version: Compiled, before: Catalog | None = None) -> tuple[str, ...]:
-    return render(plan_commit(BankFacts(SHOP, 2, before=before), version).record)
+def plan_of(
+    version: Compiled, before: Catalog | None = None, amounts: TopicAmounts | None = None
+) -> tuple[str, ...]:
+    facts = BankFacts(SHOP, 2, before=before, amounts=amounts or TopicAmounts())
+    return render(plan_commit(facts, version).record)
 
 
 def catalog(version: Compiled) -> Catalog:
@@ -120,6 +123,15 @@ def test_a_continued_content_with_other_sources_is_found():
     assert continued_with_other_sources(None, ONE) == set()
 
 
+def test_the_plan_counts_the_requests_that_a_branch_with_rows_of_its_own_leaves_out():
+    before, after = catalog(ONE), compiled(users("b"))
+    (raw,) = {AssetId(source.raw_topic) for source in before.sources}
+    assert raw in measured_topics(BankFacts(SHOP, 2, before=before), after)
+    assert raw not in measured_topics(BankFacts(SHOP, 2, before=before), ONE)
+    (line,) = [x for x in plan_of(after, before, TopicAmounts({raw: 1_234})) if x.startswith("!")]
+    assert line.endswith("`hook/a` are left out (those of at most 1,234 messages)")
+
+
 def test_the_plan_says_what_becomes_of_the_rows_of_each_source():
     lines = plan_of(compiled(users("b", "c"), Users=KEY), catalog(ONE))
     assert [line for line in lines if line.startswith("!")] == [
@@ -133,7 +145,7 @@ def test_the_plan_says_what_becomes_of_the_rows_of_each_source():
     assert shared == (
         "! dataset `Users`: its rows are shared with a branch or commit that keeps the earlier "
         "sources, so it is recomputed from the requests of its present sources; rows of the "
-        "removed source `hook/a` are left out"
+        "removed source `hook/a` are left out (unknown)"
     )
     for version in (ONE, compiled(users("b", version=2))):
         assert not [x for x in plan_of(version, catalog(ONE)) if x.startswith("!")]
