@@ -35,10 +35,25 @@ PARTITIONS = """
         j.workspace) ORDER BY p.job_id, p.part
 """
 TITLES = "SELECT id, title FROM asset WHERE kind = 'job' AND workspace = coalesce(%s, workspace)"
+WARMING = """
+    SELECT workspace, name, serving, target FROM branch
+    WHERE target IS DISTINCT FROM serving AND workspace = coalesce(%s, workspace)
+    ORDER BY workspace, name
+"""
 SLOTS = """
     SELECT id, engine, address, (extract(epoch FROM lease_until - now()) * 1000)::bigint FROM slot
     WHERE lease_until > now() - interval '1 minute' ORDER BY id
 """
+
+
+@dataclass(frozen=True, slots=True)
+class WarmingBranch:
+    """A branch whose reads stay on `serving` until the jobs of `target` have caught up."""
+
+    workspace: str
+    branch: str
+    serving: str | None
+    target: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +142,11 @@ class PostgresReader:
             PartitionStatus(str(job), titles.get(str(job), str(job)), *rest)  # type: ignore[arg-type]  # as selected
             for job, *rest in rows
         ]
+
+    async def read_warming(self, workspace: WorkspaceId | None) -> list[WarmingBranch]:
+        """Return the branches of one workspace, or of all, whose reads have not moved yet."""
+        rows = await self._rows(WARMING, (workspace,))
+        return [WarmingBranch(*row) for row in rows]  # type: ignore[arg-type]  # as selected
 
     async def read_slots(self) -> list[SlotState]:
         return [SlotState(*row) for row in await self._rows(SLOTS, ())]  # type: ignore[arg-type]  # as selected

@@ -1,6 +1,7 @@
 """The status report, for people and for `fennel-core status`.
 
-It lists slots, and every job partition with its owner, lag and error. A workspace's token gets its
+It lists slots, every job partition with its owner, lag and error, and the branches whose reads
+have not moved to their newest version yet. A workspace's token gets its
 own partitions, the administrator's token all of them. Everything is one read of the registry, so
 the report is as recent as the last reports of the runners, whose age it includes.
 """
@@ -60,6 +61,15 @@ class StatusReport:
                 ],
                 "job_partitions": [_partition(p) for p in partitions],
                 "views": branches,
+                "warming": [
+                    {
+                        "workspace": b.workspace,
+                        "branch": b.branch,
+                        "serving": b.serving,
+                        "target": b.target,
+                    }
+                    for b in await self._reads.read_warming(workspace)
+                ],
             }
         )
 

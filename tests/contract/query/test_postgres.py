@@ -217,6 +217,25 @@ async def test_the_status_report_shows_a_token_its_own_workspace_and_the_adminis
     }
 
 
+async def test_the_status_report_names_branches_whose_reads_have_not_moved(db: Database) -> None:
+    async def workspace_of(header: str | None) -> WorkspaceId:
+        return WorkspaceId(str(header))
+
+    reads = PostgresReader(db.pool)
+    report = StatusReport(reads, Views(reads), workspace_of, lambda header: header == "admin")
+
+    async def warming(header: str) -> object:
+        return json.loads(await report.report(header))["warming"]
+
+    await db.commit("c2")
+    await db.commit("c1")
+    await db.do("UPDATE branch SET target = 'c2'")
+    moving = {"workspace": "w", "branch": "main", "serving": "c1", "target": "c2"}
+    assert [await warming(h) for h in ("w", "other", "admin")] == [[moving], [], [moving]]
+    await db.do("UPDATE branch SET serving = target")
+    assert await warming("admin") == []
+
+
 async def test_an_unreachable_database_is_reported() -> None:
     async with pool("postgresql://nobody@127.0.0.1:1/none", name="test", size=1) as opened:
         with pytest.raises(DatabaseUnavailable):
