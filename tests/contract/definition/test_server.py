@@ -207,6 +207,13 @@ async def test_routes_require_a_token_and_workspaces_the_administrators(
     assert (await client.get(f"{API}/workspaces", headers=AS_ADMIN)).status_code == 200
 
 
+async def test_dead_letters_are_listed_for_the_administrator(client: httpx.AsyncClient) -> None:
+    path = f"{API}/operations/dead_letters"
+    assert (await client.get(path)).status_code == 401
+    listed = await client.get(path, headers=AS_ADMIN)
+    assert (listed.status_code, listed.json()) == (200, {"dead_letters": []})
+
+
 async def test_every_route_is_503_while_the_database_is_out_of_reach(
     client: httpx.AsyncClient, database: str
 ) -> None:
@@ -219,6 +226,7 @@ async def test_every_route_is_503_while_the_database_is_out_of_reach(
         ("POST", "/workspaces", {"name": "new"}, AS_ADMIN),
         ("GET", "/lineage", None, None),
         ("GET", "/operations/drills", None, AS_ADMIN),
+        ("GET", "/operations/dead_letters", None, AS_ADMIN),
     )
     with refusing(database):
         responses = await asyncio.gather(
