@@ -8,8 +8,8 @@ before the commit, and the jobs downstream of them. A job over an empty topic is
 has read that topic to its end, because its upstream may not have written it yet. So jobs are judged
 in layers, as the query barrier does: the ends of the inputs of a layer are read *after* the layer
 before has passed its own, and they are fixed, so a log that grows without end is no obstacle. When
-the last layer has passed, everything accepted before the first ends were read is visible to lookups
-of the new jobs.
+the last layer has passed, lookups of the new jobs see everything that was accepted before the first
+ends were read, and that jobs which reads use already had processed by then: those are not judged.
 
 Rows that arrived later are not. After an hour of catching up that is an hour of rows, which
 reads of the previous version have seen. So the round is repeated with new ends until a round starts

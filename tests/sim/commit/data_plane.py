@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from typing import Final
@@ -61,11 +61,15 @@ def source_topics(catalog: Catalog) -> list[TopicName]:
 
 @dataclass(frozen=True, slots=True)
 class Lookup:
-    """A dataset that can be looked up: its job, and the source topic that its rows come from."""
+    """A dataset that can be looked up: its job, and the source topic that its rows come from.
+
+    `before`: the jobs between the two.
+    """
 
     dataset: str
     job: JobId
     topic: TopicName
+    before: frozenset[JobId] = frozenset()
 
 
 @dataclass
@@ -291,9 +295,11 @@ def lookups(state: MemoryLedgerTransaction, catalog: Catalog) -> Iterator[Lookup
     for view in catalog.datasets:
         if view.served_by is not None:
             topic = state.jobs[view.served_by].spec.inputs[0]
+            before = set()
             while topic not in sources:
+                before.add(writers[topic].id)
                 topic = writers[topic].inputs[0]
-            yield Lookup(view.name, view.served_by, topic)
+            yield Lookup(view.name, view.served_by, topic, frozenset(before))
 
 
 Promises = Mapping[Lookup, frozenset[int]]
@@ -301,15 +307,27 @@ Promises = Mapping[Lookup, frozenset[int]]
 
 
 def promises(
-    state: MemoryLedgerTransaction, contents: Contents, catalog: Catalog, serving: Promises
+    state: MemoryLedgerTransaction,
+    contents: Contents,
+    catalog: Catalog,
+    serving: tuple[Promises, Collection[JobId]],
+    applied: Mapping[JobId, Collection[int]],
 ) -> Promises:
     """Return what reads of a version whose T2 is now must see.
 
-    Of a job that reads do not use yet these are the rows accepted until now; a job that they use
-    goes on as it is, although it may be behind.
+    `serving`: the promises and the jobs of the version that reads use; `applied`: the rows that
+    each job has applied. Of a job that reads do not use yet these are the rows accepted until now,
+    as far as jobs before it that reads use have applied them: such jobs, and the lookups of their
+    datasets, go on as they are, although they may be behind.
     """
-    used = {lookup.job: rows for lookup, rows in serving.items()}
-    return {
-        lookup: used[lookup.job] if lookup.job in used else contents.owed(lookup.topic)
-        for lookup in lookups(state, catalog)
-    }
+    promised, jobs = serving
+    used = {lookup.job: rows for lookup, rows in promised.items()}
+    found = {}
+    for lookup in lookups(state, catalog):
+        rows = used.get(lookup.job)
+        if rows is None:
+            rows = contents.owed(lookup.topic)
+            for job in lookup.before.intersection(jobs):
+                rows = rows.intersection(applied.get(job, ()))
+        found[lookup] = rows
+    return found

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import TYPE_CHECKING
 
 from fennel_core.bank.store import AssetState
@@ -18,8 +18,8 @@ from fennel_core.ledger.lifecycle import (
 )
 from fennel_core.ledger.memory import MemoryLedgerTransaction
 from fennel_core.ledger.store import Branch
-from fennel_core.vocab.ids import AssetId, BranchName, CommitId, TopicName, WorkspaceId
-from tests.sim.commit.data_plane import catalog_of, lookups, promises, source_topics
+from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, TopicName, WorkspaceId
+from tests.sim.commit.data_plane import Promises, catalog_of, lookups, promises, source_topics
 from tests.sim.commit.definitions import entities, versions
 from tests.sim.engine.virtual_time import now_ms
 
@@ -107,8 +107,12 @@ class Laws:
                 self._rows_are_kept(old, branch)
                 world, catalog = self._world, self._world.catalogs[branch.target]
                 world.contents.switch_to(catalog)
-                serving = {} if old.serving is None else world.promised[old.serving]
-                world.promised[branch.target] = promises(after, world.contents, catalog, serving)
+                serving: tuple[Promises, Collection[JobId]] = ({}, ())
+                if old.serving is not None:
+                    serving = (world.promised[old.serving], world.catalogs[old.serving].jobs)
+                world.promised[branch.target] = promises(
+                    after, world.contents, catalog, serving, world.engines.state
+                )
             if branch.serving != old.serving:
                 require(branch.serving == branch.target, f"{key} serves an old version")
 
