@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable
 from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
+from fennel_core.apps.local import status_requests
 from fennel_core.connections.kafka import consumer_config
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.versions import decode
+from tests.support.polling import eventually
 from tests.support.workspaces import INLINE, Api
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform")]
@@ -99,3 +102,12 @@ async def test_new_versions_are_recomputed_from_raw_requests(
     dead = dead_letters(api.workspace, settings)
     assert [name for name, _ in dead] == ["Person", "Person"]
     assert all("Field `city` not found in dataframe" in reason for _, reason in dead)
+
+    async def counted_for_status() -> bool:
+        answers = await asyncio.to_thread(status_requests.read, settings)
+        mine = [r for r in answers.dead_letters or () if r["workspace"] == api.workspace]
+        return [(r["kind"], r["rows"], r["job"] is None) for r in mine] == [
+            ("not-admitted", 2, False)
+        ]
+
+    await eventually(counted_for_status, within_s=30)
