@@ -13,9 +13,10 @@ SEEDS ?= 300
 SECONDS ?= 300
 SEED ?= 1
 REQUESTS ?= 10000
+MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint format test sim faults commits chaos fuzz conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint format test sim faults commits chaos fuzz hostile fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -77,6 +78,12 @@ chaos: env jars ## Kill and freeze parts under traffic, then compare every key: 
 
 fuzz: env jars ## Send mutated and generated requests: `make fuzz REQUESTS=10000 SEED=1`
 	.venv/bin/python -m tests.fuzz.run --requests $(REQUESTS) --seed $(SEED)
+
+hostile: env ## Run hostile user code against real executors: as root, as an ordinary user, without Landlock
+	.venv/bin/pytest -q tests/hostile
+
+fuzz-arrow: env ## Read mutated Arrow messages as results of user code: `make fuzz-arrow MESSAGES=1000000 SEED=1`
+	.venv/bin/python -m tests.fuzz.arrow_run --messages $(MESSAGES) --seed $(SEED)
 
 conformance: up ## Run the public client's test suite against the platform, ten tests through Airflow
 	.venv/bin/python -m tests.conformance.run

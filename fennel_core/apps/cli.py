@@ -9,6 +9,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import asdict
 from typing import TYPE_CHECKING, Any, Final, NoReturn
 
 import click
@@ -174,6 +175,7 @@ def status(as_json: bool) -> None:
             "failing_drills": answers.drills,
             "failing_reconcile_items": answers.failing,
             "dead_letters": answers.dead_letters,
+            "executors": None if answers.executors is None else asdict(answers.executors),
         }
         click.echo(json.dumps(found, indent=2))
     else:
@@ -187,6 +189,7 @@ def status(as_json: bool) -> None:
         status_tables.print_alarms(answers.alarms)
         status_tables.print_drills(answers.drills)
         status_tables.print_failing_items(answers.failing)
+        status_tables.print_executors(answers.executors)
     sys.exit(0 if all(row.state == "ready" for row in rows) else 1)
 
 

@@ -25,6 +25,7 @@ from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
 from fennel_core.executors.client import Executors
+from fennel_core.executors.monitor import publish_reports
 from fennel_core.query.barrier import Barrier
 from fennel_core.query.batch_thread import SWITCH_INTERVAL_S
 from fennel_core.query.erasure_counters import ErasureCounters, new_memory
@@ -122,6 +123,7 @@ async def serve(settings: Settings, inherited: InheritedResources | None = None)
         listeners = {
             asyncio.create_task(NotificationListener(dsn, owners, refresher).run()),
             asyncio.create_task(erased.run()),
+            asyncio.create_task(publish_reports(executors)),
         }
         try:
             ended, _ = await asyncio.wait({server, *listeners}, return_when=asyncio.FIRST_COMPLETED)
@@ -201,7 +203,7 @@ def application(
     return QueryApplication(
         service=service,
         views=views,
-        status=StatusReport(reads, views, workspace_of, is_admin),
+        status=StatusReport(reads, views, executors, workspace_of, is_admin),
         health=HealthEndpoint(PROCESS, {"reads": reads_served}),
         forwarder=forwarder,
         upstreams={

@@ -25,6 +25,7 @@ import msgspec
 import structlog
 
 from fennel_core.connections.errors import ConnectionsError
+from fennel_core.vocab.errors import ANY_FAILURE
 
 log = structlog.get_logger(__name__)
 MAX_FRAME_BYTES = 256 * 1024 * 1024
@@ -260,6 +261,6 @@ class _ServedConnection:
         except FrameTooLarge as large:
             return frame([number, RESULT_TOO_LARGE, f"the result of `{op}` is too large: {large}"])
         # Outermost handler of a request: the caller gets a response, the log the reason.
-        except Exception as bug:
+        except ANY_FAILURE as bug:
             log.error("operation failed", op=op, exc_info=bug)
             return frame([number, FAILED, f"`{op}` failed with {type(bug).__name__}; see the log"])

@@ -76,6 +76,7 @@ class CommitChecker:
                 sealed.stored,
                 received.request,
                 None if before is None else before.request,
+                request.workspace,
                 self._run_program,
             )
         except WindowSpecsUnavailable as failure:

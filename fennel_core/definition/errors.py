@@ -40,6 +40,13 @@ class WindowSpecsUnavailable(DefinitionError):
     CODE = "window-aggregations"
 
 
+class CommitCodeNotRun(DefinitionError):
+    """Raised when no executor runs the code of a commit. Send the commit again."""
+
+    STATUS = 503
+    CODE = "executor-unavailable"
+
+
 class CommitStillRunning(DefinitionError):
     """Raised when a commit has not reached T2 within the time that a client waits for it.
 

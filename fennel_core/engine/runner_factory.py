@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -151,7 +152,8 @@ class SlotRunnerFactory:
 
     def _awaited(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:
         """Return the computation of a job without a native step, None for other jobs."""
-        callbacks = self._callbacks(job.workspace)
+        # A job is one version of its code: another one is another job.
+        callbacks = replace(self._callbacks(job.workspace), version=job.id)
         match job.step:
             case UserCodeSpec() as user_code:
                 run = partial(self._executors.run, callbacks=callbacks)

@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from fennel_core.executors.calls import AssignCall, ExecutorCall, FilterCall, TransformCall
 from fennel_core.executors.errors import UserCodeFailed
+from fennel_core.executors.results import frame_of
 from fennel_core.operators.spec import UserCodeSpec
 from fennel_core.operators.step import DeadRows, Outcome, OutputBatch
 from fennel_core.vocab.versions import IS_TOMBSTONE, META
@@ -76,7 +77,7 @@ async def _processed(
 def _rows(
     call: ExecutorCall, spec: UserCodeSpec, rows: pl.DataFrame, returned: pa.Table
 ) -> pl.DataFrame:
-    result = pl.DataFrame(pl.from_arrow(returned))
+    result = frame_of(call, returned)
     match call:
         case TransformCall():
             order = result.get_column(ROW)

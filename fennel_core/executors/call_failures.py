@@ -7,9 +7,11 @@ from typing import assert_never
 from fennel_core.executors import protocol
 from fennel_core.executors.calls import (
     AssignCall,
+    CollectCall,
     ExecutorCall,
     ExtractCall,
     FilterCall,
+    ProgramCall,
     TransformCall,
     WarmCall,
     entity_of,
@@ -49,6 +51,8 @@ def raised_text(call: ExecutorCall, message: str) -> str:
             )
         case WarmCall(entity=entity):
             return f"Error while loading the code of `{entity}`: {message}"
+        case ProgramCall(entity=entity) | CollectCall(entity=entity):
+            return f"Error in `{entity}`: {message}"
         case unreachable:
             assert_never(unreachable)
 

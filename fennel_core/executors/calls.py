@@ -9,12 +9,12 @@ worker requests the text of code that it does not know.
 
 from __future__ import annotations
 
-import hashlib
 import json
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, assert_never
 
+from fennel_core.executors.code_cache import code_key
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype, Field
 from fennel_core.wire.pycode import PyCode
@@ -96,7 +96,31 @@ class WarmCall:
     """
 
 
-ExecutorCall = TransformCall | FilterCall | AssignCall | ExtractCall | WarmCall
+@dataclass(frozen=True, slots=True)
+class ProgramCall:
+    """Run a program that the platform generated from user code. The result is its output."""
+
+    text: str
+    entity: str
+
+
+@dataclass(frozen=True, slots=True)
+class CollectCall:
+    """Import the modules of a project; `entity` is how the user named it.
+
+    The result has the output of the code and the request that commits what the modules define
+    (`programs_format`).
+    """
+
+    modules: tuple[str, ...]
+    env: str
+    message: str
+    entity: str
+
+
+Program = ProgramCall | CollectCall
+CodeCall = TransformCall | FilterCall | AssignCall | ExtractCall | WarmCall
+ExecutorCall = CodeCall | Program
 
 
 @lru_cache(maxsize=4096)
@@ -158,8 +182,7 @@ def code_text(code: PyCode, *, glued: bool) -> str:
 @lru_cache(maxsize=4096)
 def code_hash(code: PyCode, module: str | None) -> str:
     """Return the key of the worker's code cache: a hash of text, entry point and module name."""
-    text = "\0".join((code_text(code, glued=module is not None), code.entry_point, module or ""))
-    return hashlib.sha256(text.encode()).hexdigest()
+    return code_key(code_text(code, glued=module is not None), code.entry_point, module)
 
 
 def module_of(call: ExecutorCall) -> str | None:
@@ -169,19 +192,30 @@ def module_of(call: ExecutorCall) -> str | None:
             return f"{featureset}.{extractor}"
         case WarmCall(module=module):
             return module
-        case TransformCall() | FilterCall() | AssignCall():
+        case TransformCall() | FilterCall() | AssignCall() | ProgramCall() | CollectCall():
             return None
         case unreachable:
             assert_never(unreachable)
 
 
-@lru_cache(maxsize=4096)
 def header_of(call: ExecutorCall) -> bytes:
     """Return the JSON header of a call's frame."""
+    match call:
+        case ProgramCall(text=text):
+            return json.dumps({"kind": "program", "text": text}).encode()
+        case CollectCall(modules=modules, env=env, message=message):
+            header = {"kind": "collect", "modules": modules, "env": env, "message": message}
+            return json.dumps(header).encode()
+        case _:
+            return _code_header(call)
+
+
+@lru_cache(maxsize=4096)
+def _code_header(call: CodeCall) -> bytes:
     return json.dumps(_header(call), separators=(",", ":")).encode()
 
 
-def _header(call: ExecutorCall) -> dict[str, Any]:
+def _header(call: CodeCall) -> dict[str, Any]:
     module = module_of(call)
     out: dict[str, Any] = {
         "code": code_hash(call.code, module),

@@ -1,17 +1,18 @@
 """The platform's side of the executors: a pool of connections to the host's Unix socket.
 
-A connection carries one call at a time. While all connections or workers are busy, the workspaces
-take turns, here and in the host, and a call that has waited for its time limit fails. What comes
-back from user code is validated before any other library reads it: its buffers may lie about
-their lengths. During a call, user code may send requests (look a dataset up, read a secret),
-which callbacks of the caller serve over the same connection. Cancelling a caller closes its
-connection, which makes the host stop the worker. If an idle connection turns out to be closed (the
-host was restarted), the call is sent again on a new one, because it has not run.
+A connection carries one call at a time, and calls of one scope: a version of one workspace's code.
+While all connections or workers are busy, the workspaces take turns, here and in the host, and a
+call that has waited for its time limit fails. What comes back from user code is hostile until it
+has been checked (`responses`, `hostile_arrow`, `results`). During a call, user code may send
+requests (look a dataset up, read a secret), which callbacks of the caller serve over the same
+connection. Cancelling a caller closes its connection, which makes the host stop the worker. If an
+idle connection turns out to be closed (the host was restarted), the call is sent again on a new
+one, because it has not run.
 
     executors = Executors(
         settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms
     )
-    callbacks = Callbacks(lookup=..., secret=...)
+    callbacks = Callbacks(lookup=..., secret=..., workspace="shop", version="main@7")
     table = await executors.run(ExtractCall(...), table, callbacks=callbacks, timeout_ms=2_000)
 """
 
@@ -31,10 +32,12 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.executors import protocol
-from fennel_core.executors.arrow_messages import refuse_compressed
 from fennel_core.executors.call_failures import call_failure
 from fennel_core.executors.calls import (
+    CollectCall,
     ExecutorCall,
+    Program,
+    ProgramCall,
     code_text,
     describe_fields,
     entity_of,
@@ -43,12 +46,24 @@ from fennel_core.executors.calls import (
 )
 from fennel_core.executors.errors import ExecutorCrashed, ExecutorUnavailable
 from fennel_core.executors.fair_queue import FairCapacity
+from fennel_core.executors.hostile_arrow import read_stream
 from fennel_core.executors.internal_errors import (
     AnswerTooLarge,
+    ArrowRefused,
     ConnectionStale,
     LookupRefused,
     ProtocolError,
+    ResponseMalformed,
 )
+from fennel_core.executors.report import ExecutorReport, parse_report
+from fennel_core.executors.responses import (
+    MOST_HEADER_BYTES,
+    names_of,
+    parse_header,
+    text_of,
+    texts_in,
+)
+from fennel_core.executors.results import read_result
 from fennel_core.vocab.dtypes import Field
 
 MAX_CONNECTIONS = 64
@@ -59,11 +74,12 @@ WORKSPACE_CONNECTIONS = 32
 """Those of one workspace, so that its waiting calls leave connections to the others."""
 GRACE_MS = 5_000
 """Time that the client waits beyond the host's own limits, for the kill."""
-MAX_ANSWER_BYTES = 256 << 20
+MAX_ANSWER_BYTES = 64 << 20
 """Largest result, or request, of user code: platform processes hold it in memory."""
+MAX_LOOKUP_ROWS = 1_000_000
 READ_LIMIT_BYTES = 1 << 20
-ARROW_ERRORS = (pa.ArrowException, OSError)
-"""What pyarrow raises for malformed data."""
+REPORT_MS = 2_000
+TIMESTAMPS = pa.timestamp("us", tz="UTC")
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,15 +109,28 @@ class LookupReply:
 
 
 @dataclass(frozen=True, slots=True)
+class ModuleText:
+    """A module of a project: its file, for messages, its text, and whether it is a package."""
+
+    file: str
+    text: str
+    is_package: bool
+
+
+@dataclass(frozen=True, slots=True)
 class Callbacks:
     """Functions that serve the requests of user code. `secret` returns None for an unknown name.
 
-    Calls of one `workspace` take turns with those of others.
+    Calls of one `workspace` take turns with those of others. Only calls of one workspace and one
+    `version` of its code ever run in the same process. `module` returns a module of the project
+    that a `CollectCall` loads, None if it has none of that name.
     """
 
     lookup: Callable[[LookupRequest], Awaitable[LookupReply]] | None = None
     secret: Callable[[str], Awaitable[str | None]] | None = None
     workspace: str = ""
+    version: str = ""
+    module: Callable[[str], Awaitable[ModuleText | None]] | None = None
 
 
 NO_CALLBACKS = Callbacks()
@@ -152,9 +181,53 @@ class Executors:
         propagates.
         """
         limit_ms = self._time_limit_ms if timeout_ms is None else timeout_ms
+        payload = _payload(rows)
+        scope = protocol.digest(callbacks.workspace, callbacks.version)
+        header, answer = await self._in_turn(call, payload, callbacks, scope, limit_ms)
+        _raise_failure(call, header)
+        try:
+            return read_result(call, answer, 0 if rows is None else len(rows))
+        except ArrowRefused as wrong:
+            text = f"its result is not valid Arrow data: {wrong}"
+            raise call_failure(call, protocol.INVALID, text, "") from wrong
+
+    async def run_program(self, call: Program, *, callbacks: Callbacks, timeout_ms: int) -> bytes:
+        """Return the result of a program, which runs in a process of its own.
+
+        Raises `CallFailed`.
+        """
+        scope = protocol.digest(callbacks.workspace, uuid.uuid4().hex)
+        header, answer = await self._in_turn(call, b"", callbacks, scope, timeout_ms)
+        _raise_failure(call, header)
+        return answer
+
+    async def report(self) -> ExecutorReport:
+        """Return what the host reports of itself; raises `ExecutorUnavailable`."""
+        try:
+            async with asyncio.timeout(REPORT_MS / 1000):
+                reader, writer = await asyncio.open_unix_connection(self._socket)
+                try:
+                    writer.write(protocol.pack(b""))
+                    prefix = protocol.unpack_prefix(await reader.readexactly(protocol.PREFIX.size))
+                    return parse_report(await reader.readexactly(prefix.header_bytes))
+                finally:
+                    writer.close()
+        except (OSError, TimeoutError, ProtocolError, asyncio.IncompleteReadError) as failed:
+            raise ExecutorUnavailable(
+                f"no executor host reports on {self._socket}: {failed}", "executors"
+            ) from failed
+
+    async def _in_turn(
+        self,
+        call: ExecutorCall,
+        payload: bytes,
+        callbacks: Callbacks,
+        scope: bytes,
+        limit_ms: int,
+    ) -> tuple[dict[str, Any], bytes]:
         share = crc32(f"{self._instance}/{callbacks.workspace}".encode())
-        workspace = crc32(callbacks.workspace.encode())
-        frame = protocol.pack(header_of(call), _payload(rows), limit_ms, share, workspace)
+        workspace = protocol.digest(callbacks.workspace)
+        frame = protocol.pack(header_of(call), payload, limit_ms, share, workspace, scope)
         try:
             async with asyncio.timeout(limit_ms / 1000):
                 await self._capacity.acquire(share)
@@ -165,15 +238,20 @@ class Executors:
                 entity_of(call),
             ) from late
         try:
-            return await self._exchange(call, frame, callbacks, limit_ms)
+            return await self._exchange(call, frame, callbacks, scope, limit_ms)
         finally:
             self._capacity.release(share)
 
     async def _exchange(
-        self, call: ExecutorCall, frame: bytes, callbacks: Callbacks, limit_ms: int
-    ) -> pa.Table:
+        self,
+        call: ExecutorCall,
+        frame: bytes,
+        callbacks: Callbacks,
+        scope: bytes,
+        limit_ms: int,
+    ) -> tuple[dict[str, Any], bytes]:
         while True:
-            connection, fresh = await self._connect(call)
+            connection, fresh = await self._connect(call, scope)
             try:
                 # The call may wait for a worker as long as it may run.
                 async with asyncio.timeout((2 * limit_ms + GRACE_MS) / 1000):
@@ -193,19 +271,35 @@ class Executors:
             except AnswerTooLarge as large:
                 connection.close()
                 raise call_failure(call, protocol.INVALID, str(large), "") from large
+            except (ResponseMalformed, ProtocolError) as wrong:
+                connection.close()
+                raise ExecutorCrashed(
+                    f"the process that runs the code of `{entity_of(call)}` sent a malformed "
+                    f"message: {wrong}",
+                    entity_of(call),
+                ) from wrong
             except BaseException:
                 # In the middle of a call, also when cancelled: the host stops the worker.
                 connection.close()
                 raise
-            self._idle.append(connection)
-            return _result(call, *answer)
+            self._keep(connection, call)
+            return answer
 
-    async def _connect(self, call: ExecutorCall) -> tuple[_Connection, bool]:
-        while self._idle:
-            connection = self._idle.pop()
-            if connection.usable:
-                return connection, False
-            connection.close()
+    def _keep(self, connection: _Connection, call: ExecutorCall) -> None:
+        if isinstance(call, ProgramCall | CollectCall):
+            connection.close()  # Its scope has no other call.
+            return
+        self._idle.append(connection)
+        if len(self._idle) > MAX_CONNECTIONS:
+            self._idle.pop(0).close()
+
+    async def _connect(self, call: ExecutorCall, scope: bytes) -> tuple[_Connection, bool]:
+        for place in reversed(range(len(self._idle))):
+            if self._idle[place].scope == scope:
+                connection = self._idle.pop(place)
+                if connection.usable:
+                    return connection, False
+                connection.close()
         try:
             reader, writer = await asyncio.open_unix_connection(
                 self._socket, limit=READ_LIMIT_BYTES
@@ -214,13 +308,18 @@ class Executors:
             raise ExecutorUnavailable(
                 f"no executor host listens on {self._socket}: {error}", entity_of(call)
             ) from error
-        return _Connection(reader, writer), True
+        return _Connection(reader, writer, scope), True
 
 
 class _Connection:
-    def __init__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    """A connection, whose calls are all of one scope."""
+
+    def __init__(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, scope: bytes
+    ) -> None:
         self._reader = reader
         self._writer = writer
+        self.scope = scope
 
     @property
     def usable(self) -> bool:
@@ -263,56 +362,84 @@ class _Connection:
         return header, payload
 
     async def _receive(self) -> tuple[dict[str, Any], bytes]:
-        prefix = await self._reader.readexactly(protocol.PREFIX.size)
-        header_bytes, payload_bytes, _ = protocol.unpack_prefix(prefix)
-        if payload_bytes > MAX_ANSWER_BYTES:
-            raise AnswerTooLarge(payload_bytes, MAX_ANSWER_BYTES)
-        header = json.loads(await self._reader.readexactly(header_bytes))
-        return header, await self._reader.readexactly(payload_bytes) if payload_bytes else b""
+        prefix = protocol.unpack_prefix(await self._reader.readexactly(protocol.PREFIX.size))
+        if prefix.payload_bytes > MAX_ANSWER_BYTES:
+            raise AnswerTooLarge(prefix.payload_bytes, MAX_ANSWER_BYTES)
+        if prefix.header_bytes > MOST_HEADER_BYTES:
+            raise ResponseMalformed(f"its header has {prefix.header_bytes} bytes")
+        header = parse_header(await self._reader.readexactly(prefix.header_bytes))
+        size = prefix.payload_bytes
+        return header, await self._reader.readexactly(size) if size else b""
 
 
 async def _reply(
-    call: ExecutorCall, header: Mapping[str, Any], payload: bytes, callbacks: Callbacks
+    call: ExecutorCall, header: dict[str, Any], payload: bytes, callbacks: Callbacks
 ) -> bytes:
     match header["op"]:
-        case "code":
+        case "code" if not isinstance(call, ProgramCall | CollectCall):
             return _pack({"text": code_text(call.code, glued=module_of(call) is not None)})
         case "secret":
-            if callbacks.secret is None:
-                raise LookupRefused("secrets cannot be read here")
-            return _pack({"value": await callbacks.secret(header["name"])})
+            return _pack({"value": await _secret(call, text_of(header, "name"), callbacks)})
         case "lookup":
-            if callbacks.lookup is None:
-                raise LookupRefused("datasets can only be looked up by extractors")
-            try:
-                table = _table(payload)
-            except ARROW_ERRORS as wrong:
-                raise LookupRefused(f"the keys are not valid Arrow data: {wrong}") from wrong
-            asked = LookupRequest(
-                header["dataset"],
-                tuple(header["fields"]),
-                table.drop_columns([protocol.TS]),
-                table.column(protocol.TS),
-            )
-            found = await callbacks.lookup(asked)
-            assert len(found.table) == len(table), "a lookup returns a row for every key"
-            reply = found.table.append_column(protocol.FOUND, found.found)
-            return _pack({"fields": describe_fields(found.fields)}, _payload(reply))
+            return await _looked_up(header, payload, callbacks)
+        case "module" if callbacks.module is not None:
+            found = await callbacks.module(text_of(header, "name"))
+            if found is None:
+                return _pack({"file": None})
+            return _pack({"file": found.file, "text": found.text, "package": found.is_package})
         case unknown:
-            raise ProtocolError(
-                f"a worker sent the request `{unknown}`, which this release does not know"
-            )
+            raise ResponseMalformed(f"the request `{unknown[:100]}` has no meaning here")
 
 
-def _result(call: ExecutorCall, header: dict[str, Any], payload: bytes) -> pa.Table:
-    reason = header.get("error")
-    if reason is not None:
-        raise call_failure(call, reason, header.get("message", ""), header.get("traceback", ""))
+async def _secret(call: ExecutorCall, name: str, callbacks: Callbacks) -> str | None:
+    """Return a secret of the caller's workspace that the call's own code names."""
+    if callbacks.secret is None or isinstance(call, ProgramCall | CollectCall):
+        raise LookupRefused("secrets cannot be read here")
+    if name not in texts_in(code_text(call.code, glued=module_of(call) is not None)):
+        raise LookupRefused(
+            f"the code of `{entity_of(call)}` does not contain the secret's name `{name}`; write "
+            f'the name as a literal, e.g. secrets.get("{name}")'
+        )
+    return await callbacks.secret(name)
+
+
+async def _looked_up(header: dict[str, Any], payload: bytes, callbacks: Callbacks) -> bytes:
+    if callbacks.lookup is None:
+        raise LookupRefused("datasets can only be looked up by extractors")
     try:
-        return _table(payload) if payload else pa.table({})
-    except ARROW_ERRORS as wrong:
-        text = f"its result is not valid Arrow data: {wrong}"
-        raise call_failure(call, protocol.INVALID, text, "") from wrong
+        table = read_stream(payload, MAX_LOOKUP_ROWS)
+        if protocol.TS not in table.column_names or table.schema.field(protocol.TS).type != (
+            TIMESTAMPS
+        ):
+            raise ArrowRefused("they have no column of timestamps")
+    except ArrowRefused as wrong:
+        raise LookupRefused(f"the keys are not valid Arrow data: {wrong}") from wrong
+    asked = LookupRequest(
+        text_of(header, "dataset"),
+        names_of(header, "fields"),
+        table.drop_columns([protocol.TS]),
+        table.column(protocol.TS),
+    )
+    found = await callbacks.lookup(asked)
+    assert len(found.table) == len(table), "a lookup returns a row for every key"
+    reply = found.table.append_column(protocol.FOUND, found.found)
+    return _pack({"fields": describe_fields(found.fields)}, _payload(reply))
+
+
+def _raise_failure(call: ExecutorCall, header: dict[str, Any]) -> None:
+    """Raise the failure that a response reports, if it does."""
+    if header.get("error") is None:
+        return
+    try:
+        reason, message = text_of(header, "error"), text_of(header, "message")
+        traceback = text_of(header, "traceback")
+    except ResponseMalformed as wrong:
+        raise ExecutorCrashed(
+            f"the process that runs the code of `{entity_of(call)}` sent a malformed message: "
+            f"{wrong}",
+            entity_of(call),
+        ) from wrong
+    raise call_failure(call, reason, message, traceback)
 
 
 def _refusal(text: str) -> bytes:
@@ -336,12 +463,3 @@ def _payload(rows: pa.Table | pl.DataFrame | None) -> bytes:
         writer.write_table(table)
     value: bytes = sink.getvalue().to_pybytes()
     return value
-
-
-def _table(payload: bytes) -> pa.Table:
-    """Parse Arrow data of user code; raises one of `ARROW_ERRORS` if it is not consistent."""
-    refuse_compressed(payload)
-    table = pa.ipc.open_stream(payload).read_all()
-    # Offsets beyond a buffer would make a reader return other memory of this process.
-    table.validate(full=True)
-    return table

@@ -3,11 +3,13 @@
 The text is a module that re-creates the dataset or featureset class and ends in the function to
 call. It is executed once per process. The client's classes find the marker `__fennel_gen_code__`
 through `sys.modules`, so an extractor's module is registered as `Featureset.extractor` before it
-runs. A failed load is not cached: a later commit may provide what was missing.
+runs. A failed load is not cached: a later commit may provide what was missing. The key is a digest
+of the text, which is checked: no text runs under the key of another one.
 """
 
 from __future__ import annotations
 
+import hashlib
 import sys
 import traceback
 import types
@@ -39,6 +41,8 @@ class CodeCache:
 
     def load(self, key: str, text: str, entry: str, module: str | None) -> None:
         """Execute `text` and cache its function `entry`; raises `CodeLoadFailed`."""
+        if key != code_key(text, entry, module):
+            raise CodeLoadFailed("its text does not have the digest that the call names", "")
         created = types.ModuleType(module or entry)
         if module is not None:
             sys.modules[module] = created
@@ -46,7 +50,8 @@ class CodeCache:
             # dont_inherit: the `from __future__` of this file must not apply to user code.
             module_code = compile(text, USER_FILE, "exec", dont_inherit=True)
             exec(module_code, created.__dict__)  # noqa: S102 - running user code is what this process is for
-        except (Exception, SystemExit) as error:
+        # Outermost handler of user code, which may raise anything.
+        except BaseException as error:
             raise CodeLoadFailed(message_of(error), trace_of(error, text)) from error
         if entry not in created.__dict__:
             raise CodeLoadFailed(f"the code does not define `{entry}`", "")
@@ -59,9 +64,17 @@ class CodeCache:
         return trace_of(error, self._functions[key][1] if key in self._functions else "")
 
 
+def code_key(text: str, entry: str, module: str | None) -> str:
+    """Return the key of code: a digest of its text, entry point and module name."""
+    return hashlib.sha256("\0".join((text, entry, module or "")).encode()).hexdigest()
+
+
 def message_of(error: BaseException) -> str:
     """What a person sees of an error: its text, or its class where it has none."""
-    return str(error) or type(error).__name__
+    try:
+        return str(error) or type(error).__name__
+    except BaseException:  # noqa: BLE001  # the text of an error is a method of user code, too
+        return type(error).__name__
 
 
 def trace_of(error: BaseException, text: str) -> str:

@@ -36,6 +36,18 @@ class ProtocolError(ExecutorError):
     code = "protocol-malformed"
 
 
+class ArrowRefused(ExecutorError):
+    """Arrow data of user code is not what it was asked for; the text says why."""
+
+    code = "arrow-refused"
+
+
+class ResponseMalformed(ExecutorError):
+    """A process of user code sent something that is no response."""
+
+    code = "response-malformed"
+
+
 class AnswerTooLarge(ExecutorError):
     """User code returned or requested more data than the platform holds in memory."""
 
@@ -43,6 +55,12 @@ class AnswerTooLarge(ExecutorError):
 
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"it sent {size} bytes, more than the limit of {limit}; send fewer rows")
+
+
+class SandboxUnavailable(ExecutorError):
+    """This machine cannot confine user code, so the executors do not start; the text says why."""
+
+    code = "sandbox-unavailable"
 
 
 class PeerClosed(ExecutorError):

@@ -35,7 +35,8 @@ def _call(function: Function, *args: Any) -> Any:
         return function(*args)
     except MemoryError:
         raise
-    except (Exception, SystemExit) as error:
+    # Outermost handler of user code: also panics of native libraries, and what ends a process.
+    except BaseException as error:
         raise UserCodeRaised(message_of(error), error) from error
 
 

@@ -11,17 +11,11 @@ from collections.abc import Mapping
 from pathlib import Path
 
 from fennel_core.executors import protocol
+from fennel_core.executors.environment import allowed
 from fennel_core.settings.model import Settings
 
 PACKAGE_ROOT = Path(__file__).resolve().parents[2]
 """The folder of the package, where the client's environment finds it."""
-SINGLE_THREADED = {
-    "OMP_NUM_THREADS": "1",
-    "OPENBLAS_NUM_THREADS": "1",
-    "MKL_NUM_THREADS": "1",
-    "ARROW_DEFAULT_MEMORY_POOL": "system",
-}
-"""One call uses one core, and threads of a library do not survive a fork."""
 
 
 def command(settings: Settings) -> list[str]:
@@ -30,20 +24,13 @@ def command(settings: Settings) -> list[str]:
 
 
 def environment(settings: Settings, inherited: Mapping[str, str]) -> dict[str, str]:
-    """Return the host's environment.
-
-    None of the platform's settings is passed on: user code must not see its passwords.
-    """
-    kept = {name: value for name, value in inherited.items() if not name.startswith("FENNEL_")}
-    return (
-        kept
-        | SINGLE_THREADED
-        | {
-            "PYTHONPATH": str(PACKAGE_ROOT),
-            protocol.SOCKET_ENV: str(settings.executors_socket),
-            protocol.PROCESSES_ENV: str(settings.executor_processes),
-            protocol.TIME_LIMIT_ENV: str(settings.executor_time_limit_ms),
-            protocol.MEMORY_LIMIT_ENV: str(settings.executor_memory_limit_bytes),
-            protocol.CALLS_ENV: str(settings.executor_calls_per_process),
-        }
-    )
+    """Return the host's environment, which user code can read: allowed variables only."""
+    return allowed(inherited) | {
+        "PYTHONPATH": str(PACKAGE_ROOT),
+        "PYTHONUNBUFFERED": "1",
+        protocol.SOCKET_ENV: str(settings.executors_socket),
+        protocol.PROCESSES_ENV: str(settings.executor_processes),
+        protocol.TIME_LIMIT_ENV: str(settings.executor_time_limit_ms),
+        protocol.MEMORY_LIMIT_ENV: str(settings.executor_memory_limit_bytes),
+        protocol.CALLS_ENV: str(settings.executor_calls_per_process),
+    }

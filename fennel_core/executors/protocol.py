@@ -5,7 +5,9 @@ processes and each call crosses a Unix socket. A frame is a fixed prefix (versio
 payload length, time limit, whose call it is), a JSON header and an Arrow IPC stream. One connection
 carries one call at a time: a call frame, then any number of request and reply frames (user code
 looks up a dataset or reads a secret; the worker requests the text of the code), then one response.
-The host reads only the prefix; payloads go straight to the worker.
+The host reads only the prefix; payloads go straight to the worker. A connection belongs to the
+scope of its first call, and a call of another scope is refused on it: a process of user code can
+keep a duplicate of a connection that it was given.
 
 Both environments import this module, so it uses the standard library only. Every change of the
 frame increments `VERSION`.
@@ -13,14 +15,18 @@ frame increments `VERSION`.
 
 from __future__ import annotations
 
+import hashlib
 import struct
-from typing import Final
+from typing import Final, NamedTuple
 
 from fennel_core.executors.internal_errors import ProtocolError
 
-VERSION: Final = 3
-PREFIX: Final = struct.Struct(">BIIIII")
-"""version, header bytes, payload bytes, time limit in ms (0: the host's own), share, workspace."""
+VERSION: Final = 4
+PREFIX: Final = struct.Struct(">BIIII16s16s")
+"""The fields of `FramePrefix` after the version."""
+DIGEST_BYTES: Final = 16
+NO_CALL: Final = bytes(DIGEST_BYTES)
+"""Workspace and scope of frames that are no calls."""
 MAX_PAYLOAD_BYTES: Final = 1 << 30
 MAX_HEADER_BYTES: Final = 64 << 20
 
@@ -49,42 +55,57 @@ BUSY: Final = "busy"  # no worker became free in time
 REFUSED: Final = "refused"  # the frame itself is not understood
 
 
+class FramePrefix(NamedTuple):
+    """What the host reads of a call.
+
+    Calls of one `share` take turns with those of others, and the calls of one `workspace` never
+    occupy every process. Calls of one `scope` may run in the same process. Both are digests of
+    names (`digest`). A frame without header and payload asks the host for its report.
+    """
+
+    header_bytes: int
+    payload_bytes: int
+    time_limit_ms: int
+    share: int
+    workspace: bytes
+    scope: bytes
+
+
+def digest(*names: str) -> bytes:
+    """Return a digest of names, which no choice of names can make collide."""
+    return hashlib.sha256("\0".join(names).encode()).digest()[:DIGEST_BYTES]
+
+
 def pack(
     header: bytes,
     payload: bytes = b"",
     time_limit_ms: int = 0,
     share: int = 0,
-    workspace: int = 0,
+    workspace: bytes = NO_CALL,
+    scope: bytes = NO_CALL,
 ) -> bytes:
-    """Encode one frame; raises `ProtocolError` for a payload that is too large.
-
-    Calls of one `share` take turns with those of others, and the calls of one `workspace` (a hash
-    of its name) never occupy every process.
-    """
+    """Encode one frame; raises `ProtocolError` for a payload that is too large."""
     assert len(header) <= MAX_HEADER_BYTES, "the header of a frame is small"
     if len(payload) > MAX_PAYLOAD_BYTES:
         raise ProtocolError(
             f"a payload of {len(payload)} bytes exceeds the limit of {MAX_PAYLOAD_BYTES}; "
             "send fewer rows"
         )
-    prefix = PREFIX.pack(VERSION, len(header), len(payload), time_limit_ms, share, workspace)
+    prefix = PREFIX.pack(VERSION, len(header), len(payload), time_limit_ms, share, workspace, scope)
     return prefix + header + payload
 
 
-def unpack_prefix(prefix: bytes) -> tuple[int, int, int]:
-    """Return header bytes, payload bytes and time limit in ms; raises `ProtocolError`."""
-    version, header_bytes, payload_bytes, time_limit_ms, _, _ = PREFIX.unpack(prefix)
+def unpack_prefix(prefix: bytes) -> FramePrefix:
+    """Return the fields of a prefix; raises `ProtocolError`."""
+    version, *fields = PREFIX.unpack(prefix)
     if version != VERSION:
         raise ProtocolError(
             f"frame version {version} is not {VERSION}: platform and executors must "
             "be of one release"
         )
-    if header_bytes > MAX_HEADER_BYTES or payload_bytes > MAX_PAYLOAD_BYTES:
-        raise ProtocolError(f"a frame of {header_bytes} + {payload_bytes} bytes exceeds the limit")
-    return header_bytes, payload_bytes, time_limit_ms
-
-
-def share_of(prefix: bytes) -> tuple[int, int]:
-    """Return the share and the workspace that a valid prefix names."""
-    *_, share, workspace = PREFIX.unpack(prefix)
-    return share, workspace
+    read = FramePrefix(*fields)
+    if read.header_bytes > MAX_HEADER_BYTES or read.payload_bytes > MAX_PAYLOAD_BYTES:
+        raise ProtocolError(
+            f"a frame of {read.header_bytes} + {read.payload_bytes} bytes exceeds the limit"
+        )
+    return read

@@ -24,7 +24,7 @@ import pandas as pd
 import pyarrow as pa
 
 from fennel_core.executors import protocol
-from fennel_core.executors.code_cache import CodeCache
+from fennel_core.executors.code_cache import CodeCache, code_key
 from fennel_core.executors.columns_out import layout
 from fennel_core.executors.invocation import assign, extract, keep, transform
 
@@ -87,4 +87,5 @@ def exercise() -> None:
         header | {"output": [["i", "i"]]},
         timed,
     )
-    CodeCache().load("warm-up", "import pandas as pd\ndef f(): return pd", "f", None)
+    text = "import pandas as pd\ndef f(): return pd"
+    CodeCache().load(code_key(text, "f", None), text, "f", None)

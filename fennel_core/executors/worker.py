@@ -1,27 +1,22 @@
-"""One executor process: accept connections from the host and run one call at a time.
+"""One executor process: accept connections from the router and run one call at a time.
 
-It runs in the executor environment. The host passes a connection that has a frame waiting (its
-descriptor travels over the control socket). The worker reads the call, requests the code's text if
-it does not know it, runs it, responds on the connection and reports `done`. It never outlives the
-host and never touches another worker's connection. Before the first byte of a response it raises a
-flag in shared memory, so that the host knows, after a crash, whether it may still respond in the
-worker's place.
+It runs in the executor environment, confined, and serves one scope (a version of a workspace's
+code) for its whole life. The router passes a connection that has a frame waiting (its descriptor
+travels over the control socket). The worker reads the call, requests the code's text from the
+platform if it does not know it, runs it, responds on the connection and reports that it is done.
+Before the first byte of a response it raises a flag in shared memory (`answering_page`).
+
+User code shares this process and may replace every function here, so nothing that leaves it is
+trusted: the router checks each control message, and the platform validates each response.
 """
 
 from __future__ import annotations
 
-import ctypes
-import json
-import os
-import random
 import resource
-import signal
 import socket
-import struct
 import threading
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
+from json import dumps, loads
 from typing import Any
 
 import fennel.datasets.datasets
@@ -40,12 +35,15 @@ from fennel_core.executors.internal_errors import (
     UserCodeRaised,
 )
 from fennel_core.executors.invocation import KINDS
+from fennel_core.executors.programs import PROGRAMS
 
-CONTROL = struct.Struct(">cI")
-"""A control message: its kind and the length of its body."""
-RUN, LOAD, DONE, KNOWN = b"R", b"L", b"D", b"K"
+RUN = b"R"
+"""The control message of the router, with the descriptor of a connection."""
+DONE, WORN = b"D", b"W"
+"""The control messages of a worker after a call; `WORN`: it must be replaced."""
 PAGE_BYTES = resource.getpagesize()
-_PR_SET_PDEATHSIG = 1
+REPORTED_CHARS = 16_000
+"""Length of messages and tracebacks that are reported; the end of longer ones is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,11 +70,6 @@ def receive_exactly(sock: socket.socket, size: int) -> bytes:
     return b"".join(parts)
 
 
-def control_message(kind: bytes, body: bytes = b"") -> bytes:
-    """Encode one control message."""
-    return CONTROL.pack(kind, len(body)) + body
-
-
 class CallChannel:
     """The connection of the running call, which carries the requests of user code."""
 
@@ -86,14 +79,12 @@ class CallChannel:
         self._lock = threading.Lock()
 
     def receive(self) -> tuple[dict[str, Any], bytes]:
-        header_bytes, payload_bytes, _ = protocol.unpack_prefix(
-            receive_exactly(self._sock, protocol.PREFIX.size)
-        )
-        header = json.loads(receive_exactly(self._sock, header_bytes))
-        return header, receive_exactly(self._sock, payload_bytes)
+        prefix = protocol.unpack_prefix(receive_exactly(self._sock, protocol.PREFIX.size))
+        header = loads(receive_exactly(self._sock, prefix.header_bytes))
+        return header, receive_exactly(self._sock, prefix.payload_bytes)
 
     def send(self, header: dict[str, Any], payload: bytes = b"") -> None:
-        self._sock.sendall(protocol.pack(json.dumps(header).encode(), payload))
+        self._sock.sendall(protocol.pack(dumps(header).encode(), payload))
 
     def request(self, header: dict[str, Any], payload: bytes = b"") -> tuple[dict[str, Any], bytes]:
         """Send a request to the platform and return its reply; ValueError when it refuses."""
@@ -130,105 +121,67 @@ class Worker:
             return
 
     def _handle_message(self) -> None:
-        data, descriptors, _, _ = socket.recv_fds(self._control, CONTROL.size, 1)
-        if len(data) < CONTROL.size:
+        kind, descriptors, _, _ = socket.recv_fds(self._control, len(RUN), 1)
+        if kind != RUN:
             raise PeerClosed
-        kind, size = CONTROL.unpack(data)
-        body = receive_exactly(self._control, size)
-        known = None
-        if kind == RUN:
-            with socket.socket(fileno=descriptors[0]) as sock:
-                known = self._serve(sock)
-            self._calls += 1
-        else:
-            self._preload(json.loads(body))
-        if known is not None:
-            self._control.sendall(control_message(KNOWN, known))
+        with socket.socket(fileno=descriptors[0]) as sock:
+            self._serve(sock)
+        self._calls += 1
         worn = self._calls >= self._limits.calls or address_space_bytes() > self._retire_at_bytes
-        self._control.sendall(control_message(DONE, b"1" if worn else b""))
+        self._control.sendall(WORN if worn else DONE)
 
-    def _preload(self, known: dict[str, Any]) -> None:
-        if known["code"] not in self._code:
-            try:
-                self._code.load(known["code"], known["text"], known["entry"], known["module"])
-            except CodeLoadFailed:
-                # The first call that needs the code loads it again and reports the failure.
-                return
-
-    def _serve(self, sock: socket.socket) -> bytes | None:
-        """Run the call that waits on the connection and send its response.
-
-        Returns newly loaded code to report to the host, if any.
-        """
+    def _serve(self, sock: socket.socket) -> None:
+        """Run the call that waits on the connection and send its response."""
         call = CallChannel(sock)
         self._call = call
-        known: bytes | None = None
         try:
-            header, payload = call.receive()
-            self._header = header
-            known, answer, out = self._respond(call, header, payload)
+            self._header, payload = call.receive()
+            answer, out = self._respond(call, self._header, payload)
             self._answering[0] = 1
             call.send(answer, out)
         except (PeerClosed, ConnectionError):
-            pass  # The caller disconnected, so a response has no receiver.
+            return  # The caller disconnected, so a response has no receiver.
         finally:
             self._call = None
-        return known
 
     def _respond(
         self, call: CallChannel, header: dict[str, Any], payload: bytes
-    ) -> tuple[bytes | None, dict[str, Any], bytes]:
-        known = None
+    ) -> tuple[dict[str, Any], bytes]:
         try:
-            if header["code"] not in self._code:
-                known = self._load(call, header)
-            if header["kind"] == "warm":
-                return known, {"op": "answer"}, b""
-            out = KINDS[header["kind"]](
-                self._code.function(header["code"]), header, pa.ipc.open_stream(payload).read_all()
-            )
-            return known, {"op": "answer"}, ipc_bytes(out)
+            return {"op": "answer"}, self._result(call, header, payload)
         except CodeLoadFailed as failed:
-            return known, failure(protocol.IMPORT, str(failed), failed.trace), b""
+            return failure(protocol.IMPORT, str(failed), failed.trace), b""
         except UserCodeRaised as raised:
             if isinstance(raised.cause, PeerClosed | ConnectionError):
                 raise raised.cause from raised
-            return (
-                known,
-                failure(
-                    protocol.RAISED, str(raised), self._code.trace(header["code"], raised.cause)
-                ),
-                b"",
-            )
+            trace = self._code.trace(header.get("code", ""), raised.cause)
+            return failure(protocol.RAISED, str(raised), trace), b""
         except ResultInvalid as wrong:
-            return known, failure(protocol.INVALID, str(wrong), ""), b""
+            return failure(protocol.INVALID, str(wrong), ""), b""
         except MemoryError as error:
             # Retire: the state of the process is unreliable after a MemoryError.
             self._calls = self._limits.calls
-            limit = self._limits.memory_bytes
-            return (
-                known,
-                failure(
-                    protocol.MEMORY,
-                    f"{message_of(error)} (the limit of a call is {limit} bytes)",
-                    "",
-                ),
-                b"",
-            )
+            text = f"{message_of(error)} (the limit of a call is {self._limits.memory_bytes} bytes)"
+            return failure(protocol.MEMORY, text, ""), b""
+        except (PeerClosed, ConnectionError):
+            raise
+        except BaseException as error:  # noqa: BLE001  # a result may be an object of user code
+            text = f"its result cannot be read: {message_of(error)}"
+            return failure(protocol.INVALID, text, ""), b""
 
-    def _load(self, call: CallChannel, header: dict[str, Any]) -> bytes:
-        reply, _ = call.request({"op": "code", "code": header["code"]})
-        began = time.monotonic()
-        self._code.load(header["code"], reply["text"], header["entry"], header["module"])
-        return json.dumps(
-            {
-                "load_ms": int((time.monotonic() - began) * 1000),
-                "code": header["code"],
-                "text": reply["text"],
-                "entry": header["entry"],
-                "module": header["module"],
-            }
-        ).encode()
+    def _result(self, call: CallChannel, header: dict[str, Any], payload: bytes) -> bytes:
+        kind = header["kind"]
+        if kind in PROGRAMS:
+            # What such code leaves behind must not meet another call.
+            self._calls = self._limits.calls
+            return PROGRAMS[kind](call, header)
+        if header["code"] not in self._code:
+            reply, _ = call.request({"op": "code", "code": header["code"]})
+            self._code.load(header["code"], reply["text"], header["entry"], header["module"])
+        if kind == "warm":
+            return b""
+        table = pa.ipc.open_stream(payload).read_all()
+        return batch_bytes(KINDS[kind](self._code.function(header["code"]), header, table))
 
     def _lookup(
         self, cls_name: str, ts: pd.Series, fields: list[str], keys: pd.DataFrame
@@ -272,14 +225,30 @@ class Worker:
 
 def failure(reason: str, message: str, trace: str) -> dict[str, Any]:
     """Return the header of a response that reports a failure."""
-    return {"op": "answer", "error": reason, "message": message, "traceback": trace}
+    return {
+        "op": "answer",
+        "error": reason,
+        "message": message[-REPORTED_CHARS:],
+        "traceback": trace[-REPORTED_CHARS:],
+    }
+
+
+def batch_bytes(table: pa.Table) -> bytes:
+    """Encode a table of a declared schema as one record batch message, without the schema."""
+    batches = table.combine_chunks().to_batches()
+    assert len(batches) <= 1, "a table without chunks is one batch"
+    batch = batches[0] if batches else pa.RecordBatch.from_pylist([], schema=table.schema)
+    value: bytes = batch.serialize().to_pybytes()
+    return value
 
 
 def ipc_bytes(table: pa.Table) -> bytes:
-    """Encode a table as an Arrow IPC stream."""
+    """Encode a table as an Arrow IPC stream of one record batch."""
+    batches = table.combine_chunks().to_batches()
     sink = pa.BufferOutputStream()
     with pa.ipc.new_stream(sink, table.schema) as writer:
-        writer.write_table(table)
+        for batch in batches:
+            writer.write_batch(batch)
     value: bytes = sink.getvalue().to_pybytes()
     return value
 
@@ -310,22 +279,3 @@ def address_space_bytes() -> int:
     """Return the size of this process' address space."""
     with open("/proc/self/statm", "rb") as statm:
         return int(statm.read().split()[0]) * PAGE_BYTES
-
-
-def enter(
-    control: socket.socket, answering: Any, limits: WorkerLimits, close: Callable[[], None]
-) -> None:
-    """Become a worker in a freshly forked process; never returns."""
-    close()
-    # A process group, so that the host can also kill processes that user code starts.
-    os.setpgid(0, 0)
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, signal.SIG_DFL)
-    random.seed()
-    # Forks would share the global random state that user code draws from.
-    np.random.seed()
-    limit = address_space_bytes() + limits.memory_bytes
-    resource.setrlimit(resource.RLIMIT_AS, (limit, limit))
-    resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
-    Worker(control, answering, limits).run()

@@ -136,7 +136,9 @@ class LogService:
         targets: tuple[EndpointTarget, ...],
     ) -> PreparedRequest:
         callbacks = Callbacks(
-            secret=lambda name: self._secret(workspace, name), workspace=workspace
+            secret=lambda name: self._secret(workspace, name),
+            workspace=workspace,
+            version=f"sources@{version}",
         )
         validator = Validator(self._executors, callbacks)
         entries: list[TargetRows] = []

@@ -22,7 +22,7 @@ from fennel_core.telemetry import metrics
 from fennel_core.telemetry.errors import INTERNAL, send_error, wants_json
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.telemetry.logs import logger
-from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.errors import ANY_FAILURE, ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, DatasetName, WorkspaceId
 
 LOG_PATH = "/api/v1/log"
@@ -68,7 +68,7 @@ class IngestApplication:
             status = error.status
             await self._send_error(send, error, headers)
         # Outermost handler of a request: the client gets a response, the log the details.
-        except Exception as unexpected:
+        except ANY_FAILURE as unexpected:
             status = INTERNAL.status
             log.error("request failed", path=path, exc_info=unexpected)
             await self._send_error(send, INTERNAL, headers)

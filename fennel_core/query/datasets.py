@@ -133,11 +133,10 @@ class ExtractorLookups:
             serving_check(table, as_of=False)
             names = chosen_fields(table.view.schema, asked.fields)
             keys = _key_columns(asked, table.view.schema)
-        except (QueryError, pl.exceptions.PolarsError) as refused:
+            moments = self._moments(asked)
+        except (QueryError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as refused:
             raise LookupRefused(str(refused)) from refused
-        answer = await look_up(
-            self._lookups, table, keys, names, self._moments(asked), self._outcome
-        )
+        answer = await look_up(self._lookups, table, keys, names, moments, self._outcome)
         return await off_loop(len(answer.found) > ROWS_IN_LOOP, lambda: _reply(answer))
 
     def _moments(self, asked: LookupRequest) -> int | list[int]:

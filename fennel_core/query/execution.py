@@ -22,6 +22,7 @@ import pyarrow as pa
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.executors.errors import CallFailed, ExecutorUnavailable
 from fennel_core.executors.protocol import TS
+from fennel_core.executors.results import frame_of
 from fennel_core.query.batch_thread import ROWS_IN_LOOP, SLICE_ROWS, off_loop, slices
 from fennel_core.query.bound_expressions import BoundExpressions
 from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
@@ -180,12 +181,11 @@ class ProgramRunner:
         rows = await off_loop(request.large, lambda: _input_rows(step, registers, request))
         try:
             table = await self._executors.run(step.call, rows, callbacks=callbacks)
+            frame = frame_of(step.call, table)
         except ExecutorUnavailable as busy:
             raise ExtractorUnavailable(str(busy)) from busy
         except CallFailed as failed:
             raise ExtractorFailed(str(failed)) from failed
-        frame = pl.from_arrow(table)
-        assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
         assert frame.height == request.rows, "an extractor returns a row per input row"
         for place, out in step.keep:
             field = step.call.outputs[place]

@@ -38,7 +38,7 @@ from fennel_core.telemetry import metrics, traces
 from fennel_core.telemetry.errors import INTERNAL, send_error, wants_json
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.telemetry.logs import logger
-from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.errors import ANY_FAILURE, ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
 
 API = "/api/v1"
@@ -119,7 +119,7 @@ class QueryApplication:
             status = refused.status
             await send_error(send, refused, as_json=wants_json(header(scope, b"accept")))
         # Outermost handler of a request: the client gets a response, the log the reason.
-        except Exception as bug:
+        except ANY_FAILURE as bug:
             status = 500
             log.error("request failed", path=path, exc_info=bug)
             await send_error(send, INTERNAL)

@@ -212,6 +212,7 @@ class QueryService:
             lookup=ExtractorLookups(self._lookups, view.tables, request.now_us, request.outcome),
             secret=lambda name: self._secret(workspace, name),
             workspace=workspace,
+            version=f"{key[1]}@{view.commit}",
         )
 
     @asynccontextmanager

@@ -1,7 +1,7 @@
 """The status report, for people and for `fennel-core status`.
 
-It lists slots, every job partition with its owner, lag and error, and the branches whose reads
-have not moved to their newest version yet. A workspace's token gets its
+It lists slots, every job partition with its owner, lag and error, the branches whose reads have not
+moved to their newest version yet, and what confines user code. A workspace's token gets its
 own partitions, the administrator's token all of them. Everything is one read of the registry, so
 the report is as recent as the last reports of the runners, whose age it includes.
 """
@@ -9,13 +9,23 @@ the report is as recent as the last reports of the runners, whose age it include
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from dataclasses import asdict
+from typing import Protocol
 
+from fennel_core.executors.errors import ExecutorUnavailable
+from fennel_core.executors.report import ExecutorReport
 from fennel_core.query.bodies import dump
 from fennel_core.query.postgres import PartitionStatus, PostgresReader
 from fennel_core.query.view import Views
 from fennel_core.vocab.ids import WorkspaceId
 
 WorkspaceOf = Callable[[str | None], Awaitable[WorkspaceId]]
+
+
+class ReportsItself(Protocol):
+    """The part of `executors.client.Executors` that the report uses."""
+
+    async def report(self) -> ExecutorReport: ...
 
 
 class StatusReport:
@@ -27,11 +37,13 @@ class StatusReport:
         self,
         reads: PostgresReader,
         views: Views,
+        executors: ReportsItself,
         workspace_of: WorkspaceOf,
         is_admin: Callable[[str | None], bool],
     ) -> None:
         self._reads = reads
         self._views = views
+        self._executors = executors
         self._workspace_of = workspace_of
         self._is_admin = is_admin
 
@@ -70,8 +82,15 @@ class StatusReport:
                     }
                     for b in await self._reads.read_warming(workspace)
                 ],
+                "executors": await self._executor_report(),
             }
         )
+
+    async def _executor_report(self) -> dict[str, object] | None:
+        try:
+            return asdict(await self._executors.report())
+        except ExecutorUnavailable:
+            return None
 
 
 def _partition(state: PartitionStatus) -> dict[str, object]:

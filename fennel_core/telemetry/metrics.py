@@ -160,6 +160,26 @@ VIEW_AGE = gauge(
     worst=True,
 )
 
+# Executors, as a query server sees them.
+EXECUTORS_UP = gauge(
+    "fennel_executors_up", "1 while the executors of user code respond on their socket, else 0."
+)
+EXECUTOR_LAYER = gauge(
+    "fennel_executor_sandbox_layer",
+    "Layers that confine user code: 1 if the machine has it, else 0.",
+    ("layer",),
+)
+EXECUTOR_WORKERS = gauge(
+    "fennel_executor_workers",
+    "Processes of user code: `running` a call, `idle`, `all`; `waiting` counts calls.",
+    ("state",),
+)
+EXECUTOR_ENDS = gauge(
+    "fennel_executor_ended_workers",
+    "Processes of user code that have ended since the start of the executors, by reason.",
+    ("reason",),
+)
+
 # Control plane.
 DEAD_LETTERS = gauge(
     "fennel_dead_letter_rows",

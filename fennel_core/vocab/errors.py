@@ -9,9 +9,17 @@ the code, which never changes once released. Any package may raise one; only the
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, Final
+
+from polars.exceptions import PanicException
 
 from fennel_core.vocab.problems import Problem
+
+ANY_FAILURE: Final = (Exception, PanicException)
+"""What the outermost handler of a request catches, so that no request is left without a response.
+
+A panic of a native library is not an `Exception`.
+"""
 
 
 class VocabError(Exception):

@@ -360,7 +360,13 @@ def _submission(params: Mapping[str, Any]) -> tuple[str, str, bytes]:
         )
     workspace = checked_name(params["workspace"])
     body, printed = asyncio.run(
-        read(Settings(), params["definitions"], env=params["env"], message=params["message"] or "")
+        read(
+            Settings(),
+            params["definitions"],
+            workspace=workspace,
+            env=params["env"],
+            message=params["message"] or "",
+        )
     )
     for line in redact_text(printed).splitlines():
         log.info("output of the definitions: %s", line)

@@ -24,10 +24,10 @@ import aiohttp
 
 from fennel_core.apps.local.platform import load_context
 from fennel_core.apps.local.services import service_table
-from fennel_core.executors import definitions
 from fennel_core.settings.model import Settings
 from tests.chaos.strikes import Recoveries, Striker, plan_strikes
 from tests.chaos.traffic import Rows, Traffic
+from tests.support.executors import commit_of
 
 ENGINES: Final = "2"
 LOGGERS: Final = 4
@@ -58,8 +58,7 @@ async def chaos(arguments: argparse.Namespace) -> int:
     settings, context = Settings(), load_context()
     workspace = f"chaos-{arguments.seed}-{int(time.time())}"
     bodies = {
-        version: (await definitions.read(settings, module, env=None, message=version))[0]
-        for version, module in VERSIONS.items()
+        version: await commit_of(module, message=version) for version, module in VERSIONS.items()
     }
     accepted = context.layout.data / "chaos-accepted.jsonl"
     async with aiohttp.ClientSession() as session:

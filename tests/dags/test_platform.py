@@ -12,9 +12,9 @@ from typing import Any
 import psycopg
 import pytest
 
-from fennel_core.executors.definitions import read
 from fennel_core.settings.model import Settings
 from tests.support.airflow import Airflow, call, log_in
+from tests.support.executors import commit_of
 
 pytestmark = pytest.mark.platform
 SHOP = """
@@ -117,7 +117,7 @@ async def test_a_clients_commit_is_a_run_of_the_same_dag(
     name, token = workspace
     (tmp_path / "shop.py").write_text(SHOP)
     settings = Settings()
-    body, _ = await read(settings, str(tmp_path / "shop.py"), env=None, message="by a client")
+    body = await commit_of(str(tmp_path / "shop.py"), message="by a client")
     status, response = call(
         "POST",
         f"{settings.query_url}/api/v1/commit?preview=false&incremental=false&backfill=true",

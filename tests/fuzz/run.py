@@ -36,11 +36,11 @@ import schemathesis
 from hypothesis import HealthCheck
 from schemathesis.generation import GenerationMode
 
-from fennel_core.executors import definitions
 from fennel_core.settings.model import Settings
 from tests.conftest import cli
 from tests.fuzz.requests import FuzzRequest, mutated, valid_requests
 from tests.fuzz.state import Digest, StateReader
+from tests.support.executors import commit_of
 
 TIMEOUT_S: Final = 60.0
 CODE: Final = "X-Fennel-Error-Code"
@@ -289,11 +289,6 @@ def fuzzer_url() -> str:
     return Settings().query_url
 
 
-async def commit_of(settings: Settings) -> bytes:
-    body, _ = await definitions.read(settings, "tests.chaos.shop", env=None, message="fuzz")
-    return body
-
-
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000, help="number of requests")
@@ -306,7 +301,7 @@ def main() -> int:
         os.environ[name] = value
     settings, luck = Settings(), random.Random(arguments.seed)
     workspace = f"fuzz-{arguments.seed}-{int(time.time())}"
-    commit = asyncio.run(commit_of(settings))
+    commit = asyncio.run(commit_of("tests.chaos.shop", message="fuzz"))
     first = httpx.post(
         f"{settings.query_url}/api/v1/commit",
         content=commit,

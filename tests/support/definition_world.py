@@ -14,12 +14,11 @@ from fennel_core.definition.commit_request import CommitRequest
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.orchestrator import CommitOrchestrator, InlineOrchestrator
-from fennel_core.definition.window_specs import client_program_runner
 from fennel_core.ledger.store import CommitOptions
-from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, CommitId
 from fennel_core.wire.gen import services_pb2
 from tests.support.commit_changes import PolledChanges
+from tests.support.executors import run_client_program
 from tests.support.ledger_world import SHOP, World
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "wire"
@@ -61,7 +60,7 @@ class CommitServerWorld:
         self.world = world
         self.steps = CommitSteps(
             replace(world.context(), sleep=self.sleep),
-            client_program_runner(Settings()),
+            run_client_program,
             new_workspace_partitions=partitions_setting,
             warm_seconds=5,
         )

@@ -13,8 +13,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from fennel_core.executors import definitions
 from fennel_core.settings.model import Settings
+from tests.support.executors import commit_of
 from tests.support.polling import eventually
 
 INLINE = {"X-Fennel-Orchestrator": "inline"}
@@ -46,7 +46,7 @@ class Api:
         return json.loads(text)
 
     async def commit(self, module: str, **headers: str) -> Any:
-        request, _ = await definitions.read(self._settings, module, env=None, message="test")
+        request = await commit_of(module)
         return await self.good("POST", "/commit", request, **headers)
 
     async def log(self, **data: list[Any]) -> tuple[int, str]:

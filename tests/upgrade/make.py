@@ -30,12 +30,11 @@ from fennel_core.blueprints import identity, plan_entries
 from fennel_core.connections import migrate
 from fennel_core.engine.backfill import manifest as backfill_manifest
 from fennel_core.engine.state_progress import STATE_FORMAT
-from fennel_core.executors import definitions
 from fennel_core.replaylog import marker
-from fennel_core.settings.model import Settings
 from fennel_core.snapshots import manifest as snapshot_manifest
 from fennel_core.vocab.versions import FORMAT_HEADER
 from fennel_core.wire import code_logic
+from tests.support.executors import commit_of
 from tests.support.own_platform import OwnPlatform
 from tests.support.polling import eventually_sync
 from tests.upgrade import archive, market
@@ -110,11 +109,8 @@ class Maker:
 
     def _commit(self, name: str, branch: str = MAIN, **query: str) -> dict[str, Any]:
         """Commit a file of the project, and keep the request as the client sends it."""
-        body, _ = asyncio.run(
-            definitions.read(
-                Settings(), f"{name}.py", env=None, message=f"{name} of {branch}", folder=PROJECT
-            )
-        )
+        message = f"{name} of {branch}"
+        body = asyncio.run(commit_of(f"{name}.py", message=message, folder=PROJECT))
         requests = self.folder / "requests"
         requests.mkdir(exist_ok=True)
         (requests / f"{name}.binpb").write_bytes(body)

@@ -18,9 +18,8 @@ import psycopg
 import pytest
 from confluent_kafka.admin import AdminClient
 
-from fennel_core.executors import definitions
-from fennel_core.settings.model import Settings
 from fennel_core.wire.gen import services_pb2
+from tests.support.executors import commit_of
 from tests.support.own_platform import OwnPlatform
 from tests.upgrade import archive, market
 from tests.upgrade.market import MAIN, Market, Recorded
@@ -87,10 +86,7 @@ class Upgraded:
     async def client_request(self) -> bytes:
         """Return the project of `main` as the client of this version sends it."""
         folder = self.folder / "definitions"
-        body, _ = await definitions.read(
-            Settings(), "market.py", env=None, message="by this client", folder=folder
-        )
-        return body
+        return await commit_of("market.py", message="by this client", folder=folder)
 
 
 def local_states(root: Path) -> set[tuple[str, str]]:

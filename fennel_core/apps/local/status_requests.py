@@ -12,6 +12,8 @@ from typing import Any, Final
 import httpx
 
 from fennel_core.apps.local.status_tables import parse_history_metrics
+from fennel_core.executors.errors import ExecutorError
+from fennel_core.executors.report import ExecutorReport, ask
 from fennel_core.settings.model import Settings
 
 TIMEOUT_S: Final = 5.0
@@ -33,6 +35,7 @@ class StatusAnswers:
     drills: Rows | None
     failing: Rows | None
     dead_letters: Rows | None
+    executors: ExecutorReport | None
 
 
 def read(settings: Settings) -> StatusAnswers:
@@ -47,7 +50,15 @@ def read(settings: Settings) -> StatusAnswers:
         drills=_rows(settings, f"{operations}/drills", "drills"),
         failing=_rows(settings, f"{operations}/reconcile", "failing"),
         dead_letters=_rows(settings, f"{operations}/dead_letters", "dead_letters"),
+        executors=_executors(settings),
     )
+
+
+def _executors(settings: Settings) -> ExecutorReport | None:
+    try:
+        return ask(settings.executors_socket)
+    except (OSError, ExecutorError):
+        return None
 
 
 def admin_headers(settings: Settings) -> dict[str, str]:

@@ -16,6 +16,7 @@ from rich.table import Table
 
 from fennel_core.apps.local.file_layout import FileLayout
 from fennel_core.apps.local.platform import ServiceStatus
+from fennel_core.executors.report import ExecutorReport
 
 MAX_ROWS: Final = 64
 MIN_COLUMNS: Final = 110
@@ -240,3 +241,22 @@ def print_history(topics: Mapping[str, Mapping[str, int]] | None) -> None:
     for name, sums in sorted(rows.items()):
         table.add_row(name, *(str(sums[each]) for each in HISTORY))
     console.print(table if rows else "History: there is no dataset with a topic.")
+
+
+def print_executors(report: ExecutorReport | None) -> None:
+    """Print the layers that confine user code on this machine."""
+    if report is None:
+        return  # The table of services says that the executors do not respond.
+    console = _console()
+    console.print()
+    active = [layer.name for layer in report.layers if layer.active]
+    console.print(
+        f"User code: {report.running} calls running, {report.waiting} waiting, "
+        f"{report.workers} processes; confined by {', '.join(active)}",
+        highlight=False,
+    )
+    for layer in report.layers:
+        if not layer.active:
+            console.print(
+                f"  without {layer.name}: {layer.detail}", style="yellow", highlight=False
+            )

@@ -20,7 +20,6 @@ from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.orchestrator import InlineOrchestrator
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
-from fennel_core.definition.window_specs import client_program_runner
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.store import NO_GRACE
@@ -28,6 +27,7 @@ from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import CommitId, Millis
+from tests.support.executors import run_client_program
 from tests.support.postgres import database, empty_database, postgres_server
 
 __all__ = ["database", "empty_database", "postgres_server"]
@@ -62,7 +62,7 @@ async def client(
         )
         steps = CommitSteps(
             context,
-            client_program_runner(settings),
+            run_client_program,
             new_workspace_partitions=2,
             warm_seconds=0.0,
             sealer=secrets.Sealer.from_file(key),

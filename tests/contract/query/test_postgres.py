@@ -15,6 +15,8 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.postgres import Pool, pool
+from fennel_core.executors.errors import ExecutorUnavailable
+from fennel_core.executors.report import ExecutorReport
 from fennel_core.operators.spec import TableSpec
 from fennel_core.query.errors import ReleaseMismatch, UnknownBranch
 from fennel_core.query.notifications import NotificationListener
@@ -98,6 +100,13 @@ class Database:
             "interval '1 s' WHERE job_id = %s AND part = %s",
             *(slot, lease_s, name, part),
         )
+
+
+class Absent:
+    """Executors that do not respond."""
+
+    async def report(self) -> ExecutorReport:
+        raise ExecutorUnavailable("no executor host listens", "executors")
 
 
 @pytest_asyncio.fixture
@@ -201,7 +210,9 @@ async def test_the_status_report_shows_a_token_its_own_workspace_and_the_adminis
         return WorkspaceId(str(header))
 
     reads = PostgresReader(db.pool)
-    report = StatusReport(reads, Views(reads), workspace_of, lambda header: header == "admin")
+    report = StatusReport(
+        reads, Views(reads), Absent(), workspace_of, lambda header: header == "admin"
+    )
     for header, count in (("w", 2), ("other", 0), ("admin", 2)):
         assert len(json.loads(await report.report(header))["job_partitions"]) == count
     shown = json.loads(await report.report("w"))
@@ -222,7 +233,9 @@ async def test_the_status_report_names_branches_whose_reads_have_not_moved(db: D
         return WorkspaceId(str(header))
 
     reads = PostgresReader(db.pool)
-    report = StatusReport(reads, Views(reads), workspace_of, lambda header: header == "admin")
+    report = StatusReport(
+        reads, Views(reads), Absent(), workspace_of, lambda header: header == "admin"
+    )
 
     async def warming(header: str) -> object:
         return json.loads(await report.report(header))["warming"]

@@ -11,10 +11,10 @@ from collections.abc import AsyncIterator, Iterator
 import aiohttp
 import pytest
 
-from fennel_core.executors import definitions
 from fennel_core.settings.model import Settings
 from tests.e2e.faults.world import World
 from tests.support.airflow import Airflow, call, log_in
+from tests.support.executors import commit_of
 from tests.support.workspaces import make
 
 __all__ = ["airflow", "bodies", "make", "settings", "workspaces", "world"]
@@ -34,10 +34,7 @@ def airflow(settings: Settings) -> Airflow:
 @pytest.fixture(scope="module")
 def bodies(platform: None) -> dict[str, bytes]:
     async def read(version: str) -> bytes:
-        body, _ = await definitions.read(
-            Settings(), f"tests.e2e.faults.shop_{version}", env=None, message=version
-        )
-        return body
+        return await commit_of(f"tests.e2e.faults.shop_{version}", message=version)
 
     return {version: asyncio.run(read(version)) for version in VERSIONS}
 

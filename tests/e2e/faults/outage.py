@@ -25,11 +25,11 @@ from confluent_kafka import TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fennel_core.connections.kafka import client_config
-from fennel_core.executors import definitions
 from fennel_core.settings.model import Settings
 from tests.e2e.faults.moves import back
 from tests.e2e.faults.strikes import frozen, kill_part
 from tests.e2e.faults.world import INLINE, NOW
+from tests.support.executors import commit_of
 from tests.support.polling import eventually
 from tests.support.postgres import frozen as frozen_server
 
@@ -153,10 +153,7 @@ class Clients:
 
 @pytest.fixture(scope="module")
 def shop(platform: None) -> bytes:
-    body, _ = asyncio.run(
-        definitions.read(Settings(), "tests.e2e.faults.outage_shop", env=None, message="shop")
-    )
-    return body
+    return asyncio.run(commit_of("tests.e2e.faults.outage_shop", message="shop"))
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from fennel_core.definition.commit_checker import CommitChecker
 from fennel_core.definition.errors import CommitUnsupported, WindowSpecsUnavailable
 from fennel_core.definition.validation import decode_commit
 from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.gen import services_pb2
 from tests.support.definition_world import changed, recorded, request
 from tests.support.ledger_world import World
@@ -34,7 +35,7 @@ def wrong_change_feed(message: services_pb2.SyncRequest) -> None:
     message.sources[0].cdc, message.sources[1].cdc = message.sources[1].cdc, message.sources[0].cdc
 
 
-async def failing(program: str) -> str:
+async def failing(workspace: WorkspaceId, program: str) -> str:
     raise WindowSpecsUnavailable("the pipeline function failed: NameError")
 
 

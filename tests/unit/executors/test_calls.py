@@ -75,9 +75,10 @@ def test_a_warmed_extractor_is_the_one_that_is_called():
 
 
 def test_a_frame_is_read_back_from_its_prefix():
-    frame = protocol.pack(b"{}", b"payload", 250, 7, 9)
-    assert protocol.share_of(frame[: protocol.PREFIX.size]) == (7, 9)
-    assert protocol.unpack_prefix(frame[: protocol.PREFIX.size]) == (2, 7, 250)
+    workspace, scope = protocol.digest("shop"), protocol.digest("shop", "main@1")
+    frame = protocol.pack(b"{}", b"payload", 250, 7, workspace, scope)
+    prefix = protocol.unpack_prefix(frame[: protocol.PREFIX.size])
+    assert prefix == protocol.FramePrefix(2, 7, 250, 7, workspace, scope)
     with pytest.raises(ProtocolError, match="one release"):
         protocol.unpack_prefix(b"\x09" + frame[1 : protocol.PREFIX.size])
 
