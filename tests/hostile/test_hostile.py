@@ -1,0 +1,208 @@
+"""Hostile extractors against real executors: as root, as an ordinary user, as in a container.
+
+Each is refused or ended with an error to its author, and leaves the executors, the platform's files
+and the calls of other workspaces as they were.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import shutil
+import socket
+import tempfile
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+import pytest
+
+from fennel_core.executors.calls import ExtractCall
+from fennel_core.executors.client import Callbacks, Executors
+from fennel_core.executors.errors import CallFailed
+from fennel_core.executors.protocol import TS
+from fennel_core.vocab.dtypes import Field, Int
+from fennel_core.wire.pycode import PyCode
+from tests.hostile.programs import IMPORTS, PROGRAMS, Program
+from tests.support.executors import CLIENT_PYTHON, HostStart, running_host
+from tests.support.polling import eventually
+
+ROOT = Path(__file__).parents[2]
+SYSTEM_PYTHON = Path("/usr/bin/python3.11")
+"""An interpreter that other users can read, unlike one in a home folder."""
+CONTAINER_USER = 7400
+LIMIT_MS = 1_500
+LIMITS = {"executor_processes": 2, "executor_memory_limit_bytes": 1 << 29}
+ONE = pa.table({TS: pa.array([0], pa.timestamp("us", "UTC")), "F.given": [1]})
+
+
+def hostile(workspace: str) -> Callbacks:
+    """Return the callbacks of a hostile workspace; what its programs leave stays in it."""
+    return Callbacks(workspace=workspace, secret=lambda name: asyncio.sleep(0, f"LEAK {name}"))
+
+
+HOSTILE = hostile("hostile")
+
+
+@dataclass(frozen=True)
+class Installation:
+    """Running executors, and what hostile code may want of their machine."""
+
+    socket: Path
+    secret: Path
+    port: int
+    landlock: bool
+
+    def text(self, body: str, module: str = "") -> str:
+        """Return the module of an extractor."""
+        names = (
+            f"PARENT, SOCKET, SECRET, PORT = os.getppid(), {str(self.socket)!r}, "
+            f"{str(self.secret)!r}, {self.port}\n"
+        )
+        return (
+            f"{names}{module}\ndef run(ts, given):\n    {body}\n"
+            "    return pd.Series(given + 1, name='F.out')\n"
+        )
+
+    def call(self, body: str, module: str = "") -> ExtractCall:
+        given, out = Field("F.given", Int()), Field("F.out", Int())
+        code = PyCode("run", "", "", self.text(body, module), IMPORTS, (), ())
+        return ExtractCall(code, "F", "e", (given,), (out,), ())
+
+
+def starts() -> dict[str, HostStart]:
+    """Return the ways to start executors that this machine allows."""
+    canary = {"AWS_SECRET_ACCESS_KEY": "canary"}
+    if os.getuid() != 0 or not SYSTEM_PYTHON.exists():
+        return {
+            "plain": HostStart(variables=canary),
+            "container": HostStart(variables=canary, module="tests.hostile.contained"),
+        }
+    (libraries,) = (CLIENT_PYTHON.parents[1] / "lib").glob("python3.11/site-packages")
+    variables = canary | {"PYTHONPATH": f"{ROOT}:{libraries}"}
+    return {
+        "plain": HostStart(variables=canary),
+        "root": HostStart(SYSTEM_PYTHON, variables=variables),
+        "user": HostStart(SYSTEM_PYTHON, CONTAINER_USER, variables),
+        "container": HostStart(
+            SYSTEM_PYTHON, CONTAINER_USER, variables, module="tests.hostile.contained"
+        ),
+    }
+
+
+@pytest.fixture(scope="module", params=starts())
+def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
+    start = starts()[request.param]
+    folder = Path(tempfile.mkdtemp(prefix="fennel-hostile-"))
+    secret = folder / "secret"
+    secret.write_text("LEAK of a secret")
+    secret.chmod(0o644)
+    folder.chmod(0o755)
+    if start.user is not None:
+        shutil.chown(folder, start.user)
+    with (
+        socket.create_server(("127.0.0.1", 0)) as service,
+        running_host(
+            folder, start, executor_processes=2, executor_memory_limit_bytes=1 << 29
+        ) as at,
+    ):
+        yield Installation(at, secret, service.getsockname()[1], request.param != "container")
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+async def executors(installation: Installation) -> AsyncIterator[Executors]:
+    async with Executors(installation.socket, time_limit_ms=LIMIT_MS) as client:
+        yield client
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda program: program.name)
+async def test_a_hostile_program_is_refused_and_disturbs_nobody(
+    installation: Installation, executors: Executors, program: Program
+) -> None:
+    if program.needs_landlock and not installation.landlock:
+        pytest.skip("only Landlock, or what a container does not contain, hides files")
+    with pytest.raises(program.error, match=program.text) as caught:
+        await executors.run(
+            installation.call(program.body, program.module), ONE, callbacks=hostile(program.name)
+        )
+    assert isinstance(caught.value, CallFailed)
+    assert "LEAK" not in str(caught.value)
+    assert installation.secret.read_text() == "LEAK of a secret"
+    assert installation.socket.exists()
+    fine = await executors.run(
+        installation.call("pass"), ONE, callbacks=Callbacks(workspace="neighbour")
+    )
+    assert fine.to_pydict() == {"F.out": [2]}
+
+
+async def test_a_kept_connection_does_not_answer_for_another_workspace(
+    installation: Installation, executors: Executors
+) -> None:
+    """The thread keeps a duplicate of the connection and answers whatever comes on it."""
+    thief = (
+        "kept = os.dup(the(worker.CallChannel)._sock.fileno())\n"
+        "    answer = json.dumps({'op': 'answer', 'error': 'raised', 'message': 'STOLEN'})\n"
+        "    def steal():\n"
+        "        while os.read(kept, 1): os.write(kept, protocol.pack(answer.encode()))\n"
+        "    threading.Thread(target=steal, daemon=True).start()"
+    )
+    await executors.run(installation.call(thief), ONE, callbacks=hostile("thief"))
+    for _ in range(20):
+        fine = await executors.run(
+            installation.call("pass"), ONE, callbacks=Callbacks(workspace="neighbour")
+        )
+        assert fine.to_pydict() == {"F.out": [2]}
+
+
+@pytest.mark.parametrize(
+    "other",
+    [Callbacks(workspace="neighbour"), Callbacks(workspace="hostile", version="main@2")],
+    ids=["workspace", "version"],
+)
+async def test_what_code_leaves_in_its_process_reaches_no_other_scope(
+    installation: Installation, executors: Executors, other: Callbacks
+) -> None:
+    body = "pd.Series.__add__ = lambda a, b: a * 666; sys.modules['left'] = given"
+    await executors.run(installation.call(body), ONE, callbacks=HOSTILE)
+    seen = installation.call("assert 'left' not in sys.modules")
+    assert (await executors.run(seen, ONE, callbacks=other)).to_pydict() == {"F.out": [2]}
+
+
+async def test_code_under_the_digest_of_other_code_does_not_run(
+    installation: Installation, executors: Executors
+) -> None:
+    """The process asks for the text of another workspace's code, and gets that of its own call."""
+    victim = installation.call("secret_of_the_victim = 1")
+    body = (
+        "text = the(worker.CallChannel).request({'op': 'code', 'code': 'x'})[0]['text']\n"
+        "    raise Exception('LEAK' if 'of_the_' + 'victim' in text else 'own text')"
+    )
+    assert (await executors.run(victim, ONE, callbacks=Callbacks(workspace="victim"))).num_rows
+    with pytest.raises(CallFailed, match="own text"):
+        await executors.run(installation.call(body), ONE, callbacks=HOSTILE)
+
+
+async def test_a_thread_that_outlives_its_call_does_not_run(
+    installation: Installation, executors: Executors
+) -> None:
+    """An idle process is stopped; the processor time of its workers then stands still."""
+    body = "threading.Thread(target=lambda: [None for _ in iter(int, 1)], daemon=True).start()"
+    text = installation.call(f"{body}\n    given = given + os.getpid()")
+    pid = (await executors.run(text, ONE, callbacks=hostile("threads"))).column("F.out")[
+        0
+    ].as_py() - 2
+
+    async def stopped() -> bool:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
+
+    await eventually(stopped, within_s=10, what="the idle process is stopped")
+
+
+async def test_the_layers_of_this_machine_are_reported(
+    installation: Installation, executors: Executors
+) -> None:
+    layers = {layer.name: layer.active for layer in (await executors.report()).layers}
+    assert layers["seccomp"]
+    assert layers["landlock"]
