@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import fcntl
 import gc
+import logging
 import os
 import random
 import resource
@@ -40,10 +41,13 @@ EVENT: Final = struct.Struct(">cIi")
 """A report: `STARTED` with a pid, or `ENDED` with a status of waitpid(2)."""
 STARTED, ENDED = b"S", b"E"
 NO_USER: Final = -1
+NOT_FORKED: Final = 71
+"""The exit status that is reported of a worker that could not be forked."""
 CONTROL_DESCRIPTOR, NULL_DESCRIPTOR = 3, 4
 MOST_DESCRIPTORS: Final = 4096
 """More than the template has: one for each worker, and a few."""
 
+log = logging.getLogger("fennel.executors")
 Confine = Callable[[int | None, int], None]
 """Confines the process: its user, its parent. A benchmark measures without."""
 
@@ -104,11 +108,19 @@ class Template:
         control, page = descriptors
         start = WorkerStart(control, page, None if user == NO_USER else user)
         parent = os.getpid()
-        pid = os.fork()
+        try:
+            pid = os.fork()
+        except OSError as failed:
+            # The machine has no more processes; the router tries again after a pause.
+            log.error("no worker could be forked: %s", failed)
+            self._requests.send(EVENT.pack(ENDED, number, NOT_FORKED << 8))
+            pid = -1
         if pid == 0:
             become_worker(start, self._limits, self._confine, parent)
         for each in descriptors:
             os.close(each)
+        if pid < 0:
+            return True
         process = os.pidfd_open(pid)
         self._children[process] = (number, pid)
         self._poll.register(process, select.POLLIN)
