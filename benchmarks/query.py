@@ -45,6 +45,8 @@ from fennel_core.apps.query import tune_interpreter
 from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.connections.frames import serve as serve_frames
+from fennel_core.connections.roles import Access, Role
+from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.executors.client import Executors
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import WriteBatch
@@ -71,6 +73,7 @@ DATASETS, FIELDS, PARTITIONS, USERS = 5, 10, 4, 20_000
 META = wire.Metadata("", "", (), deprecated=False, deleted=False)
 CODE = PyCode("f", "", "", "", "", (), ())
 WORKSPACE = WorkspaceId("bench")
+ACCESS = Access(WORKSPACE, Role.ADMIN, "benchmark")
 WARM = 300
 WARM_PEER = 20
 
@@ -334,10 +337,11 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
         health=HealthEndpoint("bench", {}),
         forwarder=None,  # type: ignore[arg-type]  # nothing is passed on here
         upstreams={},
-        workspace_of=any_token,
+        access_of=any_token,
         body_limit_bytes=1 << 24,
         refresher=ViewRefresher(views),
         erasures=NothingErased(),
+        limits=WorkspaceLimits(1000, 0.0),
     )
     gc.collect()
     gc.freeze()
@@ -359,8 +363,8 @@ async def no_secret(_workspace: WorkspaceId, _name: str) -> str | None:
     return None
 
 
-async def any_token(_authorization: str | None) -> WorkspaceId:
-    return WORKSPACE
+async def any_token(_authorization: str | None) -> Access:
+    return ACCESS
 
 
 # --- the client -----------------------------------------------------------------------------------

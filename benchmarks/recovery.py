@@ -1,8 +1,9 @@
 """Measure how long a job partition with large state is unavailable after `kill -9`.
 
-On a running, otherwise idle platform (`eval "$(fennel-core env --all)"`) this registers a job
-partition over a topic of its own: one keyed dataset of `--gigabytes`, with a snapshot on S3 and a
-tail of later records. Then its slot or engine is killed several times:
+On a running, otherwise idle platform, with its settings in the environment (`fennel-core env --all`
+and the names of its secrets), this registers a job partition over a topic of its own: one keyed
+dataset of `--gigabytes`, with a snapshot on S3 and a tail of later records. Then its slot or engine
+is killed several times:
 
   local      the local state survives
   wiped      the local state is moved away at the moment of the kill, and is restored from S3

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.platform_settings import ENV_COMMAND
+
 
 def cli(*arguments: str) -> str:
     """Run the project's own command line and return its output."""
@@ -28,7 +30,7 @@ def cli(*arguments: str) -> str:
 def _started(*arguments: str) -> Iterator[None]:
     before = dict(os.environ)
     cli("up", *arguments)
-    for line in cli("env", "--all").splitlines():
+    for line in cli(*ENV_COMMAND).splitlines():
         name, _, value = shlex.split(line.removeprefix("export "))[0].partition("=")
         os.environ[name] = value
     yield

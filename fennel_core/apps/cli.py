@@ -10,20 +10,20 @@ import subprocess
 import sys
 from collections.abc import Callable
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any, Final, NoReturn
+from typing import TYPE_CHECKING, Final
 
 import click
 
 from fennel_core import __version__
+from fennel_core.apps.admin_commands import purge, token, workspace
+from fennel_core.apps.command_context import fail, names_of, select
 
 if TYPE_CHECKING:
     from fennel_core.apps.local.launcher import StartFailure
-    from fennel_core.apps.local.services import Service
     from fennel_core.apps.local.setup_steps import PlatformContext
 
 CONTEXT: Final = {"help_option_names": ["-h", "--help"], "max_content_width": 110}
 DEMO_TOKEN: Final = "dev-demo"  # noqa: S105  # not a secret: development tokens name a workspace and work on loopback only
-REQUEST_TIMEOUT_S: Final = 60.0
 
 
 @click.group(context_settings=CONTEXT)
@@ -42,6 +42,8 @@ def main() -> None:
     Every setting is an environment variable FENNEL_…; `fennel-core settings` lists them with
     unit and reason.
     """
+    # Logs, pid files and folders that this process writes are its user's only.
+    os.umask(0o077)
 
 
 @main.command()
@@ -61,13 +63,13 @@ def up(only: tuple[str, ...]) -> None:
     from fennel_core.apps.errors import SetupFailed
     from fennel_core.apps.local import platform
 
-    context, wanted = _select(_names(only))
+    context, wanted = select(names_of(only))
     try:
         failures = platform.up(context, wanted)
     except SetupFailed as error:
-        _fail(str(error))
+        fail(str(error))
     except KeyboardInterrupt:
-        _fail(
+        fail(
             "Stopped waiting. The started services keep running: `fennel-core status` shows "
             "them, `fennel-core down` stops them."
         )
@@ -118,7 +120,7 @@ def down(only: tuple[str, ...]) -> None:
     """
     from fennel_core.apps.local import platform
 
-    context, wanted = _select(_names(only))
+    context, wanted = select(names_of(only))
     stopped = platform.down(context, wanted)
     for service in stopped:
         click.echo(f"stopped {service.name}" + ("" if service.gently else " (killed)"))
@@ -132,7 +134,7 @@ def restart(names: tuple[str, ...]) -> None:
     """Stop services and start them again, for example after a change of their code."""
     from fennel_core.apps.local import platform
 
-    context, wanted = _select(names)
+    context, wanted = select(names)
     platform.down(context, wanted)
     failures = platform.up(context, wanted)
     for failure in failures:
@@ -149,7 +151,7 @@ def status(as_json: bool) -> None:
     """
     from fennel_core.apps.local import platform, status_requests, status_tables
 
-    context, _ = _select(())
+    context, _ = select(())
     rows = platform.status(context)
     answers = status_requests.read(context.settings)
     if as_json:
@@ -199,14 +201,14 @@ def status(as_json: bool) -> None:
 @click.option("-n", "--lines", default=20, show_default=True, help="Number of last lines.")
 def logs(name: str | None, follow: bool, lines: int) -> None:
     """Print the last lines of all log files, or of one service's."""
-    context, wanted = _select((name,) if name else ())
+    context, wanted = select((name,) if name else ())
     files = [
         str(context.layout.log(service.name))
         for service in wanted
         if context.layout.log(service.name).exists()
     ]
     if not files:
-        _fail("There is no log yet. Run `fennel-core up` first.")
+        fail("There is no log yet. Run `fennel-core up` first.")
     try:
         sys.exit(
             subprocess.run(
@@ -218,19 +220,29 @@ def logs(name: str | None, follow: bool, lines: int) -> None:
 
 
 @main.command()
+@click.argument("names", nargs=-1, metavar="[FENNEL_NAME]...")
 @click.option(
     "--all",
     "everything",
     is_flag=True,
-    help="Print every setting of the platform, passwords included.",
+    help="Print every setting of the platform; passwords, tokens and keys only if they are named.",
 )
-def env(everything: bool) -> None:
-    """Print export lines with the API's URL and a token: eval "$(fennel-core env)"."""
+def env(names: tuple[str, ...], everything: bool) -> None:
+    """Print export lines with the API's URL and a token: eval "$(fennel-core env)".
+
+    With names, print these settings, also passwords: fennel-core env FENNEL_ADMIN_TOKEN.
+    """
     from fennel_core.apps.local.services import process_env
 
-    context, _ = _select(())
-    variables = process_env(context.settings) if everything else {}
-    variables |= {"FENNEL_URL": context.settings.query_url, "FENNEL_TOKEN": DEMO_TOKEN}
+    context, _ = select(())
+    known = process_env(context.settings)
+    if unknown := [name for name in names if name not in known]:
+        fail(f"{unknown[0]} is not set; `fennel-core settings` lists the valid names")
+    public = process_env(context.settings, frozenset()) if everything else {}
+    variables = {k: v for k, v in public.items() if k != "FENNEL_ADMIN_TOKEN_SHA256"}
+    variables |= {name: known[name] for name in names}
+    if everything or not names:
+        variables |= {"FENNEL_URL": context.settings.query_url, "FENNEL_TOKEN": DEMO_TOKEN}
     for name, value in variables.items():
         click.echo(f"export {name}={shlex.quote(value)}")
 
@@ -260,8 +272,8 @@ def demo() -> None:
     import importlib.util
 
     if importlib.util.find_spec("fennel_core.apps.demo") is None:
-        _fail("This installation has no demo.")
-    context, _ = _select(())
+        fail("This installation has no demo.")
+    context, _ = select(())
     from fennel_core.apps.local.services import process_env
 
     environment = process_env(context.settings)
@@ -290,11 +302,11 @@ def snapshot(every: int | None) -> None:
     """
     from fennel_core.apps import state_commands
 
-    settings = _select(())[0].settings
+    settings = select(())[0].settings
     try:
         state_commands.snapshot(settings, click.echo, None if every is None else every * 60.0)
     except state_commands.FAILURES as error:
-        _fail(state_commands.failure_text(error))
+        fail(state_commands.failure_text(error))
     except KeyboardInterrupt:
         return
 
@@ -334,9 +346,9 @@ def reseal() -> None:
     from fennel_core.definition.reseal import reseal_installation
 
     try:
-        done = reseal_installation(_select(())[0].settings)
+        done = reseal_installation(select(())[0].settings)
     except state_commands.FAILURES as error:
-        _fail(state_commands.failure_text(error))
+        fail(state_commands.failure_text(error))
     click.echo(f"encrypted again: {done.secrets} secrets, {done.commits} commits")
 
 
@@ -354,9 +366,9 @@ def audit(as_json: bool, strict: bool) -> None:
     from fennel_core.apps import audit_facts, state_commands
 
     try:
-        findings = asyncio.run(audit_facts.audit(_select(())[0].settings))
+        findings = asyncio.run(audit_facts.audit(select(())[0].settings))
     except state_commands.FAILURES as error:
-        _fail(state_commands.failure_text(error))
+        fail(state_commands.failure_text(error))
     lost = [each for each in findings if not each.problem.is_orphan]
     orphans = len(findings) - len(lost)
     if as_json:
@@ -396,14 +408,14 @@ def recover(
     from fennel_core.apps import state_commands
     from fennel_core.snapshots.selection import Selection
 
-    settings = _select(())[0].settings
+    settings = select(())[0].settings
     try:
         chosen = Selection(workspace, dataset, jobs, partitions)
         state_commands.recover(
             settings, click.echo, chosen, before, trust_outputs=trust_outputs, dry_run=dry_run
         )
     except state_commands.FAILURES as error:
-        _fail(state_commands.failure_text(error))
+        fail(state_commands.failure_text(error))
 
 
 @main.command()
@@ -435,7 +447,7 @@ def drill(
     from fennel_core.apps import state_commands
     from fennel_core.snapshots.selection import Selection
 
-    settings = _select(())[0].settings
+    settings = select(())[0].settings
     try:
         state_commands.drill(
             settings,
@@ -445,7 +457,7 @@ def drill(
             max_bytes,
         )
     except state_commands.FAILURES as error:
-        _fail(state_commands.failure_text(error))
+        fail(state_commands.failure_text(error))
 
 
 @main.command()
@@ -457,7 +469,7 @@ def clean(yes: bool) -> None:
     """
     from fennel_core.apps.local import platform
 
-    context, wanted = _select(())
+    context, wanted = select(())
     if not yes:
         click.confirm(f"Delete everything in {context.layout.data}?", abort=True)
     platform.down(context, wanted)
@@ -465,133 +477,9 @@ def clean(yes: bool) -> None:
     click.echo(f"Deleted the data in {context.layout.data}.")
 
 
-@main.group()
-def workspace() -> None:
-    """Create, delete and list workspaces. A token belongs to one workspace, and workspaces share
-    nothing.
-    """
-
-
-@workspace.command("list")
-def workspace_list() -> None:
-    """List all workspaces, one per line."""
-    for row in _admin_request("GET", "/api/v1/workspaces")["workspaces"]:
-        click.echo(row["name"])
-
-
-@workspace.command("create")
-@click.argument("name")
-def workspace_create(name: str) -> None:
-    """Create a workspace and print its token, which cannot be shown again."""
-    made = _admin_request("POST", "/api/v1/workspaces", {"name": name})
-    click.echo(f"export FENNEL_TOKEN={shlex.quote(str(made['token']))}")
-
-
-@workspace.command("delete")
-@click.argument("name")
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def workspace_delete(name: str, yes: bool) -> None:
-    """Delete a workspace: stop its jobs, delete its topics and state."""
-    if not yes:
-        click.confirm(f"Delete workspace {name} and all its data?", abort=True)
-    _admin_request("DELETE", f"/api/v1/workspaces/{name}")
-    click.echo(f"Deleted workspace {name}.")
-
-
-@main.command()
-@click.option("--workspace", "name", required=True, metavar="NAME", help="The workspace.")
-@click.option(
-    "--allow-data-loss",
-    is_flag=True,
-    help="Confirm that accepted rows of its retained endpoints are destroyed.",
-)
-@click.option("--yes", is_flag=True, help="Do not ask for confirmation.")
-def purge(name: str, allow_data_loss: bool, yes: bool) -> None:
-    """Destroy what the versions of a workspace do not need any more, before its grace period is
-    over.
-
-    Lists the retained assets first. No commit can revive them afterwards.
-    """
-    from fennel_core.apps.local.status_tables import retained_line
-
-    rows = _admin_request("GET", "/api/v1/operations/retained")["retained"]
-    retained = [row for row in rows if row["workspace"] == name]
-    for row in retained:
-        click.echo(retained_line(row))
-    if not retained:
-        click.echo(f"Nothing of workspace {name} is retained.")
-        return
-    if not yes:
-        click.confirm(f"Destroy these {len(retained)} assets now?", abort=True)
-    body = {
-        "workspace": name,
-        "assets": [row["asset"] for row in retained],
-        "allow_data_loss": allow_data_loss,
-    }
-    purged = _admin_request("POST", "/api/v1/operations/purge", body)["purged"]
-    click.echo(f"Assets that are being destroyed: {len(purged)} of {len(retained)}.")
-
-
-def _admin_request(method: str, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    """Send an administrator's request to the definition server; exits with its error message."""
-    import httpx
-
-    from fennel_core.apps.local.status_requests import admin_headers
-
-    context, _ = _select(())
-    url = context.settings.definition_url
-    try:
-        response = httpx.request(
-            method,
-            url + path,
-            json=body,
-            headers=admin_headers(context.settings),
-            timeout=REQUEST_TIMEOUT_S,
-            trust_env=False,
-        )
-    except httpx.HTTPError as error:
-        _fail(f"The definition server at {url} does not respond ({error}). Is the platform up?")
-    if response.is_error:
-        text = response.text.strip()
-        _fail(text or f"The definition server returned status {response.status_code}.")
-    parsed: dict[str, Any] = response.json() if response.content else {}
-    return parsed
-
-
-def _names(only: tuple[str, ...]) -> tuple[str, ...]:
-    return tuple(name for word in only for name in word.split(",") if name)
-
-
-def _select(names: tuple[str, ...]) -> "tuple[PlatformContext, tuple[Service, ...]]":
-    """Return this platform and the named services; exits with a message if that is impossible."""
-    from pydantic import ValidationError
-
-    from fennel_core.apps.errors import AppsError
-    from fennel_core.apps.local.launch_plan import select_services
-    from fennel_core.apps.local.platform import load_context
-    from fennel_core.apps.local.services import service_table
-
-    try:
-        context = load_context()
-        return context, select_services(service_table(context), names)
-    except ValidationError as error:
-        _fail(
-            "\n".join(
-                f"FENNEL_{'_'.join(map(str, e['loc'])).upper()}: {e['msg']}"
-                if e["loc"]
-                else e["msg"]
-                for e in error.errors()
-            )
-        )
-    except AppsError as error:
-        _fail(str(error))
-    except OSError as error:
-        _fail(f"{error.strerror}: {error.filename}")
-
-
-def _fail(message: str) -> NoReturn:
-    click.secho(message, fg="red", err=True)
-    sys.exit(1)
+main.add_command(workspace)
+main.add_command(token)
+main.add_command(purge)
 
 
 if __name__ == "__main__":

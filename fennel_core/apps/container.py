@@ -94,6 +94,7 @@ def run(name: str, check_file: Path) -> str:
     with os.fdopen(descriptor, "w") as file:
         file.write(to_json(service.readiness))
     os.chdir(context.layout.root)
+    os.umask(service.umask)
     return _become(service.command, environment_of(service))
 
 

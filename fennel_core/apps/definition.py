@@ -9,13 +9,16 @@ import uuid
 
 import uvloop
 
+from fennel_core.apps.http_protection import protection_of
 from fennel_core.apps.serve import serve_http
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
+from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.dead_letters.kafka import KafkaDeadLetters
 from fennel_core.dead_letters.postgres import PostgresDeadLetterCounts
 from fennel_core.definition.airflow import AirflowOrchestrator
+from fennel_core.definition.audit_export import AuditExport
 from fennel_core.definition.commit_changes import NotifiedChanges
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import build_commit_steps
@@ -82,16 +85,19 @@ async def serve(settings: Settings) -> None:
             dataclasses.replace(commits, orchestrator=inline, warming=None),
             None if key_file is None else secrets.Sealer.from_file(key_file),
             reconcile_loop.wake,
+            WorkspaceLimits(settings.workspace_requests_at_once, settings.workspace_requests_per_s),
             lambda: needed_records.alarms,
             reconcile_loop.failing,
         )
-        loops = (changes, reconcile_loop, needed_records, failed_drills, dead_letters)
+        exported = AuditExport(settings, pool)
+        loops = (changes, reconcile_loop, needed_records, failed_drills, dead_letters, exported)
         tasks = [asyncio.create_task(loop.run()) for loop in loops]
         try:
             await serve_http(
                 application(state, HealthEndpoint(PROCESS, checks(pool, settings))),
                 settings.host,
                 settings.definition_port,
+                protection=protection_of(settings, PROCESS),
                 grace_s=settings.shutdown_grace_s,
             )
         finally:

@@ -68,7 +68,6 @@ def _table(rows: Sequence[dict[str, Any]]) -> Table:
 
 
 def _what_next(settings: Settings, console: Console) -> None:
-    user, password = settings.airflow_user, settings.airflow_password.get_secret_value()
     conf = '{"definitions": "examples.fraud.definitions", "workspace": "demo", "branch": "main"}'
     show = partial(console.print, soft_wrap=True)
     show("\n[bold]What next[/bold]")
@@ -76,7 +75,10 @@ def _what_next(settings: Settings, console: Console) -> None:
         f"  API       {settings.query_url}   token [bold]{TOKEN}[/bold] "
         "(`dev-<name>` opens workspace `<name>`)"
     )
-    show(f"  Airflow   {settings.airflow_pages}   user {user}, password {password}")
+    show(
+        f"  Airflow   {settings.airflow_pages}   user {settings.airflow_user}, password: "
+        "`fennel-core env FENNEL_AIRFLOW_PASSWORD`"
+    )
     show(f"            commit from its form: Dags, commit, Trigger, for example {conf}")
     show("  status    make status      processes, slots, job partitions, lag and last errors")
     show("  logs      make logs        or `fennel-core logs engine -f`")

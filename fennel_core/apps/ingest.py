@@ -5,13 +5,18 @@ from __future__ import annotations
 import asyncio
 import uuid
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager
 
 import uvloop
 
+from fennel_core.apps.http_protection import protection_of
 from fennel_core.apps.serve import serve_http
 from fennel_core.connections import erasures, postgres, secrets, tokens
+from fennel_core.connections.audit_events import Action, audited
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import ListenStarted, Notification, Pool
+from fennel_core.connections.roles import Access
+from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.executors.client import Executors
 from fennel_core.ingest import source_metrics
 from fennel_core.ingest.catalogs import Catalogs
@@ -24,7 +29,7 @@ from fennel_core.ingest.server import IngestApplication
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, traces
 from fennel_core.telemetry.health import HealthEndpoint
-from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.vocab.ids import DatasetName, WorkspaceId
 
 PROCESS = "ingest"
 REOPEN_S = 1.0
@@ -75,6 +80,7 @@ async def serve(settings: Settings) -> None:
                     ),
                     settings.host,
                     settings.ingest_port,
+                    protection=protection_of(settings, PROCESS),
                     grace_s=settings.shutdown_grace_s,
                 )
             finally:
@@ -91,8 +97,8 @@ def _application(
     log_service: LogService,
     erase_service: EraseService,
 ) -> IngestApplication:
-    async def workspace_of(authorization: str | None) -> WorkspaceId:
-        return await tokens.workspace_of(pool, settings, authorization)
+    async def access_of(authorization: str | None) -> Access:
+        return await tokens.access_of(pool, settings, authorization)
 
     async def database() -> str | None:
         async with pool.connection() as connection:
@@ -107,8 +113,19 @@ def _application(
         )
 
     health = HealthEndpoint(PROCESS, {"database": database, "log": producers_open})
+
+    def audited_erasure(access: Access, dataset: DatasetName) -> AbstractAsyncContextManager[None]:
+        subject = f"dataset {dataset}"
+        return audited(pool, access.actor, Action.ERASE, subject, access.workspace)
+
     return IngestApplication(
-        log_service, erase_service, health, workspace_of, settings.body_limit_bytes
+        log_service,
+        erase_service,
+        health,
+        access_of,
+        settings.body_limit_bytes,
+        audited_erasure,
+        WorkspaceLimits(settings.workspace_requests_at_once, settings.workspace_requests_per_s),
     )
 
 

@@ -11,7 +11,9 @@ import sys
 import time
 
 import uvloop
+from aiohttp import web
 
+from fennel_core.apps.http_protection import protection_of
 from fennel_core.apps.serve import serve_http
 from fennel_core.apps.workers import (
     InheritedResources,
@@ -24,6 +26,8 @@ from fennel_core.connections import postgres, secrets, tokens
 from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
+from fennel_core.connections.roles import Access
+from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.executors.client import Executors
 from fennel_core.executors.monitor import publish_reports
 from fennel_core.query.barrier import Barrier
@@ -43,10 +47,10 @@ from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.query.status import StatusReport
 from fennel_core.query.view import Views
 from fennel_core.query.view_refresh import ViewRefresher
+from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, traces
 from fennel_core.telemetry.health import HealthEndpoint
-from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import WorkspaceId
 
 PROCESS = "query"
@@ -110,11 +114,13 @@ async def serve(settings: Settings, inherited: InheritedResources | None = None)
             refresher,
         )
         tune_interpreter()
+        metrics_server = await serve_metrics(app.health, settings)
         server = asyncio.create_task(
             serve_http(
                 app,
                 settings.host,
                 settings.query_port,
+                protection=protection_of(settings, PROCESS, public=True),
                 grace_s=settings.shutdown_grace_s,
                 keep_alive_s=KEEP_ALIVE_S,
                 listener=None if inherited is None else inherited.listener,
@@ -136,9 +142,20 @@ async def serve(settings: Settings, inherited: InheritedResources | None = None)
             for listener in listeners:
                 listener.cancel()
             await asyncio.wait(listeners)
+            await metrics_server.cleanup()
             await forwarder.close()
             await slots.close()
             await asyncio.to_thread(tails.close)
+
+
+async def serve_metrics(health: HealthEndpoint, settings: Settings) -> web.AppRunner:
+    """Serve metrics on their own port.
+
+    Workers share it, too: each of them renders the metrics of all.
+    """
+    rules = host_rules(settings, PROCESS, public=False)
+    port = settings.query_metrics_port
+    return await health.serve(settings.host, port, rules, reuse_port=True)
 
 
 def tune_interpreter() -> None:
@@ -173,15 +190,8 @@ def application(
         except SystemUnavailable as lost:
             raise DatabaseUnavailable(f"secret `{name}` could not be read: {lost}") from lost
 
-    async def workspace_of(authorization: str | None) -> WorkspaceId:
-        return await tokens.workspace_of(pool, settings, authorization)
-
-    def is_admin(authorization: str | None) -> bool:
-        try:
-            tokens.require_admin(settings, authorization)
-        except ApiError:
-            return False
-        return True
+    async def access_of(authorization: str | None) -> Access:
+        return await tokens.access_of(pool, settings, authorization)
 
     async def reads_served() -> str | None:
         # Not the database: reads are served from memory while it is out of reach.
@@ -203,7 +213,7 @@ def application(
     return QueryApplication(
         service=service,
         views=views,
-        status=StatusReport(reads, views, executors, workspace_of, is_admin),
+        status=StatusReport(reads, views, executors, access_of),
         health=HealthEndpoint(PROCESS, {"reads": reads_served}),
         forwarder=forwarder,
         upstreams={
@@ -211,10 +221,13 @@ def application(
             "erase": ingest,
             "": Upstream("definition", settings.definition_url),
         },
-        workspace_of=workspace_of,
+        access_of=access_of,
         body_limit_bytes=settings.body_limit_bytes,
         refresher=refresher,
         erasures=erased,
+        limits=WorkspaceLimits(
+            settings.workspace_requests_at_once, settings.workspace_requests_per_s
+        ),
     )
 
 

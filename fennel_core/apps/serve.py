@@ -6,7 +6,7 @@ stay open. Here SIGTERM and SIGINT only ask the server to stop, `serve_http` ret
 closes what it opened:
 
     try:
-        await serve_http(app, host, port, grace_s=settings.shutdown_grace_s)
+        await serve_http(app, host, port, protection=protection, grace_s=settings.shutdown_grace_s)
     finally:
         await committer.close()
 """
@@ -18,11 +18,15 @@ import gc
 import signal
 import socket
 from collections.abc import Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Final
 
 import uvicorn
 from starlette.types import ASGIApp
+
+from fennel_core.apps.http_protection import ProtectedApplication, Protection
+from fennel_core.apps.http_protocol import bounded_protocol, close_late_connections
+from fennel_core.apps.tls import reload_on_change, server_context
 
 BACKLOG: Final = 2048
 KEEP_ALIVE_S: Final = 5
@@ -48,22 +52,25 @@ async def serve_http(
     host: str,
     port: int,
     *,
+    protection: Protection,
     grace_s: float,
     keep_alive_s: int = KEEP_ALIVE_S,
     listener: socket.socket | None = None,
 ) -> None:
     """Serve `app` until SIGTERM or SIGINT, then finish the requests under way and return.
 
+    `protection`: what is refused before `app` sees it.
     Requests that take longer than `grace_s` are cancelled. Idle connections are closed after
     `keep_alive_s`. `listener`: a bound socket to use instead of `host` and `port`; it is closed
     at the end. Call it from the main thread.
     """
+    context = None if protection.tls is None else server_context(protection.tls)
     config = uvicorn.Config(
-        app,
+        ProtectedApplication(app, protection),
         host=host,
         port=port,
         loop="none",
-        http="httptools",
+        http=bounded_protocol(protection.header_timeout_s, protection.body_timeout_s),
         ws="none",
         lifespan="off",
         interface="asgi3",
@@ -71,10 +78,23 @@ async def serve_http(
         access_log=False,
         log_config=None,
         server_header=False,
+        headers=protection.response_headers,
+        limit_concurrency=protection.connections,
+        ssl_context_factory=None if context is None else (lambda *_: context),
         timeout_keep_alive=keep_alive_s,
         timeout_graceful_shutdown=int(grace_s),
     )
     # Objects that are alive now live as long as the process: no collection needs to visit them.
     gc.collect()
     gc.freeze()
-    await _Server(config).serve(None if listener is None else [listener])
+    server = _Server(config)
+    beside = [asyncio.create_task(close_late_connections(server.server_state.connections))]
+    if protection.tls is not None and context is not None:
+        beside.append(asyncio.create_task(reload_on_change(context, protection.tls)))
+    try:
+        await server.serve(None if listener is None else [listener])
+    finally:
+        for task in beside:
+            task.cancel()
+            with suppress(asyncio.CancelledError):
+                await task

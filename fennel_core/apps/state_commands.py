@@ -12,6 +12,11 @@ from typing import Final
 
 import psycopg
 
+from fennel_core.connections.audit_events import (
+    Action,
+    audited_command,
+    user_of_this_machine,
+)
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.secrets import SecretUnreadable
@@ -87,14 +92,17 @@ def recover(
     for each in selected:
         report(f"selected: {each}")
     if not dry_run:
-        rebuild.rebuild_partitions(
-            settings,
-            selected,
-            report,
-            before=before,
-            timeout_s=REBUILD_S,
-            trust_outputs=trust_outputs,
-        )
+        subject = "job partitions " + ", ".join(str(each) for each in selected)
+        dsn = settings.postgres_dsn.get_secret_value()
+        with audited_command(dsn, user_of_this_machine(), Action.REBUILD, subject):
+            rebuild.rebuild_partitions(
+                settings,
+                selected,
+                report,
+                before=before,
+                timeout_s=REBUILD_S,
+                trust_outputs=trust_outputs,
+            )
         if trust_outputs:
             report(
                 "take a snapshot now (`fennel-core snapshot`): a replay from an earlier one would "

@@ -5,6 +5,9 @@
 
 from __future__ import annotations
 
+import math
+from collections.abc import Sequence
+
 from fennel_core.vocab.errors import ClassifiedApiError
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -39,7 +42,53 @@ class NotAdministrator(ConnectionsApiError):
     CODE = "not-administrator"
 
     def __init__(self) -> None:
-        super().__init__("this call needs the administrator's token (setting FENNEL_ADMIN_TOKEN)")
+        super().__init__(
+            "this call needs the administrator's token (setting FENNEL_ADMIN_TOKEN), or a token "
+            "with the role `operator`"
+        )
+
+
+class TokenExpired(ConnectionsApiError):
+    """The token was valid until the time that the text names. Ask for a new one."""
+
+    STATUS = 401
+    CODE = "token-expired"
+
+    def __init__(self, actor: str) -> None:
+        super().__init__(
+            f"{actor} has expired; ask an administrator of its workspace for a new one"
+        )
+
+
+class RoleInsufficient(ConnectionsApiError):
+    """The role of the token does not allow the call."""
+
+    STATUS = 403
+    CODE = "role-insufficient"
+
+    def __init__(self, actor: str, role: str, valid: Sequence[str]) -> None:
+        needed = " or ".join(f"`{each}`" for each in valid)
+        super().__init__(
+            f"{actor} has the role `{role}`, and this call needs {needed}; use a token with such "
+            "a role"
+        )
+
+
+class TokenNotFound(ConnectionsApiError):
+    """There is no token with this id, or it belongs to another workspace."""
+
+    STATUS = 404
+    CODE = "token-not-found"
+
+    def __init__(self, id_: str) -> None:
+        super().__init__(f"there is no token `{id_}`; the list of tokens shows the ids")
+
+
+class TokenRequestInvalid(ConnectionsApiError):
+    """A new token cannot have this name, role or lifetime."""
+
+    STATUS = 400
+    CODE = "token-invalid"
 
 
 class WorkspaceNameInvalid(ConnectionsApiError):
@@ -104,3 +153,79 @@ class BodyTooLarge(ConnectionsApiError):
             f"the request body exceeds the limit of {limit_bytes} bytes "
             "(FENNEL_BODY_LIMIT_BYTES); send it in smaller parts"
         )
+
+
+class HostNotAllowed(ConnectionsApiError):
+    """The `Host` header does not name this server. List the name in FENNEL_ALLOWED_HOSTS."""
+
+    STATUS = 403
+    CODE = "host-not-allowed"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"`{host}` is not a name of this server; call it by its address, or list the name in "
+            "FENNEL_ALLOWED_HOSTS"
+        )
+
+
+class OriginNotAllowed(ConnectionsApiError):
+    """A web page of another origin sent the request. Call the API from a program."""
+
+    STATUS = 403
+    CODE = "origin-not-allowed"
+
+    def __init__(self, origin: str) -> None:
+        super().__init__(
+            f"pages of `{origin}` may not call this server; call it from a server of yours"
+        )
+
+
+class DevelopmentTokenHost(ConnectionsApiError):
+    """A development token came with a `Host` that is not this machine."""
+
+    STATUS = 401
+    CODE = "development-token-host"
+
+    def __init__(self, host: str) -> None:
+        super().__init__(
+            f"tokens dev-<name> work at localhost and 127.0.0.1 only, not at `{host}`; use a token "
+            "of `fennel-core workspace create`"
+        )
+
+
+class ServerBusy(ConnectionsApiError):
+    """The process serves as many requests as it may. Retry after the time in `Retry-After`."""
+
+    STATUS = 503
+    CODE = "server-busy"
+
+    def __init__(self, limit: str) -> None:
+        super().__init__(f"the server is at its limit of {limit}; try again")
+
+
+class WorkspaceBusy(ConnectionsApiError):
+    """The workspace has as many requests under way as it may. Send fewer at a time."""
+
+    STATUS = 429
+    CODE = "workspace-busy"
+    retry_after_s = 1
+
+    def __init__(self, workspace: WorkspaceId, limit: int) -> None:
+        super().__init__(
+            f"workspace `{workspace}` has {limit} requests under way "
+            "(FENNEL_WORKSPACE_REQUESTS_AT_ONCE); send fewer at a time"
+        )
+
+
+class WorkspaceTooFast(ConnectionsApiError):
+    """The workspace sends more requests per second than it may. Send fewer, with more rows each."""
+
+    STATUS = 429
+    CODE = "workspace-too-fast"
+
+    def __init__(self, workspace: WorkspaceId, per_s: float, wait_s: float) -> None:
+        super().__init__(
+            f"workspace `{workspace}` sends more than {per_s:g} requests per second "
+            "(FENNEL_WORKSPACE_REQUESTS_PER_S); send fewer, with more rows each"
+        )
+        self.retry_after_s = math.ceil(wait_s)

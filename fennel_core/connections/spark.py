@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import sys
 from typing import Final
 
@@ -11,6 +12,8 @@ from pyspark.sql import SparkSession
 
 from fennel_core.settings.model import Settings
 
+LOCAL_MASTER: Final = re.compile(r"local(\[[0-9*]+(,[0-9]+)?\])?")
+"""Masters for which Spark makes a secret; `local-cluster` is none of them."""
 DRIVER_MEMORY: Final = "512m"
 """The smallest heap that Spark starts with."""
 JVM_EXIT_ERRORS: Final = (Py4JError, ConnectionError, EOFError)
@@ -27,9 +30,13 @@ def session_builder(
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     # Without SPARK_LOCAL_IP, Spark resolves the machine's own name and binds to the result.
     os.environ.setdefault("SPARK_LOCAL_IP", settings.host)
+    master = os.environ.get("SPARK_MASTER", local_master)
     return (
         SparkSession.builder.appName(app_name)
-        .master(os.environ.get("SPARK_MASTER", local_master))
+        .master(master)
+        # Spark makes the secret of a local master itself. Another master is configured by its
+        # operator (spark.authenticate.secret), who also decides whether it authenticates.
+        .config("spark.authenticate", LOCAL_MASTER.fullmatch(master) is not None)
         .config("spark.driver.memory", DRIVER_MEMORY)
         .config("spark.driver.bindAddress", settings.host)
         .config("spark.driver.host", settings.host)

@@ -23,10 +23,13 @@ from fennel_core.connections.api_errors import (
     WorkspaceNotFound,
 )
 from fennel_core.connections.postgres import AsyncConnection, Pool, in_transaction
+from fennel_core.connections.roles import Role
 from fennel_core.vocab.ids import MAIN_BRANCH, WorkspaceId
 
 _NAME: Final = re.compile(r"[a-z0-9-]{1,63}")
 TOKEN_BYTES: Final = 32
+FIRST_TOKEN: Final = "first token"  # noqa: S105  # a name
+"""Name of the token that is created with a workspace."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +84,7 @@ async def ensure(connection: AsyncConnection, name: WorkspaceId) -> bool:
 async def create(pool: Pool, name: str, make_token: Callable[[], str] = new_token) -> str:
     """Create workspace `name` with branch `main`; return its first token, which is not stored.
 
+    It has the role `admin`.
     WorkspaceNameInvalid for a malformed name, WorkspaceExists if it exists or is being deleted.
     """
     workspace, token = checked_name(name), make_token()
@@ -89,41 +93,12 @@ async def create(pool: Pool, name: str, make_token: Callable[[], str] = new_toke
         if not await ensure(connection, workspace):
             raise WorkspaceExists(workspace)
         await connection.execute(
-            "INSERT INTO token (digest, workspace) VALUES (%s, %s)", (digest_of(token), workspace)
+            "INSERT INTO token (digest, workspace, role, name) VALUES (%s, %s, %s, %s)",
+            (digest_of(token), workspace, Role.ADMIN, FIRST_TOKEN),
         )
 
     await in_transaction(pool, work)
     return token
-
-
-async def add_token(pool: Pool, name: str, make_token: Callable[[], str] = new_token) -> str:
-    """Add a token to an open workspace and return it. Raises WorkspaceNotFound.
-
-    To rotate tokens: add one, distribute it, then `revoke_others`.
-    """
-    workspace, token = checked_name(name), make_token()
-    async with pool.connection() as connection:
-        cursor = await connection.execute(
-            "INSERT INTO token (digest, workspace) SELECT %s, name FROM workspace "
-            "WHERE name = %s AND state = 'open'",
-            (digest_of(token), workspace),
-        )
-    if cursor.rowcount != 1:
-        raise WorkspaceNotFound(workspace)
-    return token
-
-
-async def revoke_others(pool: Pool, name: str, kept: str) -> int:
-    """Delete every token of `name` but `kept` and return their number.
-
-    They stop working within a second.
-    """
-    workspace = checked_name(name)
-    async with pool.connection() as connection:
-        cursor = await connection.execute(
-            "DELETE FROM token WHERE workspace = %s AND digest <> %s", (workspace, digest_of(kept))
-        )
-    return cursor.rowcount
 
 
 async def list_all(pool: Pool) -> tuple[Workspace, ...]:

@@ -22,6 +22,7 @@ from contextlib import asynccontextmanager
 from typing import Final, TypeVar, assert_never
 
 from fennel_core.connections import postgres
+from fennel_core.connections.audit_events import Action, audited_command
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.secrets import Sealer
@@ -378,7 +379,11 @@ def submit_commit(workspace: str, branch: str, body: bytes, options: CommitOptio
             )
         ).id
 
-    return _run(submit)
+    dsn = Settings().postgres_dsn.get_secret_value()
+    with audited_command(
+        dsn, "Airflow's DAG commit", Action.COMMIT, f"branch {branch}", request.workspace
+    ):
+        return _run(submit)
 
 
 def preview_commit(

@@ -14,6 +14,7 @@ from functools import partial
 from typing import Final, LiteralString, cast
 
 from fennel_core.connections import postgres, secrets
+from fennel_core.connections.audit_events import Action, audited, user_of_this_machine
 from fennel_core.connections.postgres import AsyncConnection, Pool, connection_of, in_transaction
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
@@ -76,7 +77,10 @@ def reseal_installation(settings: Settings) -> Resealed:
 
     async def work() -> Resealed:
         dsn = settings.postgres_dsn.get_secret_value()
-        async with postgres.pool(dsn, name="fennel-reseal", size=2) as pool:
+        async with (
+            postgres.pool(dsn, name="fennel-reseal", size=2) as pool,
+            audited(pool, user_of_this_machine(), Action.RESEAL, "all secrets", None),
+        ):
             return await reseal(pool, sealer)
 
     return asyncio.run(work())

@@ -23,11 +23,13 @@ from fennel_core.definition.errors import ValueNotStorable
 from fennel_core.definition.openapi import describe
 from fennel_core.definition.routes import (
     API,
+    audit,
     branches,
     commits,
     lineage,
     operations,
     secrets,
+    tokens,
     workspaces,
 )
 from fennel_core.definition.server_state import ServerState
@@ -39,6 +41,8 @@ ROUTERS = (
     commits.router,
     branches.router,
     secrets.router,
+    *tokens.ROUTERS,
+    audit.router,
     workspaces.router,
     operations.router,
     lineage.router,

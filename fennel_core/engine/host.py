@@ -27,6 +27,7 @@ from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder
 from fennel_core.engine.backfill.driver import backfill_lane
 from fennel_core.engine.backfill.lane import BackfillLane
 from fennel_core.engine.environment import ENVIRONMENT_HASH, environment_hash
+from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs
 from fennel_core.telemetry.health import HealthEndpoint
@@ -134,7 +135,11 @@ async def run_engine(settings: Settings, engine: EngineId) -> None:
 
         await require_ownership(settings, pool, settings.state_dir)
         checks = {"slots": slots_live, "backfills": backfills_served}
-        server = await HealthEndpoint("engine", checks).serve(settings.host, settings.engine_port)
+        server = await HealthEndpoint("engine", checks).serve(
+            settings.host,
+            settings.engine_port,
+            host_rules(settings, engine, public=False),
+        )
         spark = await asyncio.to_thread(engine_session, settings, engine)
         environment = await asyncio.to_thread(task_environment)
         slots = threading.Thread(

@@ -39,6 +39,7 @@ from fennel_core.connections import erasures, postgres, s3, tokens
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.connections.installation import installation_of, key_prefix
 from fennel_core.connections.postgres import Pool
+from fennel_core.connections.roles import Permission
 from fennel_core.history import asof, parquet
 from fennel_core.history.errors import ReadFailed
 from fennel_core.history.kafka import TopicReader
@@ -139,7 +140,8 @@ async def resolve_dataset(
     workspace = request.workspace
     if request.token is not None:
         try:
-            workspace = await tokens.workspace_of(pool, settings, f"Bearer {request.token}")
+            access = await tokens.access_of(pool, settings, f"Bearer {request.token}")
+            workspace = access.workspace_for(Permission.READ)
         except ApiError as refused:
             raise ReadFailed(f"{refused.text} [{refused.code}]") from refused
         if request.workspace not in (None, workspace):
@@ -244,7 +246,7 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
 
     Options, with defaults in parentheses: `dataset` (required); `token`, or `workspace` for
     processes that have the platform's settings; `branch` (main); `as_of`, ISO 8601, inclusive, UTC
-    unless it has an offset (now); `env_file`, the settings as `fennel-core env --all` writes them
+    unless it has an offset (now); `env_file`, the settings as `up` writes them
     (the environment).
     """
 

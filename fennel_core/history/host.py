@@ -34,6 +34,7 @@ from fennel_core.history.spark import SparkRoller
 from fennel_core.history.store import HistoryTotals
 from fennel_core.history.topics import HistoryTopics
 from fennel_core.history.writer import HistoryWriter, PassResult
+from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, metrics
 from fennel_core.telemetry.health import HealthEndpoint
@@ -143,7 +144,9 @@ async def run_history(settings: Settings) -> None:
                     log.info("history pruned", topics=done.topics, objects=done.objects)
 
         server = await HealthEndpoint(PROCESS, {"rounds": state.check}).serve(
-            settings.host, settings.history_port
+            settings.host,
+            settings.history_port,
+            host_rules(settings, PROCESS, public=False),
         )
         tasks = [
             asyncio.create_task(_run_passes(writer, state, settings.history_trigger_s)),

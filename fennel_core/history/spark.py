@@ -30,7 +30,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from fennel_core.connections import s3
 from fennel_core.connections.installation import InstallationObjects
-from fennel_core.connections.kafka import CONTROL_HEADER
+from fennel_core.connections.kafka import CONTROL_HEADER, jvm_security_options
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder
 from fennel_core.history.backlog import Backlog
 from fennel_core.history.errors import JvmExited, RollFailed
@@ -225,6 +225,7 @@ def _records(
     return (
         spark.readStream.format("kafka")
         .option("kafka.bootstrap.servers", settings.kafka_bootstrap)
+        .options(**jvm_security_options(settings))
         .option("kafka.isolation.level", "read_committed")
         .option("assign", json.dumps(parts))
         .option("startingOffsets", json.dumps(starts))

@@ -9,12 +9,15 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractAsyncContextManager
 from urllib.parse import unquote
 
 import msgspec
 from starlette.types import Receive, Scope, Send
 
 from fennel_core.connections.asgi import ClientDisconnected, read_body, send_json
+from fennel_core.connections.roles import Access, Permission
+from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.ingest.erase import EraseService
 from fennel_core.ingest.errors import MethodNotAllowed, UnknownPath
 from fennel_core.ingest.log_service import LogService
@@ -34,7 +37,8 @@ log = logger(__name__)
 class IngestApplication:
     """The ASGI application of the ingest server.
 
-    `workspace_of` returns the workspace of an `Authorization` header or raises ApiError 401.
+    `access_of` returns what an `Authorization` header opens or raises ApiError 401. `audited`
+    returns a context that writes an erasure of a dataset to the audit log.
     """
 
     def __init__(
@@ -42,13 +46,17 @@ class IngestApplication:
         log_service: LogService,
         erase_service: EraseService,
         health: HealthEndpoint,
-        workspace_of: Callable[[str | None], Awaitable[WorkspaceId]],
+        access_of: Callable[[str | None], Awaitable[Access]],
         body_limit_bytes: int,
+        audited: Callable[[Access, DatasetName], AbstractAsyncContextManager[None]],
+        limits: WorkspaceLimits,
     ) -> None:
+        self._limits = limits
+        self._audited = audited
         self._log_service = log_service
         self._erasing = erase_service
         self._health = health
-        self._workspace_of = workspace_of
+        self._access_of = access_of
         self._body_limit_bytes = body_limit_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
@@ -89,19 +97,33 @@ class IngestApplication:
         if method != "POST":
             raise MethodNotAllowed(f"use POST {path}")
         authorization = headers.get(b"authorization")
-        workspace = await self._workspace_of(
+        access = await self._access_of(
             None if authorization is None else authorization.decode("latin-1")
         )
+        needed = Permission.WRITE if erase is None else Permission.ADMINISTER
+        workspace = access.workspace_for(needed)
         branch = (
             BranchName(headers[BRANCH_HEADER].decode("latin-1"))
             if BRANCH_HEADER in headers
             else MAIN_BRANCH
         )
+        with self._limits.entered(workspace):
+            return await self._write(scope, receive, access, workspace, branch)
+
+    async def _write(
+        self,
+        scope: Scope,
+        receive: Receive,
+        access: Access,
+        workspace: WorkspaceId,
+        branch: BranchName,
+    ) -> bytes:
         body = await read_body(scope, receive, self._body_limit_bytes)
+        erase = ERASE_PATH.fullmatch(scope["path"])
         if erase is not None:
-            erased = await self._erasing.erase(
-                workspace, branch, DatasetName(unquote(erase[1])), body
-            )
+            dataset = DatasetName(unquote(erase[1]))
+            async with self._audited(access, dataset):
+                erased = await self._erasing.erase(workspace, branch, dataset, body)
             return msgspec.json.encode({"erased": erased})
         logged = await self._log_service.log(workspace, branch, body)
         return msgspec.json.encode({"rows": logged.rows})

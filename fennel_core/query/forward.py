@@ -40,7 +40,16 @@ HOP_BY_HOP = frozenset(
         b"host",
     }
 )
-OWN_HEADERS = frozenset({b"date"})
+OWN_HEADERS = frozenset(
+    {
+        b"date",
+        b"x-content-type-options",
+        b"cross-origin-resource-policy",
+        b"cache-control",
+        b"content-security-policy",
+        b"strict-transport-security",
+    }
+)
 """Response headers that this server's HTTP layer writes itself."""
 CONNECT_S = 5.0
 IDLE_S = 2.0

@@ -27,6 +27,8 @@ from fennel_core.connections.asgi import (
     read_body,
     send_json,
 )
+from fennel_core.connections.roles import Access, Permission
+from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.query.bodies import barrier_timeout
 from fennel_core.query.errors import RequestMalformed, ResponseTruncated, UnknownRoute
 from fennel_core.query.forward import Forwarder, Upstream
@@ -36,7 +38,7 @@ from fennel_core.query.view import BranchKey, Views
 from fennel_core.query.view_refresh import ViewRefresher
 from fennel_core.telemetry import metrics, traces
 from fennel_core.telemetry.errors import INTERNAL, send_error, wants_json
-from fennel_core.telemetry.health import HealthEndpoint
+from fennel_core.telemetry.health import PUBLIC_PATHS, HealthEndpoint
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.errors import ANY_FAILURE, ApiError
 from fennel_core.vocab.ids import MAIN_BRANCH, BranchName, WorkspaceId
@@ -50,7 +52,7 @@ RELOAD_WAIT_S = 10.0
 STALE_HEADERS = ((b"x-fennel-stale", b"true"),)
 
 log = logger(__name__)
-WorkspaceOf = Callable[[str | None], Awaitable[WorkspaceId]]
+AccessOf = Callable[[str | None], Awaitable[Access]]
 
 
 class ErasureList(Protocol):
@@ -76,28 +78,30 @@ class QueryApplication:
         health: HealthEndpoint,
         forwarder: Forwarder,
         upstreams: Mapping[str, Upstream],
-        workspace_of: WorkspaceOf,
+        access_of: AccessOf,
         body_limit_bytes: int,
         refresher: ViewRefresher,
         erasures: ErasureList,
+        limits: WorkspaceLimits,
     ) -> None:
+        self._limits = limits
         self._erasures = erasures
         self._refresher = refresher
         self._service = service
         self._views = views
         self._status = status
-        self._health = health
+        self.health = health
         self._forwarder = forwarder
         self._upstreams = upstreams
-        self._workspace_of = workspace_of
+        self._access_of = access_of
         self._limit_bytes = body_limit_bytes
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http":
             return
         path: str = scope["path"]
-        if self._health.handles(path):
-            await self._health.asgi(scope, send)
+        if path in PUBLIC_PATHS:
+            await self.health.asgi(scope, send)
             return
         parent = header(scope, b"traceparent")
         if parent is None:
@@ -132,8 +136,9 @@ class QueryApplication:
         method = scope["method"]
         if path == f"{API}/query" and method == "POST":
             key = await self._read_key(scope)
-            body = await read_body(scope, receive, self._limit_bytes)
-            return await _send_read(receive, send, self._service.query(key, body))
+            with self._limits.entered(key[0]):
+                body = await read_body(scope, receive, self._limit_bytes)
+                return await _send_read(receive, send, self._service.query(key, body))
         if path == "/status" and method == "GET":
             await send_json(send, await self._status.report(header(scope, b"authorization")))
             return 200
@@ -143,18 +148,26 @@ class QueryApplication:
         match (method, *words):
             case ("POST", "dataset", name, "lookup"):
                 key = await self._read_key(scope)
-                body = await read_body(scope, receive, self._limit_bytes)
-                answer = self._service.lookup(key, unquote(name), body)
+                with self._limits.entered(key[0]):
+                    body = await read_body(scope, receive, self._limit_bytes)
+                    answer = self._service.lookup(key, unquote(name), body)
+                    return await _send_read(receive, send, answer)
             case ("GET", "dataset", name, "inspect"):
                 rows = _count(scope, "n", INSPECT_ROWS)
-                answer = self._service.inspect(await self._read_key(scope), unquote(name), rows)
+                key = await self._read_key(scope)
+                with self._limits.entered(key[0]):
+                    answer = self._service.inspect(key, unquote(name), rows)
+                    return await _send_read(receive, send, answer)
             case ("POST", "barrier"):
-                key = await self._key(scope)
-                body = await read_body(scope, receive, self._limit_bytes)
-                answer = self._service.barrier(key, barrier_timeout(body))
+                key = await self._key(scope, Permission.READ, Permission.WRITE)
+                with self._limits.entered(key[0]):
+                    body = await read_body(scope, receive, self._limit_bytes)
+                    answer = self._service.barrier(key, barrier_timeout(body))
+                    return await _send_read(receive, send, answer)
             case _:
+                if words[0] in NOT_FORWARDED:
+                    raise UnknownRoute(method, path)
                 return await self._forward(words, scope, receive, send)
-        return await _send_read(receive, send, answer)
 
     async def _forward(self, words: list[str], scope: Scope, receive: Receive, send: Send) -> int:
         kind = "erase" if words[0] == "dataset" and words[-1] == "erase" else words[0]
@@ -165,7 +178,7 @@ class QueryApplication:
             if status != 200 or not (changes or kind == "erase"):
                 return
             # It is cached: the upstream server has just accepted the token.
-            key = await self._key(scope)
+            key = await self._key(scope, Permission.DEFINE, Permission.ADMINISTER)
             if kind == "erase":
                 await self._erasures.announce(key[0])
             else:
@@ -183,13 +196,14 @@ class QueryApplication:
 
     async def _read_key(self, scope: Scope) -> BranchKey:
         """Return the branch of a request that reads rows, after the erasures that precede it."""
-        key = await self._key(scope)
+        key = await self._key(scope, Permission.READ)
         if self._erasures.is_behind(key[0]):
             await self._erasures.catch_up(key[0])
         return key
 
-    async def _key(self, scope: Scope) -> BranchKey:
-        workspace = await self._workspace_of(header(scope, b"authorization"))
+    async def _key(self, scope: Scope, *permissions: Permission) -> BranchKey:
+        access = await self._access_of(header(scope, b"authorization"))
+        workspace = access.workspace_for(*permissions)
         branch = header(scope, b"x-fennel-branch")
         return workspace, MAIN_BRANCH if branch is None else BranchName(branch)
 
@@ -224,6 +238,8 @@ def _label(path: str) -> str:
 
 CHANGES_A_BRANCH = frozenset({"commit", "init", "delete"})
 """Control calls after which the caller must read its own write."""
+NOT_FORWARDED = frozenset({"docs", "openapi.json"})
+"""Pages for people who develop against the API, on the definition server's own port."""
 _KNOWN = frozenset(
     {
         "query",

@@ -1,8 +1,8 @@
 """The status report, for people and for `fennel-core status`.
 
 It lists slots, every job partition with its owner, lag and error, the branches whose reads have not
-moved to their newest version yet, and what confines user code. A workspace's token gets its
-own partitions, the administrator's token all of them. Everything is one read of the registry, so
+moved to their newest version yet, and what confines user code. A workspace's token gets its own
+partitions, an operator's token all of them. Everything is one read of the registry, so
 the report is as recent as the last reports of the runners, whose age it includes.
 """
 
@@ -12,14 +12,14 @@ from collections.abc import Awaitable, Callable
 from dataclasses import asdict
 from typing import Protocol
 
+from fennel_core.connections.roles import Access, Permission
 from fennel_core.executors.errors import ExecutorUnavailable
 from fennel_core.executors.report import ExecutorReport
 from fennel_core.query.bodies import dump
 from fennel_core.query.postgres import PartitionStatus, PostgresReader
 from fennel_core.query.view import Views
-from fennel_core.vocab.ids import WorkspaceId
 
-WorkspaceOf = Callable[[str | None], Awaitable[WorkspaceId]]
+AccessOf = Callable[[str | None], Awaitable[Access]]
 
 
 class ReportsItself(Protocol):
@@ -29,28 +29,25 @@ class ReportsItself(Protocol):
 
 
 class StatusReport:
-    """Builds the report; `is_admin` checks an `Authorization` header for the administrator's
-    token.
-    """
+    """Builds the report; `access_of` returns what an `Authorization` header opens."""
 
     def __init__(
         self,
         reads: PostgresReader,
         views: Views,
         executors: ReportsItself,
-        workspace_of: WorkspaceOf,
-        is_admin: Callable[[str | None], bool],
+        access_of: AccessOf,
     ) -> None:
         self._reads = reads
         self._views = views
         self._executors = executors
-        self._workspace_of = workspace_of
-        self._is_admin = is_admin
+        self._access_of = access_of
 
     async def report(self, authorization: str | None) -> bytes:
-        """Return the JSON of `GET /status`; ApiError 401 for an unknown token."""
+        """Return the JSON of `GET /status`; ApiError 401 and 403 for a token that may not."""
+        access = await self._access_of(authorization)
         workspace = (
-            None if self._is_admin(authorization) else await self._workspace_of(authorization)
+            None if access.may(Permission.OPERATE) else access.workspace_for(Permission.READ)
         )
         partitions = await self._reads.read_partitions(workspace)
         slots = await self._reads.read_slots()

@@ -1,10 +1,10 @@
 """Every limit, address and switch of the platform, each with its unit and its reason.
 
-All settings are in one model, so that an operator can see them all, and `FENNEL_<NAME>` in the
-environment changes a setting for every process. The environment is read when `Settings()` is
-called, never at import; neither disk nor network is touched. Two things would break this: a process
-that reads `os.environ` itself, and a package with a private constant for a limit that an operator
-may need to change.
+All settings are in one model (its parts in `http.py` and `paths.py`), so that an operator can see
+them all, and `FENNEL_<NAME>` in the environment changes a setting for every process. The
+environment is read when `Settings()` is called, never at import; neither disk nor network is
+touched. Two things would break this: a process that reads `os.environ` itself, and a package with a
+private constant for a limit that an operator may need to change.
 
 Example: `FENNEL_LEASE_MS=20000` makes `Settings().lease_ms == 20_000` in every process.
 
@@ -13,11 +13,13 @@ where they are sent.
 """
 
 from enum import StrEnum
-from pathlib import Path
 from typing import Final
 
 from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from fennel_core.settings.http import HttpSettings, SecuritySettings
+from fennel_core.settings.paths import PathSettings
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -62,6 +64,13 @@ class AddressSettings(BaseSettings):
         gt=0,
         lt=65536,
         description="Query server, which is also the API gateway.",
+    )
+    query_metrics_port: int = Field(
+        default_factory=lambda given: _beside(int(given["query_port"])),
+        gt=0,
+        lt=65536,
+        description="Metrics of the query server, which users do not reach; five above its port "
+        "unless set.",
     )
     definition_port: int = Field(
         7401,
@@ -122,10 +131,6 @@ class AddressSettings(BaseSettings):
         return {bound, self.published_host or bound} <= LOOPBACK
 
     @property
-    def query_url(self) -> str:
-        return f"http://{self.users_address}:{self.query_port}"
-
-    @property
     def airflow_pages(self) -> str:
         """Airflow's address for browsers; the platform itself uses `airflow_url`."""
         return f"http://{self.users_address}:{self.airflow_port}"
@@ -137,6 +142,11 @@ class AddressSettings(BaseSettings):
     @property
     def ingest_url(self) -> str:
         return f"http://{self.address_of('ingest')}:{self.ingest_port}"
+
+
+def _beside(port: int) -> int:
+    """Return a port next to another one."""
+    return port + 5 if port + 5 < 65536 else port - 5
 
 
 class BackendSettings(BaseSettings):
@@ -184,23 +194,6 @@ class BackendSettings(BaseSettings):
     orchestrator: Orchestrator = Field(
         Orchestrator.AIRFLOW,
         description="`airflow`, or `inline` to run a commit's steps in the definition server.",
-    )
-
-
-class SecuritySettings(BaseSettings):
-    """Tokens and keys."""
-
-    dev_tokens: bool = Field(
-        False,
-        description="Accept tokens `dev-<name>` for workspace `<name>`, created at first use. For "
-        "loopback only, because every caller is admitted.",
-    )
-    admin_token: SecretStr = Field(
-        SecretStr(""),
-        description="Bearer token of the administrator. Empty: such requests are refused.",
-    )
-    secrets_key_file: Path | None = Field(
-        None, description="File (mode 0600) with the key that encrypts users' secrets at rest."
     )
 
 
@@ -514,66 +507,23 @@ class LimitSettings(BaseSettings):
     )
 
 
-class PathSettings(BaseSettings):
-    """Folders and process identity. Relative paths start at the working directory."""
-
-    data_dir: Path = Field(
-        Path(".fennel"),
-        description="Folder of everything that the local platform writes: data, logs, pid files, "
-        "secrets.",
-    )
-    run_dir: Path | None = Field(
-        None,
-        description="Folder of Unix sockets; `<data_dir>/run` unless its path is too long for a "
-        "socket (107 bytes).",
-    )
-    executors_dir: Path | None = Field(
-        None,
-        description="Folder of the executors' socket, if user code must not see the slots' "
-        "sockets. Unset: `run_dir`.",
-    )
-    jars_dir: Path = Field(
-        Path(".fennel/jars"),
-        description="Folder with the jars that Maven resolved, in `kafka`, `s3` and `spark`.",
-    )
-    executor_python: Path = Field(
-        Path(".venv-executor/bin/python"),
-        description="Python of the client's environment, in which user code runs.",
-    )
-    log_level: str = Field("INFO", description="Minimum level of log lines.")
-    otlp_endpoint: str | None = Field(
-        None, description="OpenTelemetry collector (OTLP over HTTP). Unset: no traces are sent."
-    )
-
-    @property
-    def sockets_dir(self) -> Path:
-        """Folder of the slots' Unix sockets."""
-        return self.run_dir if self.run_dir is not None else self.data_dir / "run"
-
-    @property
-    def executors_socket(self) -> Path:
-        return (self.executors_dir or self.sockets_dir) / "executors.sock"
-
-    @property
-    def logs_dir(self) -> Path:
-        return self.data_dir / "logs"
-
-    @property
-    def state_dir(self) -> Path:
-        """Local RocksDB folders of the slots."""
-        return self.data_dir / "state"
-
-
-class Settings(AddressSettings, BackendSettings, SecuritySettings, LimitSettings, PathSettings):
+class Settings(
+    AddressSettings, HttpSettings, BackendSettings, SecuritySettings, LimitSettings, PathSettings
+):
     """All settings of one process, read from `FENNEL_*` at construction; immutable.
 
-    `Settings(_env_file=path)` also reads a file written by `fennel-core env --all`; the environment
+    `Settings(_env_file=path)` also reads the file that `up` writes; the environment
     takes precedence. Raises `pydantic.ValidationError`, which names every invalid variable.
     """
 
     model_config = SettingsConfigDict(
         env_prefix=ENV_PREFIX, frozen=True, extra="ignore", env_ignore_empty=True
     )
+
+    @property
+    def query_url(self) -> str:
+        scheme = "http" if self.tls_certificate is None else "https"
+        return f"{scheme}://{self.users_address}:{self.query_port}"
 
     @property
     def destroy_grace_ms(self) -> int:
@@ -596,4 +546,6 @@ class Settings(AddressSettings, BackendSettings, SecuritySettings, LimitSettings
                 f"FENNEL_DEV_TOKENS admits every caller and {where} is not loopback; turn one of "
                 "them off"
             )
+        if (self.tls_certificate is None) != (self.tls_key is None):
+            raise ValueError("FENNEL_TLS_CERTIFICATE and FENNEL_TLS_KEY belong together; set both")
         return self

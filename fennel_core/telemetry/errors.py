@@ -26,6 +26,8 @@ from starlette.types import Send
 from fennel_core.vocab.errors import ApiError as ApiError
 
 CODE_HEADER: Final = "X-Fennel-Error-Code"
+SOON_S: Final = 1
+"""`Retry-After` of every 503: a lost connection or a moving partition is a matter of seconds."""
 INTERNAL: Final = ApiError(500, "internal", "internal error; see the server log")
 _BY_STATUS: Final = {
     404: "not-found",
@@ -51,6 +53,11 @@ def headers_of(error: ApiError, *, as_json: bool = False) -> list[tuple[bytes, b
     """Return the ASGI headers of the response, without its length."""
     kind = b"application/json" if as_json else b"text/plain; charset=utf-8"
     headers = [(b"content-type", kind), (CODE_HEADER.lower().encode(), error.code.encode())]
+    retry_after_s = error.retry_after_s
+    if retry_after_s is None and error.status == 503:
+        retry_after_s = SOON_S
+    if retry_after_s is not None:
+        headers.append((b"retry-after", str(retry_after_s).encode()))
     if error.status == 401:
         headers.append((b"www-authenticate", b"Bearer"))
     return headers

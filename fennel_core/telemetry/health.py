@@ -21,11 +21,14 @@ from aiohttp import web
 from fastapi import FastAPI, Response
 from starlette.types import Scope, Send
 
+from fennel_core.settings.hosts import HostRules
 from fennel_core.telemetry import metrics
 from fennel_core.telemetry.logs import redact_text
 
 CHECK_SECONDS: Final = 2.0
 PATHS: Final = frozenset({"/healthz", "/readyz", "/metrics"})
+PUBLIC_PATHS: Final = PATHS - {"/metrics"}
+"""Metrics name the entities of every workspace, so users do not reach them."""
 
 ReadinessCheck = Callable[[], Awaitable[str | None]]
 """Returns None when the process is ready, else a sentence that names what is missing."""
@@ -90,14 +93,22 @@ class HealthEndpoint:
         for path in sorted(PATHS):
             app.add_api_route(path, route(path), methods=["GET"], include_in_schema=False)
 
-    async def serve(self, host: str, port: int) -> web.AppRunner:
+    async def serve(
+        self, host: str, port: int, hosts: HostRules | None = None, *, reuse_port: bool = False
+    ) -> web.AppRunner:
         """Serve the three paths alone, on the running event loop; `cleanup()` the result to stop.
+
+        `hosts`: which `Host` headers are accepted. `reuse_port`: several processes listen on it.
 
         aiohttp rather than uvicorn: it leaves the signal handlers of the process alone, and an idle
         server has no timer.
         """
 
+        rules = HostRules() if hosts is None else hosts
+
         async def respond(request: web.Request) -> web.Response:
+            if "Host" in request.headers and not rules.allows(request.headers["Host"]):
+                return web.Response(status=403, text="this is not a name of the server")
             response = await self.respond(request.path)
             return web.Response(
                 body=response.body,
@@ -109,7 +120,7 @@ class HealthEndpoint:
         app.router.add_get("/{path:.*}", respond)
         runner = web.AppRunner(app, access_log=None)
         await runner.setup()
-        await web.TCPSite(runner, host, port).start()
+        await web.TCPSite(runner, host, port, reuse_port=reuse_port or None).start()
         return runner
 
     async def _ready(self) -> HealthResponse:

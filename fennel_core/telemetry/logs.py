@@ -20,6 +20,7 @@ import sys
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, Final, TextIO
+from urllib.parse import unquote, urlsplit
 
 import msgspec
 import structlog
@@ -122,9 +123,14 @@ def hide(*values: str) -> None:
 
 
 def secrets_of(settings: BaseModel) -> list[str]:
-    """Return the value of every `SecretStr` of a settings model, for `configure(hidden=...)`."""
+    """Return the value of every `SecretStr` of a settings model, for `configure(hidden=...)`.
+
+    The password of a URL is returned by itself, too: libraries print it without the URL.
+    """
     values = (getattr(settings, name) for name in type(settings).model_fields)
-    return [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+    secrets = [value.get_secret_value() for value in values if isinstance(value, SecretStr)]
+    passwords = [urlsplit(secret).password for secret in secrets if "://" in secret]
+    return secrets + [unquote(each) for each in passwords if each]
 
 
 def redact_text(text: str) -> str:

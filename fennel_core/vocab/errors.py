@@ -58,7 +58,10 @@ class ApiError(Exception):
 
     `status` is the HTTP status (400 to 599), `code` is stable and in lower-case-with-dashes, `text`
     says what is wrong and what to do. `problems`: the findings of validation that the text lists.
+    `retry_after_s`: seconds after which the same request may succeed; None if that is unknown.
     """
+
+    retry_after_s: int | None = None
 
     def __init__(self, status: int, code: str, text: str, problems: Sequence[Problem] = ()) -> None:
         if not 400 <= status <= 599:

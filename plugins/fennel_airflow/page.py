@@ -1,7 +1,8 @@
 """The page of the plugin: recent commits, and one commit with its ledgers and jobs.
 
 It is a read-only view of the platform's database, rendered on the server. Airflow authorizes every
-request: users may see the page if they may see runs of the `commit` DAG. Text written by users is
+request: users may see the page if they may see runs of the `commit` DAG, and of it the commits of
+the workspaces that FENNEL_AIRFLOW_WORKSPACES lists for them. Text written by users is
 not trusted: the template engine escapes every value, and the response forbids scripts, external
 content and external frames.
 """
@@ -17,7 +18,7 @@ from urllib.parse import quote
 import jinja2
 import psycopg
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
-from airflow.api_fastapi.core_api.security import requires_access_dag
+from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
 from fastapi import Depends, FastAPI, HTTPException, Query
 from fastapi.responses import HTMLResponse
 from psycopg.rows import dict_row
@@ -45,8 +46,9 @@ SELECT c.id, c.workspace, c.branch, c.state, c.error, c.error_code, c.created_at
     c.finished_at, c.attempt,
        b.target = c.id AS is_target, b.serving = c.id AS is_serving
 FROM commit c LEFT JOIN branch b ON b.workspace = c.workspace AND b.name = c.branch
-WHERE (%(workspace)s::text IS NULL OR c.workspace = %(workspace)s) AND (%(before)s::timestamptz IS
-    NULL OR c.created_at < %(before)s)
+WHERE (%(workspace)s::text IS NULL OR c.workspace = %(workspace)s)
+    AND (%(visible)s::text[] IS NULL OR c.workspace = ANY(%(visible)s))
+    AND (%(before)s::timestamptz IS NULL OR c.created_at < %(before)s)
 ORDER BY c.created_at DESC LIMIT %(rows)s
 """
 COMMIT: Final = """
@@ -54,7 +56,7 @@ SELECT c.id, c.workspace, c.branch, c.state, c.plan::text AS plan, c.stuck, c.er
     c.problems, c.created_at, c.finished_at, c.attempt, c.options, c.base,
        b.target = c.id AS is_target, b.serving = c.id AS is_serving
 FROM commit c LEFT JOIN branch b ON b.workspace = c.workspace AND b.name = c.branch WHERE c.id =
-    %(commit)s
+    %(commit)s AND (%(visible)s::text[] IS NULL OR c.workspace = ANY(%(visible)s))
 """
 ENTRIES: Final = """
 SELECT e.ledger, e.state, e.attempts, e.error, e.updated_at, e.asset_id, a.kind, a.title
@@ -86,8 +88,9 @@ def application() -> FastAPI:
         loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined
     )
     templates.filters["amount"] = amount_text
+    settings = Settings()
     dsn = conninfo(
-        Settings().postgres_dsn.get_secret_value(),
+        settings.postgres_dsn.get_secret_value(),
         name="fennel-airflow-page",
         statement_timeout_ms=STATEMENT_TIMEOUT_MS,
     )
@@ -97,11 +100,13 @@ def application() -> FastAPI:
 
     @app.get("/commits")
     def commits(
-        workspace: str | None = Query(None, max_length=63), before: datetime | None = None
+        user: GetUserDep,
+        workspace: str | None = Query(None, max_length=63),
+        before: datetime | None = None,
     ) -> HTMLResponse:
-        rows = _read(
-            dsn, COMMITS, {"workspace": workspace or None, "before": before, "rows": PAGE_ROWS + 1}
-        )
+        visible = visible_workspaces(settings.airflow_workspaces, user.get_name())
+        selected = {"workspace": workspace or None, "visible": visible, "before": before}
+        rows = _read(dsn, COMMITS, selected | {"rows": PAGE_ROWS + 1})
         older = rows[PAGE_ROWS - 1]["created_at"].isoformat() if len(rows) > PAGE_ROWS else None
         shown = [{**row, "run": run_link(row)} for row in rows[:PAGE_ROWS]]
         query = f"&workspace={quote(workspace)}" if workspace else ""
@@ -114,8 +119,9 @@ def application() -> FastAPI:
         )
 
     @app.get("/commits/{commit_id}")
-    def one(commit_id: str) -> HTMLResponse:
-        rows = _read(dsn, COMMIT, {"commit": commit_id})
+    def one(commit_id: str, user: GetUserDep) -> HTMLResponse:
+        visible = visible_workspaces(settings.airflow_workspaces, user.get_name())
+        rows = _read(dsn, COMMIT, {"commit": commit_id, "visible": visible})
         if not rows:
             raise HTTPException(404, f"commit {commit_id} does not exist")
         entries = _read(dsn, ENTRIES, {"commit": commit_id})
@@ -133,6 +139,18 @@ def application() -> FastAPI:
         )
 
     return app
+
+
+def visible_workspaces(setting: str, user: str) -> list[str] | None:
+    """Return the workspaces whose commits a user of Airflow sees; None: all.
+
+    `setting`: FENNEL_AIRFLOW_WORKSPACES, whose form the settings have checked.
+    """
+    if not setting:
+        return None
+    listed = dict(entry.split(":", 1) for entry in setting.split(","))
+    workspaces = listed.get(user, "")
+    return None if workspaces == "*" else [each for each in workspaces.split("+") if each]
 
 
 def run_link(row: Row) -> str | None:

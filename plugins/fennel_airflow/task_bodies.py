@@ -24,6 +24,7 @@ from typing import Any, Literal, TypeVar
 import msgspec
 from airflow.sdk.exceptions import AirflowFailException
 
+from fennel_core.connections.audit_events import Action, audited_command
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.workspaces import checked_name
@@ -212,12 +213,17 @@ def select_partitions(params: Mapping[str, Any]) -> list[NamedPartition]:
 def rebuild_partitions(params: Mapping[str, Any]) -> None:
     """Rebuild the selected job partitions and wait until they have caught up."""
     selected = _selected(params)
-    report = partial(log.info, "%s")
-    _reporting(
-        lambda: rebuild.rebuild_partitions(
-            Settings(), selected, report, before=params["before"], timeout_s=REBUILD_S
-        )
-    )
+    report, settings = partial(log.info, "%s"), Settings()
+    subject = "job partitions " + ", ".join(str(each) for each in selected)
+
+    def rebuild_audited() -> None:
+        dsn = settings.postgres_dsn.get_secret_value()
+        with audited_command(dsn, "Airflow's DAG recovery", Action.REBUILD, subject):
+            rebuild.rebuild_partitions(
+                settings, selected, report, before=params["before"], timeout_s=REBUILD_S
+            )
+
+    _reporting(rebuild_audited)
 
 
 def drill_partitions(params: Mapping[str, Any]) -> None:

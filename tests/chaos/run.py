@@ -28,6 +28,7 @@ from fennel_core.settings.model import Settings
 from tests.chaos.strikes import Recoveries, Striker, plan_strikes
 from tests.chaos.traffic import Rows, Traffic
 from tests.support.executors import commit_of
+from tests.support.platform_settings import ENV_COMMAND
 
 ENGINES: Final = "2"
 LOGGERS: Final = 4
@@ -48,7 +49,7 @@ def main() -> int:
     arguments = parser.parse_args()
     os.environ["FENNEL_ENGINES"] = ENGINES
     cli("up")
-    for line in cli("env", "--all").splitlines():
+    for line in cli(*ENV_COMMAND).splitlines():
         name, _, value = shlex.split(line.removeprefix("export "))[0].partition("=")
         os.environ[name] = value
     return asyncio.run(chaos(arguments))

@@ -18,6 +18,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.support.platform_settings import ENV_COMMAND
+
 HERE = Path(__file__).parent
 PROJECT = HERE.parents[1]
 RATCHET = HERE / "ratchet.txt"
@@ -49,9 +51,9 @@ def listed(file: Path) -> list[str]:
 
 
 def environment() -> dict[str, str]:
-    """Return the platform's addresses and tokens, as `fennel-core env --all` prints them."""
+    """Return the platform's addresses and tokens, as `fennel-core env` prints them."""
     output = subprocess.run(
-        [sys.executable, "-m", "fennel_core.apps.cli", "env", "--all"],
+        [sys.executable, "-m", "fennel_core.apps.cli", *ENV_COMMAND],
         capture_output=True,
         text=True,
         check=True,

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import psycopg
 import pytest
+from pydantic import ValidationError
 from starlette.testclient import TestClient
 
 from fennel_core.blueprints.logical import AssetKind
@@ -19,6 +20,7 @@ from fennel_core.blueprints.plan_entries import (
     RowAmount,
     encode_record,
 )
+from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import AssetId
 from tests.dags import conftest as _configured  # noqa: F401  # Airflow is configured before its first import
 
@@ -108,6 +110,48 @@ def login(client: TestClient) -> Login:
         return {"Authorization": f"Bearer {token}"}
 
     return header
+
+
+@pytest.mark.parametrize(
+    ("setting", "user", "visible"),
+    [
+        ("", "bob", None),
+        ("bob:*", "bob", None),
+        ("alice:*,bob:shop+market", "bob", ["shop", "market"]),
+        ("alice:*,bob:shop", "carol", []),
+    ],
+)
+def test_a_user_sees_the_workspaces_that_are_listed(
+    setting: str, user: str, visible: list[str] | None
+) -> None:
+    from fennel_airflow.page import visible_workspaces
+
+    assert visible_workspaces(Settings(airflow_workspaces=setting).airflow_workspaces, user) == (
+        visible
+    )
+
+
+@pytest.mark.parametrize("setting", ["bob", "bob:", "bob:shop,", "bob:Shop", ":shop", "bob:*+shop"])
+def test_a_malformed_list_of_workspaces_is_refused(setting: str) -> None:
+    with pytest.raises(ValidationError):
+        Settings(airflow_workspaces=setting)
+
+
+@pytest.fixture
+def only_bank(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FENNEL_AIRFLOW_WORKSPACES", "somebody:bank")
+
+
+@pytest.mark.usefixtures("only_bank")
+def test_commits_of_other_workspaces_are_not_shown(request: pytest.FixtureRequest) -> None:
+    client = request.getfixturevalue("client")
+    headers = request.getfixturevalue("login")("viewer")
+    page = client.get("/commits", headers=headers).text
+    assert "c03" in page
+    assert "c59" not in page
+    assert client.get("/commits?workspace=shop", headers=headers).text.count("c5") == 0
+    assert client.get("/commits/c03", headers=headers).status_code == 200
+    assert client.get("/commits/c59", headers=headers).status_code == 404
 
 
 @pytest.mark.parametrize("path", ["/commits", "/commits/c59", "/commits/none"])

@@ -41,6 +41,7 @@ from tests.conftest import cli
 from tests.fuzz.requests import FuzzRequest, mutated, valid_requests
 from tests.fuzz.state import Digest, StateReader
 from tests.support.executors import commit_of
+from tests.support.platform_settings import ENV_COMMAND
 
 TIMEOUT_S: Final = 60.0
 CODE: Final = "X-Fennel-Error-Code"
@@ -229,7 +230,8 @@ def _route(request: FuzzRequest) -> str:
 
 def generated(fuzzer: Fuzzer, luck: random.Random, requests: int, seed: int) -> None:
     """Send requests that schemathesis generates, equally many for each operation and mode."""
-    document = httpx.get(f"{fuzzer_url()}/api/v1/openapi.json", timeout=TIMEOUT_S).json()
+    url = f"{Settings().definition_url}/api/v1/openapi.json"
+    document = httpx.get(url, timeout=TIMEOUT_S).json()
     schema = schemathesis.openapi.from_dict(document)
     operations = [result.ok() for result in schema.get_all_operations()]
     modes = (GenerationMode.POSITIVE, GenerationMode.NEGATIVE)
@@ -296,7 +298,7 @@ def main() -> int:
     arguments = parser.parse_args()
     warnings.simplefilter("ignore")
     cli("up")
-    for line in cli("env", "--all").splitlines():
+    for line in cli(*ENV_COMMAND).splitlines():
         name, _, value = shlex.split(line.removeprefix("export "))[0].partition("=")
         os.environ[name] = value
     settings, luck = Settings(), random.Random(arguments.seed)

@@ -18,7 +18,8 @@ async def open_workspace(pool: Pool, workspace: str, token: str = "") -> None:
         if token:
             digest = hashlib.sha256(token.encode()).digest()
             await connection.execute(
-                "INSERT INTO token (digest, workspace) VALUES (%s, %s)", (digest, workspace)
+                "INSERT INTO token (digest, workspace, role) VALUES (%s, %s, 'admin')",
+                (digest, workspace),
             )
 
 

@@ -14,9 +14,12 @@ import polars as pl
 import uvicorn
 from aiohttp import web
 
+from fennel_core.apps.http_protection import ProtectedApplication, Protection
 from fennel_core.blueprints.spec import Catalog, DatasetView, Job
 from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.erasures import ErasableKeys
+from fennel_core.connections.roles import Access, Role
+from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.executors.client import Executors
 from fennel_core.query.barrier import Barrier, Ends
 from fennel_core.query.errors import ErasuresUnknown, UnknownBranch
@@ -197,12 +200,12 @@ async def _content(answer: aiohttp.ClientResponse) -> Any:
     return await answer.json() if answer.content_type == "application/json" else await answer.text()
 
 
-async def workspace_of(authorization: str | None) -> WorkspaceId:
+async def access_of(authorization: str | None) -> Access:
     if authorization != "Bearer t":
         raise ApiError(
             401, "unauthenticated", "no token: send the header `Authorization: Bearer <token>`"
         )
-    return WORKSPACE
+    return Access(WORKSPACE, Role.ADMIN, "token t")
 
 
 @asynccontextmanager
@@ -210,6 +213,7 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
     platform, registry, upstreams, clock = FakePlatform(), FakeRegistry(), Upstreams(), [10**15]
     slots, owners, views = SlotConnections(), Owners(registry), Views(platform)
     refresher, erased = ViewRefresher(views), FakeErasures()
+    limits = WorkspaceLimits(1000, 0.0)
     upstream = web.AppRunner(_upstream_app(upstreams))
     await upstream.setup()
     site = web.TCPSite(upstream, "127.0.0.1", 0)
@@ -237,14 +241,21 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
             "erase": Upstream("ingest", f"{address}/ingest"),
             "": Upstream("definition", f"{address}/definition"),
         },
-        workspace_of=workspace_of,
+        access_of=access_of,
         body_limit_bytes=BODY_LIMIT,
         refresher=refresher,
         erasures=erased,
+        limits=limits,
     )
     refreshing = asyncio.create_task(refresher.run())
     config = uvicorn.Config(
-        app, port=0, http="httptools", ws="none", lifespan="off", access_log=False, log_config=None
+        ProtectedApplication(app, Protection(body_limit_bytes=BODY_LIMIT)),
+        port=0,
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        access_log=False,
+        log_config=None,
     )
     server = uvicorn.Server(config)
     serving = asyncio.create_task(server.serve())

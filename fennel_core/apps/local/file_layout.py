@@ -64,10 +64,24 @@ class FileLayout:
         """Create the folders, private to their owner; raises OSError."""
         for folder in (self.data, self.logs, self.pids, self.secrets, self.run):
             folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-        if stat.S_IMODE(self.secrets.stat().st_mode) != 0o700:
-            self.secrets.chmod(0o700)
+        for folder in (self.logs, self.pids, self.secrets):
+            _restrict(folder, 0o700)
+
+    def hide_data(self, *, others_enter: bool) -> None:
+        """Restrict the folder of all data to its owner; raises OSError.
+
+        `others_enter`: another user of the platform has files below it, and must pass.
+        """
+        _restrict(self.data, 0o711 if others_enter else 0o700)
 
     def shown(self, path: Path) -> str:
         """Return the path relative to the working directory if that is shorter."""
         relative = os.path.relpath(path)
         return relative if len(relative) < len(str(path)) else str(path)
+
+
+def _restrict(folder: Path, mode: int) -> None:
+    """Set the mode of a folder that this user owns; in containers it may be a volume's."""
+    found = folder.stat()
+    if found.st_uid == os.getuid() and stat.S_IMODE(found.st_mode) != mode:
+        folder.chmod(mode)

@@ -166,6 +166,7 @@ class Launcher:
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
+                umask=service.umask,
             )
         # First of all: a service without a record cannot be stopped.
         processes.write_record(

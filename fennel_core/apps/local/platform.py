@@ -45,9 +45,10 @@ def load_context() -> PlatformContext:
     given = Settings()
     layout = FileLayout(root=ROOT, data=(ROOT / given.data_dir).resolve())
     layout.make()
-    keys = ensure_keys(layout.secrets)
+    keys, host = ensure_keys(layout.secrets), inspect_host()
+    layout.hide_data(others_enter=host.owner_uid != os.getuid())
     return PlatformContext(
-        settings=local_settings(given, layout, keys), layout=layout, keys=keys, host=inspect_host()
+        settings=local_settings(given, layout, keys), layout=layout, keys=keys, host=host
     )
 
 

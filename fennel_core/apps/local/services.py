@@ -33,6 +33,9 @@ from fennel_core.settings.model import ENV_PREFIX, Orchestrator, Settings
 INFRA: Final = "infra"
 FENNEL: Final = "fennel"
 WATCHDOG: Final = "watchdog"
+PRIVATE: Final = 0o077
+"""Umask of services: what they write, only their owner may read."""
+READABLE: Final = 0o022
 ENGINE_PORT_STEP: Final = 20
 
 
@@ -64,6 +67,7 @@ class Service:
     after: tuple[SetupStep, ...] = ()
     stop_signal: signal.Signals = signal.SIGTERM
     ready_s: float = 120.0
+    umask: int = PRIVATE
 
     @property
     def port(self) -> int | None:
@@ -82,12 +86,48 @@ class Service:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def process_env(settings: Settings) -> dict[str, str]:
-    """Return the settings as `FENNEL_*` variables, the environment of every fennel-core process."""
+SECRET_SETTINGS: Final = frozenset(
+    {
+        *("postgres_dsn", "s3_secret_key", "airflow_password", "admin_token", "kafka_password"),
+        "secrets_key_file",
+    }
+)
+"""Passwords and tokens, and where the key of users' secrets is."""
+FROM_KEY_FILES: Final = SECRET_SETTINGS - {"kafka_password"}
+"""Settings that `local_settings` derives from the files of the secrets folder."""
+_DATABASE_AND_KAFKA: Final = frozenset({"postgres_dsn", "kafka_password"})
+SECRETS_OF: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "definition": SECRET_SETTINGS - {"admin_token"},
+        "ingest": _DATABASE_AND_KAFKA | {"secrets_key_file"},
+        "engine": _DATABASE_AND_KAFKA | {"secrets_key_file", "s3_secret_key"},
+        "query": _DATABASE_AND_KAFKA | {"secrets_key_file"},
+        "history": _DATABASE_AND_KAFKA | {"s3_secret_key"},
+        # Its page reads the database.
+        "airflow-api": frozenset({"postgres_dsn"}),
+        # Runs the tasks: commits, snapshots, and the reconciliation, which asks Airflow for runs.
+        "airflow-scheduler": SECRET_SETTINGS - {"admin_token"},
+        # Parses DAG files, which read no secret.
+        "airflow-dags": frozenset(),
+        # Reads the key files itself, as `up` does.
+        WATCHDOG: SECRET_SETTINGS - FROM_KEY_FILES,
+    }
+)
+"""The secrets of each service. The administrator's token is none of them: servers know its digest.
+"""
+
+
+def process_env(settings: Settings, secrets: frozenset[str] = SECRET_SETTINGS) -> dict[str, str]:
+    """Return the settings as `FENNEL_*` variables, the environment of a fennel-core process.
+
+    `secrets`: those of `SECRET_SETTINGS` that the process needs.
+    """
+    if "admin_token" not in secrets and (digest := settings.admin_digest) is not None:
+        settings = settings.model_copy(update={"admin_token_sha256": digest.hex()})
     values = {}
     for name in type(settings).model_fields:
         value = getattr(settings, name)
-        if value is None:
+        if value is None or (name in SECRET_SETTINGS and name not in secrets):
             continue
         plain = value.get_secret_value() if hasattr(value, "get_secret_value") else value
         values[f"{ENV_PREFIX}{name.upper()}"] = str(
@@ -105,14 +145,20 @@ def service_table(context: PlatformContext) -> tuple[Service, ...]:
 
 
 def _watchdog(context: PlatformContext) -> Service:
-    """Return the watchdog, with all settings, so that it starts services exactly as `up` does."""
+    """Return the watchdog, with all settings, so that it starts services exactly as `up` does.
+
+    It reads passwords from their files, as `up` does.
+    """
     return Service(
         name=WATCHDOG,
         title="Watchdog (restarts)",
         group=WATCHDOG,
         command=(sys.executable, "-m", "fennel_core.apps.local.watchdog"),
         env=MappingProxyType(
-            {**process_env(context.settings), "PYTHONPATH": str(context.layout.root)}
+            {
+                **process_env(context.settings, SECRETS_OF[WATCHDOG]),
+                "PYTHONPATH": str(context.layout.root),
+            }
         ),
         readiness=HeartbeatFile(context.layout.run / "watchdog.beat", every_s=1.0),
     )
@@ -163,7 +209,11 @@ def _stores(context: PlatformContext) -> tuple[Service, ...]:
 
 def _airflow(context: PlatformContext) -> tuple[Service, ...]:
     settings, layout, keys = context.settings, context.layout, context.keys
-    env = MappingProxyType({**process_env(settings), **airflow.env(settings, layout, keys)})
+    own = airflow.env(settings, layout, keys)
+
+    def env(name: str) -> Mapping[str, str]:
+        return MappingProxyType({**process_env(settings, SECRETS_OF[name]), **own})
+
     program = (sys.executable, "-m", "airflow")
     return (
         Service(
@@ -171,7 +221,7 @@ def _airflow(context: PlatformContext) -> tuple[Service, ...]:
             title="Airflow api-server",
             group=INFRA,
             command=(*program, "api-server"),
-            env=env,
+            env=env("airflow-api"),
             readiness=HttpOk(f"{settings.airflow_url}/api/v2/version"),
             ports=(Port(settings.airflow_port, "FENNEL_AIRFLOW_PORT"),),
             needs=("postgres",),
@@ -185,7 +235,7 @@ def _airflow(context: PlatformContext) -> tuple[Service, ...]:
             group=INFRA,
             # Its log server would listen on every address; the api-server reads the files instead.
             command=(*program, "scheduler", "--skip-serve-logs"),
-            env=env,
+            env=env("airflow-scheduler"),
             readiness=AirflowHeartbeat(settings.airflow_url, "scheduler"),
             needs=("postgres",),
             before=(SetupStep.MIGRATE_AIRFLOW,),
@@ -196,7 +246,7 @@ def _airflow(context: PlatformContext) -> tuple[Service, ...]:
             title="Airflow dag-processor",
             group=INFRA,
             command=(*program, "dag-processor"),
-            env=env,
+            env=env("airflow-dags"),
             readiness=AirflowHeartbeat(settings.airflow_url, "dag_processor"),
             needs=("postgres",),
             before=(SetupStep.MIGRATE_AIRFLOW,),
@@ -219,6 +269,8 @@ class _Server:
     env: Mapping[str, str] = field(default_factory=dict)
     module: str | None = None
     """Its module in `fennel_core.apps`, if that is not named after the server."""
+    scheme: str = "http"
+    other_ports: tuple[Port, ...] = ()
 
 
 def _engines(settings: Settings) -> tuple[_Server, ...]:
@@ -240,12 +292,18 @@ def _engines(settings: Settings) -> tuple[_Server, ...]:
 
 def _servers(context: PlatformContext) -> tuple[Service, ...]:
     settings, layout = context.settings, context.layout
-    env = MappingProxyType({**process_env(settings), "PYTHONPATH": str(layout.root)})
     servers = (
         _Server("definition", "Definition server", settings.definition_port),
         _Server("ingest", "Ingest server", settings.ingest_port),
         *_engines(settings),
-        _Server("query", "Query server (API)", settings.query_port, needs=("postgres",)),
+        _Server(
+            "query",
+            "Query server (API)",
+            settings.query_port,
+            needs=("postgres",),
+            scheme="http" if settings.tls_certificate is None else "https",
+            other_ports=(Port(settings.query_metrics_port, "FENNEL_QUERY_METRICS_PORT"),),
+        ),
         *(
             (_Server("history", "History writer", settings.history_port),)
             if settings.history
@@ -258,9 +316,18 @@ def _servers(context: PlatformContext) -> tuple[Service, ...]:
             title=server.title,
             group=FENNEL,
             command=(sys.executable, "-m", f"fennel_core.apps.{server.module or server.name}"),
-            env=MappingProxyType({**env, **server.env}),
-            readiness=HttpOk(f"http://{settings.own_address}:{server.port}/readyz"),
-            ports=(Port(server.port, server.variable or f"FENNEL_{server.name.upper()}_PORT"),),
+            env=MappingProxyType(
+                {
+                    **process_env(settings, SECRETS_OF[server.module or server.name]),
+                    "PYTHONPATH": str(layout.root),
+                    **server.env,
+                }
+            ),
+            readiness=HttpOk(f"{server.scheme}://{settings.own_address}:{server.port}/readyz"),
+            ports=(
+                Port(server.port, server.variable or f"FENNEL_{server.name.upper()}_PORT"),
+                *server.other_ports,
+            ),
             needs=server.needs,
             ready_s=server.ready_s,
         )
@@ -273,5 +340,7 @@ def _servers(context: PlatformContext) -> tuple[Service, ...]:
         command=tuple(executor_host.command(settings)),
         env=MappingProxyType(executor_host.environment(settings, {})),
         readiness=SocketAccepts(settings.executors_socket),
+        # User code runs as other users, which must read what the host writes for them.
+        umask=READABLE,
     )
     return (*rows, executors)

@@ -7,12 +7,13 @@ from typing import Annotated, Final
 from fastapi import APIRouter, Query, Request, Response
 
 from fennel_core.connections.asgi import read_body
+from fennel_core.connections.audit_events import Action
 from fennel_core.definition.commit_request import CommitRequest
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.errors import OrchestratorNotAllowed
 from fennel_core.definition.json_messages import json_response
 from fennel_core.definition.routes import API
-from fennel_core.definition.server_state import CurrentPrincipal, ServerState, State
+from fennel_core.definition.server_state import Committer, ServerState, State
 from fennel_core.ledger.store import CommitOptions
 from fennel_core.settings.model import Orchestrator
 
@@ -24,7 +25,7 @@ router = APIRouter(prefix=API, tags=["commit"])
 async def commit(
     request: Request,
     state: State,
-    principal: CurrentPrincipal,
+    principal: Committer,
     preview: Annotated[bool, Query(description="Return the plan without changes.")] = False,
     incremental: Annotated[
         bool, Query(description="Extend the branch's definitions instead of replacing them.")
@@ -43,7 +44,8 @@ async def commit(
     if preview:
         report = await service.steps.preview(commit_request)
     else:
-        report = await service.commit(commit_request)
+        async with principal.audited(state, Action.COMMIT, f"branch {principal.branch}"):
+            report = await service.commit(commit_request)
     state.wake_reconcile()
     return json_response(report.as_json())
 

@@ -9,7 +9,7 @@ from fastapi import APIRouter, Query, Response
 from fennel_core.definition.json_messages import json_response
 from fennel_core.definition.lineage import BranchVersion, lineage, xray
 from fennel_core.definition.routes import API
-from fennel_core.definition.server_state import CurrentPrincipal, Principal, ServerState, State
+from fennel_core.definition.server_state import Principal, Reader, ServerState, State
 from fennel_core.ledger.errors import BranchNotFound
 from fennel_core.ledger.store import LedgerTransaction
 
@@ -22,7 +22,7 @@ NameList = Annotated[
 @router.get("/xray")
 async def get_xray(
     state: State,
-    principal: CurrentPrincipal,
+    principal: Reader,
     datasets: NameList = None,
     featuresets: NameList = None,
     properties: NameList = None,
@@ -33,7 +33,7 @@ async def get_xray(
 
 
 @router.get("/lineage")
-async def get_lineage(state: State, principal: CurrentPrincipal) -> Response:
+async def get_lineage(state: State, principal: Reader) -> Response:
     """Return the lineage graph of the branch as nodes and edges."""
     return json_response(lineage(await _target_version(state, principal)))
 

@@ -1,4 +1,4 @@
-"""Alarms of the platform and retained assets, with the administrator's token."""
+"""Alarms of the platform and retained assets, with the token of an operator."""
 
 from __future__ import annotations
 
@@ -7,12 +7,13 @@ from typing import Any, Final
 
 from fastapi import APIRouter, Depends, Request, Response
 
+from fennel_core.connections.audit_events import Action, audited
 from fennel_core.dead_letters.counts import DeadLetterCount
 from fennel_core.dead_letters.postgres import PostgresDeadLetterCounts
 from fennel_core.definition.errors import JsonMalformed
 from fennel_core.definition.json_messages import json_body, json_response, required_string
 from fennel_core.definition.routes import API
-from fennel_core.definition.server_state import State, require_admin
+from fennel_core.definition.server_state import Operator, State, operator
 from fennel_core.ledger.purge import purge_retained
 from fennel_core.snapshots import drills
 from fennel_core.vocab.dead_letters import INGEST
@@ -21,7 +22,7 @@ from fennel_core.vocab.ids import AssetId, WorkspaceId
 PURGE_FIELDS: Final = frozenset({"workspace", "assets", "allow_data_loss"})
 
 router = APIRouter(
-    prefix=f"{API}/operations", tags=["operations"], dependencies=[Depends(require_admin)]
+    prefix=f"{API}/operations", tags=["operations"], dependencies=[Depends(operator)]
 )
 
 
@@ -103,16 +104,19 @@ async def retained_assets(state: State) -> Response:
 
 
 @router.post("/purge")
-async def purge(request: Request, state: State) -> Response:
+async def purge(request: Request, state: State, caller: Operator) -> Response:
     """Destroy retained assets of a workspace before their grace period is over."""
     body = await json_body(request, state.settings.body_limit_bytes, PURGE_FIELDS)
     allowed = body.get("allow_data_loss", False)
     if not isinstance(allowed, bool):
         raise JsonMalformed("`allow_data_loss` in the request body must be true or false")
     workspace = WorkspaceId(required_string(body, "workspace"))
-    purged = await purge_retained(
-        state.ledger_context, workspace, _asset_ids(body), allow_data_loss=allowed
-    )
+    assets = _asset_ids(body)
+    subject = f"{len(assets)} retained assets, allow_data_loss={str(allowed).lower()}"
+    async with audited(state.pool, caller.actor, Action.PURGE, subject, workspace):
+        purged = await purge_retained(
+            state.ledger_context, workspace, assets, allow_data_loss=allowed
+        )
     state.wake_reconcile()
     return json_response({"purged": purged})
 

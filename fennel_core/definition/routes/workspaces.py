@@ -1,4 +1,4 @@
-"""Create, list and delete workspaces, with the administrator's token."""
+"""Create, list and delete workspaces, with the token of an operator."""
 
 from __future__ import annotations
 
@@ -7,18 +7,17 @@ from typing import Final
 from fastapi import APIRouter, Depends, Request, Response
 
 from fennel_core.connections import workspaces
+from fennel_core.connections.audit_events import Action, audited
 from fennel_core.definition.json_messages import json_body, json_response, required_string
 from fennel_core.definition.routes import API
-from fennel_core.definition.server_state import State, require_admin
+from fennel_core.definition.server_state import Operator, State, operator
 from fennel_core.ledger.branches import drop_closed_workspace
 
 DELETE_SECONDS: Final = 10.0
 """How long a request waits for the deletion of a workspace; reconcile finishes it after that."""
 DELETE_POLL_SECONDS: Final = 0.2
 FIELDS: Final = frozenset({"name"})
-router = APIRouter(
-    prefix=f"{API}/workspaces", tags=["workspace"], dependencies=[Depends(require_admin)]
-)
+router = APIRouter(prefix=f"{API}/workspaces", tags=["workspace"], dependencies=[Depends(operator)])
 
 
 @router.get("")
@@ -40,26 +39,25 @@ async def list_workspaces(state: State) -> Response:
 
 
 @router.post("")
-async def create_workspace(request: Request, state: State) -> Response:
+async def create_workspace(request: Request, state: State, caller: Operator) -> Response:
     """Create a workspace and return its token, which is not stored in clear and not shown again."""
     body = await json_body(request, state.settings.body_limit_bytes, FIELDS)
     name = required_string(body, "name")
-    return json_response({"name": name, "token": await workspaces.create(state.pool, name)})
-
-
-@router.post("/{name}/tokens")
-async def add_token(name: str, state: State) -> Response:
-    """Create an additional token for a workspace."""
-    return json_response({"name": name, "token": await workspaces.add_token(state.pool, name)})
+    action = audited(state.pool, caller.actor, Action.CREATE_WORKSPACE, f"workspace {name}", None)
+    async with action:
+        token = await workspaces.create(state.pool, name)
+    return json_response({"name": name, "token": token})
 
 
 @router.delete("/{name}")
-async def delete_workspace(name: str, state: State) -> Response:
+async def delete_workspace(name: str, state: State, caller: Operator) -> Response:
     """Close a workspace and delete its data.
 
     `gone` in the response is false while engines are still stopping its jobs.
     """
-    workspace = await workspaces.mark_deleting(state.pool, name)
+    action = audited(state.pool, caller.actor, Action.DELETE_WORKSPACE, f"workspace {name}", None)
+    async with action:
+        workspace = await workspaces.mark_deleting(state.pool, name)
     context = state.ledger_context
     began = context.now()
     while (

@@ -14,6 +14,7 @@ from pydantic import SecretStr
 
 from fennel_core.connections import secrets
 from fennel_core.connections.postgres import pool
+from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.definition.commit_changes import NotifiedChanges
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import CommitSteps
@@ -46,8 +47,18 @@ def grace_ms() -> Millis:
 
 
 @pytest.fixture
+def limits() -> WorkspaceLimits:
+    """Return the limits of each workspace; a test may override it."""
+    return WorkspaceLimits(1000, 0.0)
+
+
+@pytest.fixture
 async def client(
-    database: str, topics: MemoryTopicAdmin, tmp_path: Path, grace_ms: Millis
+    database: str,
+    topics: MemoryTopicAdmin,
+    tmp_path: Path,
+    grace_ms: Millis,
+    limits: WorkspaceLimits,
 ) -> AsyncIterator[httpx.AsyncClient]:  # the fixture
     """Return a client of the workspace `shop`, on branch `main` by default."""
     key = tmp_path / "key"
@@ -85,6 +96,7 @@ async def client(
             flow,
             secrets.Sealer.from_file(key),
             wake_reconcile=lambda: None,
+            limits=limits,
         )
         transport = httpx.ASGITransport(application(state, HealthEndpoint("test", {})))
         headers = {"Authorization": "Bearer dev-shop"}

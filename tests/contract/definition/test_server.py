@@ -214,6 +214,141 @@ async def test_dead_letters_are_listed_for_the_administrator(client: httpx.Async
     assert (listed.status_code, listed.json()) == (200, {"dead_letters": []})
 
 
+async def issued(client: httpx.AsyncClient, **fields: object) -> dict[str, str]:
+    """Issue a token of the workspace `shop` and return the headers of its requests."""
+    made = (await client.post(f"{API}/tokens", json=fields)).json()
+    return {"Authorization": f"Bearer {made['token']}"}
+
+
+ALLOWED = {
+    ("GET", "/branch/list"): {"query", "commit", "admin"},
+    ("GET", "/xray"): {"query", "commit", "admin"},
+    ("GET", "/lineage"): {"query", "commit", "admin"},
+    ("POST", "/tokens/read"): {"query", "commit", "admin"},
+    ("POST", "/commit"): {"commit", "admin"},
+    ("POST", "/init"): {"commit", "admin"},
+    ("POST", "/delete"): {"commit", "admin"},
+    ("GET", "/secret/x"): {"admin"},
+    ("POST", "/secret/x"): {"admin"},
+    ("PATCH", "/secret/x"): {"admin"},
+    ("DELETE", "/secret/x"): {"admin"},
+    ("GET", "/tokens"): {"admin"},
+    ("GET", "/audit"): {"admin"},
+    ("POST", "/tokens"): {"admin"},
+    ("POST", "/tokens/none/rotate"): {"admin"},
+    ("DELETE", "/tokens/none"): {"admin"},
+}
+"""Roles of a workspace that may make a call; an operator's token may make none of them."""
+OF_OPERATORS = (
+    *(("GET", "/workspaces"), ("POST", "/workspaces"), ("DELETE", "/workspaces/none")),
+    *(("GET", "/workspaces/shop/tokens"), ("POST", "/workspaces/shop/tokens")),
+    *(("POST", "/workspaces/shop/tokens/none/rotate"), ("DELETE", "/workspaces/shop/tokens/none")),
+    ("GET", "/operations/audit"),
+    *(("GET", "/operations/tokens"), ("POST", "/operations/tokens")),
+    *(("POST", "/operations/tokens/none/rotate"), ("DELETE", "/operations/tokens/none")),
+    *(("GET", "/operations/retained"), ("POST", "/operations/purge")),
+)
+
+
+async def test_changes_are_in_the_audit_log_with_who_what_and_outcome(
+    client: httpx.AsyncClient,
+) -> None:
+    ci = await issued(client, role="commit", name="ci")
+    assert (await client.post(f"{API}/commit", headers=ci, content=b"garbage")).status_code == 400
+    assert (await client.post(f"{API}/commit?preview=true", content=FEATURES)).status_code == 200
+    await client.post(f"{API}/secret/key", json={"value": "canary-value"})
+    await client.get(f"{API}/secret/other")
+    await client.post(f"{API}/workspaces", json={"name": "new"}, headers=AS_ADMIN)
+    events = (await client.get(f"{API}/operations/audit", headers=AS_ADMIN)).json()["events"]
+    assert "canary-value" not in str(events)
+    ended = [
+        (e["workspace"], e["actor"].partition(" ")[0], e["action"], e["subject"], e["outcome"])
+        for e in reversed(events)
+        if e["outcome"] != "started"
+    ]
+    assert ended == [
+        ("shop", "development", "issue-token", "role commit, name ci", "done"),
+        ("shop", "token", "commit", "branch main", "commit-malformed"),
+        ("shop", "development", "set-secret", "secret key", "done"),
+        ("shop", "development", "read-secret", "secret other", "secret-not-found"),
+        (None, "FENNEL_ADMIN_TOKEN", "create-workspace", "workspace new", "done"),
+    ]
+    assert len(events) == 2 * len(ended)
+    own = (await client.get(f"{API}/audit?n=2")).json()["events"]
+    assert [e["action"] for e in own] == ["read-secret", "read-secret"]
+    older = (await client.get(f"{API}/audit?before={own[-1]['id']}")).json()["events"]
+    assert len(older) == 6
+
+
+async def test_each_role_may_make_its_own_calls_only(client: httpx.AsyncClient) -> None:
+    roles = ("query", "log", "commit", "admin")
+    tokens = {role: await issued(client, role=role, name=role) for role in roles}
+    operator = (await client.post(f"{API}/operations/tokens", headers=AS_ADMIN)).json()
+    tokens["operator"] = {"Authorization": f"Bearer {operator['token']}"}
+    allowed: dict[tuple[str, str], set[str]] = {}
+    for method, path in (*ALLOWED, *OF_OPERATORS):
+        for role, headers in tokens.items():
+            response = await client.request(
+                method, f"{API}{path}", headers=headers | on("none"), content=b"{}"
+            )
+            code = response.headers.get("x-fennel-error-code")
+            if code not in {"role-insufficient", "not-administrator"}:
+                allowed.setdefault((method, path), set()).add(role)
+            else:
+                assert response.status_code == (403 if code == "role-insufficient" else 401)
+    assert allowed == ALLOWED | {key: {"operator"} for key in OF_OPERATORS}
+
+
+async def test_a_refusal_names_token_role_and_the_roles_that_may(
+    client: httpx.AsyncClient,
+) -> None:
+    headers = await issued(client, role="query", name="dashboard")
+    refused = await client.get(f"{API}/secret/x", headers=headers)
+    assert refused.status_code == 403
+    assert "(dashboard) has the role `query`, and this call needs `admin`" in refused.text
+
+
+async def test_tokens_are_listed_rotated_and_revoked(client: httpx.AsyncClient) -> None:
+    made = (
+        await client.post(f"{API}/tokens", json={"role": "log", "name": "door", "lifetime_s": 60})
+    ).json()
+    listed = (await client.get(f"{API}/tokens")).json()["tokens"]
+    assert [(t["id"], t["name"], t["role"], t["expires_at"]) for t in listed] == [
+        (made["id"], "door", "log", made["expires_at"])
+    ]
+    assert made["token"] not in str(listed)
+    rotated = (await client.post(f"{API}/tokens/{made['id']}/rotate", json={})).json()
+    old = {"Authorization": f"Bearer {made['token']}"}
+    assert (await client.post(f"{API}/tokens/read", headers=old)).headers[
+        "x-fennel-error-code"
+    ] == "token-expired"
+    assert (await client.delete(f"{API}/tokens/{rotated['id']}")).status_code == 200
+    missing = await client.delete(f"{API}/tokens/{rotated['id']}")
+    assert (missing.status_code, missing.headers["x-fennel-error-code"]) == (
+        404,
+        "token-not-found",
+    )
+
+
+@pytest.mark.parametrize(
+    "body",
+    [{"role": "operator"}, {"role": "reader"}, {"name": "x" * 101}, {"lifetime_s": -1}],
+)
+async def test_an_impossible_token_is_refused(
+    client: httpx.AsyncClient, body: dict[str, object]
+) -> None:
+    refused = await client.post(f"{API}/tokens", json=body)
+    assert (refused.status_code, refused.headers["x-fennel-error-code"]) == (400, "token-invalid")
+
+
+@pytest.mark.parametrize("body", [{"role": 1}, {"lifetime_s": "1"}, {"lifetime_s": True}])
+async def test_a_token_field_of_another_type_is_refused(
+    client: httpx.AsyncClient, body: dict[str, object]
+) -> None:
+    refused = await client.post(f"{API}/tokens", json=body)
+    assert (refused.status_code, refused.headers["x-fennel-error-code"]) == (400, "json-malformed")
+
+
 async def test_every_route_is_503_while_the_database_is_out_of_reach(
     client: httpx.AsyncClient, database: str
 ) -> None:

@@ -13,8 +13,9 @@ import pytest_asyncio
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
-from fennel_core.connections.api_errors import DatabaseUnavailable
+from fennel_core.connections.api_errors import DatabaseUnavailable, RoleInsufficient
 from fennel_core.connections.postgres import Pool, pool
+from fennel_core.connections.roles import Access, Role
 from fennel_core.executors.errors import ExecutorUnavailable
 from fennel_core.executors.report import ExecutorReport
 from fennel_core.operators.spec import TableSpec
@@ -206,13 +207,16 @@ async def test_the_status_report_shows_a_token_its_own_workspace_and_the_adminis
         "UPDATE job_partition SET status = 'parked', lag = 7, error = 'boom' WHERE part = 1"
     )
 
-    async def workspace_of(header: str | None) -> WorkspaceId:
-        return WorkspaceId(str(header))
+    async def access_of(header: str | None) -> Access:
+        if header == "admin":
+            return Access(None, Role.OPERATOR, "admin")
+        role = Role.LOG if header == "a door" else Role.QUERY
+        return Access(WorkspaceId(str(header)), role, "token")
 
     reads = PostgresReader(db.pool)
-    report = StatusReport(
-        reads, Views(reads), Absent(), workspace_of, lambda header: header == "admin"
-    )
+    report = StatusReport(reads, Views(reads), Absent(), access_of)
+    with pytest.raises(RoleInsufficient):
+        await report.report("a door")
     for header, count in (("w", 2), ("other", 0), ("admin", 2)):
         assert len(json.loads(await report.report(header))["job_partitions"]) == count
     shown = json.loads(await report.report("w"))
@@ -229,13 +233,13 @@ async def test_the_status_report_shows_a_token_its_own_workspace_and_the_adminis
 
 
 async def test_the_status_report_names_branches_whose_reads_have_not_moved(db: Database) -> None:
-    async def workspace_of(header: str | None) -> WorkspaceId:
-        return WorkspaceId(str(header))
+    async def access_of(header: str | None) -> Access:
+        if header == "admin":
+            return Access(None, Role.OPERATOR, "admin")
+        return Access(WorkspaceId(str(header)), Role.QUERY, "token")
 
     reads = PostgresReader(db.pool)
-    report = StatusReport(
-        reads, Views(reads), Absent(), workspace_of, lambda header: header == "admin"
-    )
+    report = StatusReport(reads, Views(reads), Absent(), access_of)
 
     async def warming(header: str) -> object:
         return json.loads(await report.report(header))["warming"]

@@ -112,7 +112,9 @@ class Clients:
 
     async def stale_reads(self) -> float:
         """Return the metric of reads that were marked as stale."""
-        text = (await self.call("GET", "/metrics")).text
+        url = f"http://{self._settings.own_address}:{self._settings.query_metrics_port}/metrics"
+        async with self._session.get(url) as response:
+            text = await response.text()
         found = re.search(r"^fennel_stale_reads_counter(?:_total)? (\S+)$", text, re.MULTILINE)
         assert found is not None, "the query server exports the counter"
         return float(found[1])

@@ -102,7 +102,8 @@ class World:
         async with self.pool.connection() as connection, connection.transaction():
             await connection.execute("INSERT INTO workspace (name) VALUES (%s)", (WORKSPACE,))
             await connection.execute(
-                "INSERT INTO token (digest, workspace) VALUES (sha256(%s::text::bytea), %s)",
+                "INSERT INTO token (digest, workspace, role)"
+                " VALUES (sha256(%s::text::bytea), %s, 'admin')",
                 (TOKEN, WORKSPACE),
             )
             await connection.execute(

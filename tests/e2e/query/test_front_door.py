@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from fennel_core.telemetry import metrics
 from fennel_core.vocab.dtypes import Int
 from fennel_core.wire import entities as wire
 from tests.support.featuresets import USERS, extractor, lookup, request
@@ -427,7 +428,7 @@ async def test_a_body_over_the_limit_is_refused_before_it_is_sent(world: World) 
     for path in ("query", "commit"):
         reader, writer = await asyncio.open_connection(host, int(port))
         head = (
-            f"POST /api/v1/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
+            f"POST /api/v1/{path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
             "t\r\nExpect: 100-continue\r\n"
         )
         writer.write(f"{head}Content-Length: {BODY_LIMIT + 1}\r\n\r\n".encode())
@@ -454,7 +455,7 @@ async def test_a_client_that_waits_for_100_continue_receives_it(world: World) ->
     for path, expected in (("query", b"[21]"), ("log", b"ok")):
         reader, writer = await asyncio.open_connection(host, int(port))
         head = (
-            f"POST /api/v1/{path} HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer "
+            f"POST /api/v1/{path} HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer "
             "t\r\nExpect: 100-continue\r\n"
         )
         writer.write(f"{head}Connection: close\r\nContent-Length: {len(body)}\r\n\r\n".encode())
@@ -470,12 +471,41 @@ async def test_unknown_paths_are_not_passed_on(world: World) -> None:
     assert world.upstreams.seen == []
 
 
+@pytest.mark.parametrize(
+    "sent",
+    [
+        {"Host": "evil.example", "Origin": "http://evil.example"},
+        {"Host": "evil.example"},
+        {"Origin": "http://evil.example"},
+        {"Origin": "null"},
+    ],
+)
+async def test_a_page_of_another_origin_or_with_a_rebinding_name_reads_and_writes_nothing(
+    world: World, sent: dict[str, str]
+) -> None:
+    headers = {"Authorization": "Bearer t", "Content-Type": "text/plain"} | sent
+    body = json.dumps(query(["User.uid"], ["User.age"], {"User.uid": [1]}))
+    for method, path in (
+        *(("POST", "query"), ("POST", "log"), ("POST", "commit"), ("POST", "dataset/D/erase")),
+        *(("GET", "secret/x"), ("GET", "branch/list"), ("OPTIONS", "commit")),
+    ):
+        url = f"{world.url}/api/v1/{path}"
+        async with world.client.request(method, url, data=body, headers=headers) as answer:
+            assert answer.status == 403, (method, path)
+            assert answer.headers["X-Fennel-Error-Code"] in {
+                "host-not-allowed",
+                "origin-not-allowed",
+            }
+    assert world.upstreams.seen == []
+
+
 async def test_health_and_metrics_are_served(world: World) -> None:
     await world.post("query", query(["User.uid"], ["User.age"], {"User.uid": [1, 2]}))
     assert (await world.get("healthz"))[0] == 200
     assert (await world.get("readyz"))[0] == 200
-    status, text = await world.get("metrics")
-    assert status == 200
+    assert (await world.get("metrics"))[0] == 404, "users do not reach it"
+    assert (await world.get("api/v1/openapi.json"))[0] == 404
+    text = metrics.render().decode()
     assert 'fennel_extract_features_counter{workflow="default"}' in text
 
 
@@ -485,7 +515,7 @@ async def test_features_are_counted_by_workflow(world: World) -> None:
     await world.post(
         "query", query(["User.uid"], ["Nowhere.x"], {"User.uid": [1]}) | {"workflow": "ads"}
     )
-    _, text = await world.get("metrics")
+    text = metrics.render().decode()
     assert 'fennel_extract_features_counter{workflow="ads"} 3.0' in text
     assert (
         'fennel_extract_features_error_counter{code="query-no-extractor",workflow="ads"} 1.0'

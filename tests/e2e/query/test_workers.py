@@ -49,7 +49,9 @@ async def test_two_workers_are_ready_and_stop_on_a_signal(database: str, tmp_pat
             await eventually(ready, within_s=STARTS_WITHIN_S, interval_s=0.1)
             workers = children.read_text().split()
             assert len(workers) == 2
-            async with client.get(f"{url}/metrics") as response:
+            async with client.get(
+                f"http://127.0.0.1:{int(ours['FENNEL_QUERY_PORT']) + 5}/metrics"
+            ) as response:
                 assert "fennel_query_view_age_seconds" in await response.text()
             async with client.get(f"{url}/api/v1/unknown") as response:
                 assert response.status in {401, 503}

@@ -18,6 +18,7 @@ import asyncio
 import sys
 from pathlib import Path
 
+from fennel_core.apps.http_protection import Protection
 from fennel_core.apps.serve import serve_http
 
 
@@ -29,7 +30,7 @@ async def app(scope, receive, send):
 
 async def main(port, closed):
     try:
-        await serve_http(app, "127.0.0.1", port, grace_s=5)
+        await serve_http(app, "127.0.0.1", port, protection=Protection(), grace_s=5)
     finally:
         await asyncio.sleep(0)
         Path(closed).write_text("closed")
@@ -66,7 +67,7 @@ def test_a_signal_finishes_the_request_and_runs_the_callers_cleanup(
         clients: list[socket.socket] = []
         eventually_sync(lambda: (client := connected(port)) and clients.append(client) is None)
         with clients[0] as client:
-            client.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+            client.sendall(b"GET / HTTP/1.1\r\nHost: localhost\r\n\r\n")
             # The server reads the request before the signal, as both wait for its event loop.
             process.send_signal(number)
             response = b"".join(iter(lambda: client.recv(4096), b""))

@@ -23,6 +23,8 @@ from fennel_core.apps.workers import (
 )
 from tests.support.polling import eventually_sync
 
+STARTS_WITHIN_S = 60.0
+"""Its imports take seconds of a busy machine."""
 ROOT = Path(__file__).resolve().parents[3]
 PARENT = """
 import asyncio, os, sys
@@ -35,6 +37,7 @@ sys.exit(asyncio.run(workers.run_workers("served", 2, port, grace_s=5, memory=me
 WORKER = """
 import asyncio, os, sys
 from pathlib import Path
+from fennel_core.apps.http_protection import Protection
 from fennel_core.apps.serve import serve_http
 from fennel_core.apps.workers import inherited_resources, stop_with_parent
 from fennel_core.telemetry import metrics
@@ -55,7 +58,8 @@ async def app(scope, receive, send):
 
 async def main():
     stop_with_parent()
-    await serve_http(app, "", 0, grace_s=5, listener=inherited_resources(sys.argv[1:]).listener)
+    listener = inherited_resources(sys.argv[1:]).listener
+    await serve_http(app, "", 0, protection=Protection(), grace_s=5, listener=listener)
 
 if Path("broken").exists():
     sys.exit(3)
@@ -131,7 +135,7 @@ def running(folder: Path) -> Iterator[Server]:
 @pytest.fixture
 def server(tmp_path: Path) -> Iterator[Server]:
     with running(tmp_path) as made:
-        eventually_sync(made.responds)
+        eventually_sync(made.responds, within_s=STARTS_WITHIN_S)
         eventually_sync(lambda: len(made.workers()) == 2)
         # Both listen: each responds while the other is frozen.
         for pid in made.workers():
@@ -166,7 +170,7 @@ def test_a_signal_finishes_requests_and_stops_every_worker(
 ) -> None:
     pids = server.workers()
     with socket.create_connection(("127.0.0.1", server.port)) as client:
-        client.sendall(b"GET /slow HTTP/1.1\r\nHost: x\r\n\r\n")
+        client.sendall(b"GET /slow HTTP/1.1\r\nHost: localhost\r\n\r\n")
         eventually_sync((server.folder / "slow").exists)
         server.parent.send_signal(number)
         eventually_sync(lambda: not server.responds())

@@ -2,6 +2,8 @@
 
 import http.server
 import json
+import os
+import stat
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -12,7 +14,11 @@ import pytest
 from click.testing import CliRunner
 
 import fennel_core
+from fennel_core.apps.admin_commands import ROLES
 from fennel_core.apps.cli import main
+from fennel_core.apps.local.host_environment import inspect_host
+from fennel_core.connections.roles import Role
+from tests.support.platform_settings import SECRETS
 
 
 def commands(
@@ -45,6 +51,10 @@ def test_the_documented_commands_exist() -> None:
         "workspace create",
         "workspace delete",
         "workspace list",
+        "token create",
+        "token list",
+        "token rotate",
+        "token revoke",
         "demo",
         "clean",
     }
@@ -98,6 +108,34 @@ def test_a_folder_that_cannot_be_created_is_named(monkeypatch: pytest.MonkeyPatc
     assert message == "No such file or directory: /proc/nowhere\n"
 
 
+def test_env_prints_passwords_only_if_they_are_named(tmp_path: Path) -> None:
+    secrets = tmp_path / "data" / "secrets"
+    _, shown, _ = run("env", "--all")
+    assert "export FENNEL_S3_BUCKET=fennel\n" in shown
+    assert "export FENNEL_URL=" in shown
+    generated = [file.read_text() for file in secrets.iterdir()]
+    assert len(generated) > 5
+    assert not [value for value in generated if value in shown]
+    token = (secrets / "admin_token").read_text()
+    named = run("env", "FENNEL_ADMIN_TOKEN")[1]
+    assert named.strip("\n").replace("'", "") == f"export FENNEL_ADMIN_TOKEN={token}"
+    everything = run("env", "--all", *SECRETS)[1]
+    assert all(f"export {name}=" in everything for name in SECRETS)
+    code, _, message = run("env", "FENNEL_NO_SUCH")
+    assert (code, message.partition(" ")[0]) == (1, "FENNEL_NO_SUCH")
+
+
+def test_the_folder_of_all_data_is_its_owners_only(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    (data / "logs").mkdir(parents=True)
+    data.chmod(0o755)
+    run("env")
+    private = 0o700 if inspect_host().owner_uid == os.getuid() else 0o711
+    assert stat.S_IMODE(data.stat().st_mode) == private
+    assert stat.S_IMODE((data / "logs").stat().st_mode) == 0o700
+    assert stat.S_IMODE((data / "secrets" / "admin_token").stat().st_mode) == 0o600
+
+
 def test_down_reports_that_nothing_was_running() -> None:
     assert run("down")[:2] == (0, "Nothing was running.\n")
 
@@ -139,6 +177,24 @@ RETAINED = json.dumps(
 ).encode()
 
 
+WORKSPACES = b'{"workspaces": [{"name": "one"}, {"name": "two"}]}'
+TOKENS = json.dumps(
+    {
+        "tokens": [
+            {
+                "id": "7",
+                "name": "",
+                "role": "log",
+                "is_read_token": False,
+                "created_at": "then",
+                "expires_at": None,
+                "last_used_at": None,
+            }
+        ]
+    }
+).encode()
+
+
 class Definition(http.server.BaseHTTPRequestHandler):
     """Fake of the definition server's workspace calls; records every request."""
 
@@ -151,10 +207,12 @@ class Definition(http.server.BaseHTTPRequestHandler):
             "/api/v1/operations/retained": RETAINED,
             "/api/v1/operations/purge": b'{"purged": ["shop.topic.a.1"]}',
         }
-        known = self.path == "/api/v1/workspaces" or self.path in operations
+        about_tokens = "/tokens" in self.path
+        known = self.path == "/api/v1/workspaces" or self.path in operations or about_tokens
         responses = {
-            "GET": b'{"workspaces": [{"name": "one"}, {"name": "two"}]}',
-            "POST": b'{"name": "new", "token": "t0k3n"}',
+            "GET": TOKENS if about_tokens else WORKSPACES,
+            "POST": b'{"id": "7", "name": "new", "token": "t0k3n", "expires_at": null}',
+            "DELETE": b"{}",
         }
         self.send_response(200 if known else 404)
         self.end_headers()
@@ -193,6 +251,42 @@ def test_a_new_workspace_prints_its_token_as_an_export_line(
 ) -> None:
     assert run("workspace", "create", "new")[:2] == (0, "export FENNEL_TOKEN=t0k3n\n")
     assert definition[0][3] == b'{"name":"new"}'
+
+
+OWNERS = (
+    (("--workspace", "shop"), "/api/v1/workspaces/shop/tokens"),
+    (("--installation",), "/api/v1/operations/tokens"),
+)
+
+
+@pytest.mark.parametrize(("owner", "path"), OWNERS)
+def test_tokens_of_a_workspace_and_of_the_installation_are_managed(
+    definition: list[tuple[str, str, str | None, bytes]], owner: tuple[str, ...], path: str
+) -> None:
+    words = ("--role", "log", "--name", "door", "--days", "2")
+    code, shown, _ = run("token", "create", *owner, *words)
+    assert (code, shown.splitlines()[-1]) == (0, "export FENNEL_TOKEN=t0k3n")
+    assert run("token", "list", *owner)[1].startswith("7  log  (no name)  created then")
+    assert run("token", "rotate", "7", *owner, "--overlap-hours", "1")[0] == 0
+    assert run("token", "revoke", "7", *owner)[1] == "Revoked token 7.\n"
+    sent = [(method, where, body) for method, where, _, body in definition]
+    assert sent == [
+        ("POST", path, b'{"name":"door","role":"log","lifetime_s":172800.0}'),
+        ("GET", path, b""),
+        ("POST", f"{path}/7/rotate", b'{"overlap_s":3600.0}'),
+        ("DELETE", f"{path}/7", b""),
+    ]
+
+
+@pytest.mark.parametrize("owner", [(), ("--workspace", "shop", "--installation")])
+def test_a_token_command_needs_exactly_one_owner(owner: tuple[str, ...]) -> None:
+    code, _, message = run("token", "list", *owner)
+    assert code == 1
+    assert message == "Name the owner of the tokens: --workspace NAME, or --installation.\n"
+
+
+def test_the_roles_of_the_command_line_are_those_of_the_servers() -> None:
+    assert tuple(Role) == ROLES
 
 
 def test_a_refusal_is_shown_with_the_servers_message(

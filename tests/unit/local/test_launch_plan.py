@@ -107,7 +107,7 @@ def test_no_two_services_share_a_port_and_each_port_has_a_variable(
     context: PlatformContext,
 ) -> None:
     ports = [port for row in service_table(context) for port in row.ports]
-    assert len({port.number for port in ports}) == len(ports) == 10
+    assert len({port.number for port in ports}) == len(ports) == 11
     variables = {f"FENNEL_{name.upper()}" for name in Settings.model_fields}
     assert {port.variable for port in ports} <= variables
 
@@ -155,6 +155,51 @@ def test_executors_are_started_without_passwords(context: PlatformContext) -> No
     assert not [
         value for value in executors.env.values() if any(secret in value for secret in secrets)
     ]
+
+
+def test_each_service_has_only_the_secrets_that_it_needs(context: PlatformContext) -> None:
+    keys = context.keys
+    values = {
+        "postgres": keys.postgres_password,
+        "s3": keys.s3_secret_key,
+        "airflow": keys.airflow_password,
+        "admin": keys.admin_token,
+        "key": "users_secrets_key",
+    }
+    found = {
+        row.name: {
+            name
+            for name, secret in values.items()
+            for variable, value in row.env.items()
+            if secret in value and not variable.startswith("AIRFLOW__")
+        }
+        for row in service_table(context)
+    }
+    assert {name: secrets for name, secrets in found.items() if secrets} == {
+        "definition": {"postgres", "s3", "airflow", "key"},
+        "ingest": {"postgres", "key"},
+        "engine": {"postgres", "s3", "key"},
+        "query": {"postgres", "key"},
+        "history": {"postgres", "s3"},
+        "airflow-api": {"postgres"},
+        "airflow-scheduler": {"postgres", "s3", "airflow", "key"},
+    }
+
+
+def test_servers_know_the_administrators_token_by_its_digest(
+    context: PlatformContext, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (query,) = [row for row in service_table(context) if row.name == "query"]
+    for name, value in query.env.items():
+        monkeypatch.setenv(name, value)
+    settings = Settings()
+    assert settings.admin_token.get_secret_value() == ""
+    assert settings.admin_digest == context.settings.admin_digest is not None
+
+
+def test_what_services_write_is_readable_by_their_owner_only(context: PlatformContext) -> None:
+    others = {row.name for row in service_table(context) if row.umask != 0o077}
+    assert others == {"executors"}, "user code runs as other users"
 
 
 def test_no_command_line_contains_a_password(context: PlatformContext) -> None:

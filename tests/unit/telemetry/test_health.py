@@ -76,7 +76,7 @@ async def test_a_process_without_http_serves_the_three_paths(
 ) -> None:
     server = await HealthEndpoint("engine", {}).serve("127.0.0.1", 0)
     try:
-        request = f"{request_line}\r\nHost: x\r\nConnection: close\r\n\r\n"
+        request = f"{request_line}\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         response = await _exchange(server.addresses[0][1], request.encode())
     finally:
         await server.cleanup()
@@ -86,7 +86,7 @@ async def test_a_process_without_http_serves_the_three_paths(
 async def test_a_head_request_gets_headers_only() -> None:
     server = await HealthEndpoint("engine", {}).serve("127.0.0.1", 0)
     try:
-        request = b"HEAD /metrics HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+        request = b"HEAD /metrics HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n"
         head, body = (await _exchange(server.addresses[0][1], request)).split(b"\r\n\r\n")
     finally:
         await server.cleanup()
