@@ -57,6 +57,7 @@ def application(state: ServerState, health: HealthEndpoint) -> FastAPI:
         docs_url=f"{API}/docs",
         redoc_url=None,
         openapi_url=f"{API}/openapi.json",
+        redirect_slashes=False,
     )
     errors.install(app)
     app.add_exception_handler(ClientDisconnected, client_disconnected)

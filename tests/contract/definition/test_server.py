@@ -404,6 +404,7 @@ async def test_a_deleted_workspace_leaves_no_assets_and_no_valid_token(
 
 async def test_unknown_paths_are_404_and_invalid_options_422(client: httpx.AsyncClient) -> None:
     assert (await client.get(f"{API}/nothing")).status_code == 404
+    assert (await client.put(f"{API}/workspaces/", headers=AS_ADMIN)).status_code == 404
     assert (await client.get(f"{API}/commit")).status_code == 405
     assert (await post(client, "/commit?preview=maybe", content=FEATURES)).status_code == 422
 
