@@ -62,8 +62,10 @@ async def _taken(
     while datasets:
         keys = sorted({dataset.beginning(number) for dataset in datasets})
         alive = await tx.bank.alive(workspace, keys)
+        fed = {dataset.beginning(number) for dataset in datasets if dataset.sources}
         changed = await tx.bank.with_changed_sources(alive.values())
-        taken |= {key_of(id_) for id_ in changed | await tx.without_target(alive.values())}
+        stopped = await tx.without_target(alive[key] for key in fed if key in alive)
+        taken |= {key_of(id_) for id_ in changed | stopped}
         datasets = [d for d in datasets if d.beginning(number) in alive]
         number += 1
     return taken
