@@ -21,6 +21,7 @@ from fennel_core.apps.local.platform_keys import PlatformKeys
 from fennel_core.apps.local.services import FENNEL, INFRA, Service, service_table
 from fennel_core.apps.local.setup_steps import PlatformContext, SetupStep
 from fennel_core.executors import launch, protocol
+from fennel_core.executors.environment import SINGLE_THREADED
 from fennel_core.settings.model import LOOPBACK, Settings
 
 FILE = ROOT / "docker-compose.yml"
@@ -136,7 +137,8 @@ def test_ports_are_published_on_loopback_and_the_settings_contain_the_address(
     assert {address.strip('["') for address in addresses} == configured, (
         "one variable must set both: development tokens depend on the published address"
     )
-    assert all("network_mode" not in service for service in compose.values())
+    modes = {name: each["network_mode"] for name, each in compose.items() if "network_mode" in each}
+    assert modes == {"executors": "none"}, "no other service leaves the network of the platform"
 
 
 def test_development_tokens_are_refused_off_loopback(
@@ -184,17 +186,11 @@ def test_executors_have_no_secrets_no_slots_and_no_network_of_the_platform(
     executors = compose["executors"]
     assert executors["volumes"] == ["executors:/data/executors"]
     assert executors["build"]["target"] == "executors"
-    others = {
-        network
-        for name, service in compose.items()
-        if name != "executors"
-        for network in service.get("networks", ["default"])
-    }
-    assert not others & set(executors["networks"])
+    assert executors["network_mode"] == "none"
     wanted = launch.environment(context.settings, {})
     given = {name: str(value) for name, value in executors["environment"].items()}
     assert given.items() <= wanted.items()
-    assert {protocol.SOCKET_ENV, *launch.SINGLE_THREADED} <= given.keys()
+    assert {protocol.SOCKET_ENV, *SINGLE_THREADED} <= given.keys()
 
 
 def test_data_is_in_volumes_and_only_the_first_container_writes_keys(
