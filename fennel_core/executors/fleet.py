@@ -41,6 +41,8 @@ COUNT_EVERY_S: Final = 0.05
 """How often the threads of a call are counted. Where a worker has a user of its own the kernel
 refuses more; elsewhere a call could take every process that the machine allows.
 """
+LONG_CALL_NICENESS: Final = 15
+"""A call that is not done when its threads are first counted gives way to short ones."""
 CRASH_PAUSE_S: Final = 0.1
 """After a spare worker ended by itself, the next one is forked after this time, so that processes
 that cannot start do not spin.
@@ -103,6 +105,8 @@ class WorkerProcess(Generic[Call]):
     """When its threads are counted next; only calls that take long are."""
     idle_since: float = 0.0
     frozen: bool = False
+    demoted: bool = False
+    """Whether it runs at the priority of long calls."""
     end_reason: EndReason = EndReason.DIED
     end_text: str = ""
 
@@ -207,6 +211,9 @@ class Fleet(Generic[Call]):
         """Note that a running worker has no call any more."""
         worker.call, worker.deadline = None, None
         self.running.discard(worker)
+        if worker.demoted:
+            # Only root may: otherwise the worker keeps the priority of long calls.
+            worker.demoted = not set_niceness(worker.pid, 0)
         if worn:
             self.kill(worker, EndReason.RETIRED, "it was recycled")
         elif worker.state is WorkerState.RUNNING:
@@ -231,6 +238,8 @@ class Fleet(Generic[Call]):
                 self.kill(worker, EndReason.TIMEOUT, limit_text(worker.call))
             elif worker.state is WorkerState.RUNNING and now >= worker.counted_at:
                 worker.counted_at = now + COUNT_EVERY_S
+                if worker.pid and not worker.demoted:
+                    worker.demoted = set_niceness(worker.pid, LONG_CALL_NICENESS)
                 if threads_of(worker.pid) > THREADS:
                     self.kill(worker, EndReason.THREADS, f"it ran more than {THREADS} threads")
 
@@ -345,6 +354,21 @@ def threads_of(pid: int) -> int:
         return os.stat(f"/proc/{pid}/task").st_nlink - 2
     except OSError:
         return 0
+
+
+def set_niceness(pid: int, niceness: int) -> bool:
+    """Set the niceness of every thread of a process; return whether that was allowed.
+
+    New threads inherit it.
+    """
+    try:
+        for thread in os.listdir(f"/proc/{pid}/task"):
+            os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
+    except FileNotFoundError:
+        return True  # It has ended.
+    except (PermissionError, ProcessLookupError):
+        return False
+    return True
 
 
 def death(status: int) -> str:

@@ -1,6 +1,7 @@
 """Calls and the calls after them when the process below dies, hangs or runs out of memory."""
 
 import asyncio
+import os
 from pathlib import Path
 
 import pyarrow as pa
@@ -100,6 +101,17 @@ async def test_a_cancelled_call_frees_its_process(executors):
         await asyncio.wait_for(executors.run(calling("time.sleep(0.9)"), ONE), 0.1)
     async with asyncio.timeout(0.5):
         assert await succeeds(executors)
+
+
+async def test_a_long_call_gives_way_to_short_ones(executors: Executors) -> None:
+    """It returns when its priority has been lowered. Only root can raise it again."""
+    niceness = "os.getpriority(os.PRIO_PROCESS, 0)"
+    body = f"while {niceness} == 0: time.sleep(0.01)\n    given = given + {niceness}"
+    long = await executors.run(calling(body), ONE)
+    assert long.to_pydict() == {"F.out": [2 + 15]}
+    if os.getuid() == 0:
+        short = await executors.run(calling(f"given = given + {niceness}"), ONE)
+        assert short.to_pydict() == {"F.out": [2]}
 
 
 async def test_cancelled_calls_that_wait_leave_the_queue(executors: Executors) -> None:
