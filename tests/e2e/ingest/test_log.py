@@ -270,7 +270,7 @@ async def test_a_large_body_is_refused_before_it_is_sent(
         reader, writer = await asyncio.open_connection(host, int(port))
         head = [
             "POST /api/v1/log HTTP/1.1",
-            "Host: x",
+            f"Host: {host}:{port}",
             f"Authorization: Bearer {TOKEN}",
             f"Content-Length: {size}",
             "Expect: 100-continue",
