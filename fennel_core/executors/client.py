@@ -60,8 +60,8 @@ from fennel_core.executors.responses import (
     MOST_HEADER_BYTES,
     names_of,
     parse_header,
+    secret_use,
     text_of,
-    texts_in,
 )
 from fennel_core.executors.results import read_result
 from fennel_core.vocab.dtypes import Field
@@ -392,13 +392,13 @@ async def _reply(
 
 
 async def _secret(call: ExecutorCall, name: str, callbacks: Callbacks) -> str | None:
-    """Return a secret of the caller's workspace that the call's own code names."""
+    """Return a secret of the caller's workspace whose use the call's own code declares."""
     if callbacks.secret is None or isinstance(call, ProgramCall | CollectCall):
         raise LookupRefused("secrets cannot be read here")
-    if name not in texts_in(code_text(call.code, glued=module_of(call) is not None)):
+    if not secret_use(code_text(call.code, glued=module_of(call) is not None)).covers(name):
         raise LookupRefused(
-            f"the code of `{entity_of(call)}` does not contain the secret's name `{name}`; write "
-            f'the name as a literal, e.g. secrets.get("{name}")'
+            f"the code of `{entity_of(call)}` does not declare to use the secret `{name}`; call "
+            f'secrets.get("{name}") in it'
         )
     return await callbacks.secret(name)
 

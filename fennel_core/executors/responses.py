@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import json
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Final
 
@@ -46,15 +47,51 @@ def names_of(header: dict[str, Any], name: str) -> tuple[str, ...]:
     return tuple(text_of({name: each}, name) for each in value)
 
 
+@dataclass(frozen=True, slots=True)
+class SecretUse:
+    """The secrets that a module declares to use: those that its text names, or any.
+
+    `texts`: its text literals. `computed`: it hands `secrets.get` something else than a literal, or
+    hands the function on, so the names are known only when it runs.
+    """
+
+    texts: frozenset[str] = frozenset()
+    computed: bool = False
+
+    def covers(self, name: str) -> bool:
+        """Return whether the module may read the secret `name` of its workspace."""
+        return self.computed or name in self.texts
+
+
 @lru_cache(maxsize=4096)
-def texts_in(code: str) -> frozenset[str]:
-    """Return the text literals of a module, among which are the secrets that it declares to use."""
+def secret_use(code: str) -> SecretUse:
+    """Return which secrets the text of a module declares to use."""
     try:
         tree = ast.parse(code)
     except (SyntaxError, ValueError, RecursionError, MemoryError):
-        return frozenset()
-    return frozenset(
+        return SecretUse()
+    nodes = list(ast.walk(tree))
+    texts = frozenset(
         node.value
-        for node in ast.walk(tree)
+        for node in nodes
         if isinstance(node, ast.Constant) and isinstance(node.value, str)
+    )
+    literal_calls = {
+        id(node.func)
+        for node in nodes
+        if isinstance(node, ast.Call)
+        and [type(each) for each in node.args] == [ast.Constant]
+        and not node.keywords
+    }
+    computed = any(_is_secrets_get(node) and id(node) not in literal_calls for node in nodes)
+    return SecretUse(texts, computed)
+
+
+def _is_secrets_get(node: ast.AST) -> bool:
+    """Return whether this is `secrets.get`, also behind a module: `fennel.lib.secrets.get`."""
+    if not isinstance(node, ast.Attribute) or node.attr != "get":
+        return False
+    owner = node.value
+    return (isinstance(owner, ast.Name) and owner.id == "secrets") or (
+        isinstance(owner, ast.Attribute) and owner.attr == "secrets"
     )

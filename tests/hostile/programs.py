@@ -231,7 +231,7 @@ ANSWERS = [
             "the(worker.Worker)._answering[0] = 1; os._exit(0)", "closed the connection|was lost",
             ExecutorCrashed),
     Program("another secret", "the(worker.Worker)._secret('OTHER' + '_WORKSPACE')",
-            "does not contain the secret's name"),
+            "does not declare to use the secret"),
     Program("a dataset", "the(worker.CallChannel).request({'op': 'lookup'})",
             "datasets can only be looked up"),
 ]  # fmt: skip

@@ -8,7 +8,7 @@ import pytest
 from fennel_core.executors.calls import ExtractCall, FilterCall, TransformCall
 from fennel_core.executors.internal_errors import ArrowRefused, ResponseMalformed
 from fennel_core.executors.programs_format import join_collected, split_collected
-from fennel_core.executors.responses import names_of, parse_header, text_of, texts_in
+from fennel_core.executors.responses import names_of, parse_header, secret_use, text_of
 from fennel_core.executors.results import read_result
 from fennel_core.vocab.dtypes import Field, Int, Optional
 from fennel_core.wire.pycode import PyCode
@@ -47,11 +47,21 @@ def test_names_are_a_list_of_texts() -> None:
             names_of({"fields": wrong}, "fields")
 
 
-def test_the_texts_of_code_are_its_literals() -> None:
-    text = "def f(df):\n    return secrets.get('salt') + g(name=\"pepper\") + f'{x}mint'\n"
-    assert {"salt", "pepper"} <= texts_in(text)
-    assert "saltpepper" not in texts_in(text)
-    assert texts_in("def broken(:") == frozenset()
+def test_code_declares_the_secrets_that_it_names() -> None:
+    text = 'from fennel.lib import secrets\na = secrets.get("salt")\nb = {"x": "pepper"}\n'
+    use = secret_use(text)
+    assert use.covers("salt")
+    assert use.covers("pepper")
+    assert not use.covers("saltpepper")
+    assert not secret_use("def broken(:").covers("")
+
+
+@pytest.mark.parametrize(
+    "text", ["secrets.get(name)", "column.apply(secrets.get)", "fennel.lib.secrets.get(*names)"]
+)
+def test_code_that_computes_names_declares_every_secret_of_its_workspace(text: str) -> None:
+    assert secret_use(text).covers("salt")
+    assert not secret_use(text.replace("secrets", "cache")).covers("salt")
 
 
 @pytest.mark.parametrize("rows", [(0, 2), (), (2, 1, 0)])
