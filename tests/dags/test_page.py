@@ -105,7 +105,7 @@ def login(client: TestClient) -> Login:
 
     def header(role: str | None) -> dict[str, str]:
         token = get_auth_manager().generate_jwt(
-            SimpleAuthManagerUser(username="somebody", role=role)
+            SimpleAuthManagerUser(username="ann", role=role)
         )
         return {"Authorization": f"Bearer {token}"}
 
@@ -139,7 +139,7 @@ def test_a_malformed_list_of_workspaces_is_refused(setting: str) -> None:
 
 @pytest.fixture
 def only_bank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FENNEL_AIRFLOW_WORKSPACES", "somebody:bank")
+    monkeypatch.setenv("FENNEL_AIRFLOW_WORKSPACES", "ann:bank")
 
 
 @pytest.mark.usefixtures("only_bank")
