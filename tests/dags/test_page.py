@@ -104,9 +104,7 @@ def login(client: TestClient) -> Login:
     from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
 
     def header(role: str | None) -> dict[str, str]:
-        token = get_auth_manager().generate_jwt(
-            SimpleAuthManagerUser(username="ann", role=role)
-        )
+        token = get_auth_manager().generate_jwt(SimpleAuthManagerUser(username="ann", role=role))
         return {"Authorization": f"Bearer {token}"}
 
     return header
