@@ -37,7 +37,12 @@ KAFKA_S: Final = 15.0
 RECHECK_S: Final = 3.0
 """Between the two collections that a finding must survive: longer than a step of a commit."""
 ASSETS: Final = "SELECT id, state, kind, title, blueprint FROM asset WHERE state <> 'deleted'"
-HELD: Final = "SELECT asset_id FROM asset_ref UNION SELECT asset_id FROM reservation"
+HELD: Final = """
+    SELECT asset_id FROM asset_ref UNION SELECT asset_id FROM reservation
+    UNION SELECT a.id FROM asset a JOIN workspace w ON w.name = a.workspace
+    WHERE a.kind = 'querylog' AND w.state = 'open'
+"""
+"""What versions and commits hold, and what open workspaces hold themselves."""
 SERVED: Final = "SELECT DISTINCT asset_id FROM asset_ref"
 JOBS: Final = """
     SELECT j.id, array_remove(array_agg(p.part), NULL) FROM job j

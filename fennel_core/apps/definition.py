@@ -26,6 +26,7 @@ from fennel_core.definition.dead_letter_check import DeadLetterCheck
 from fennel_core.definition.drill_check import FailedDrillCheck
 from fennel_core.definition.kafka_retention import KafkaRetention, NeededRecordsCheck
 from fennel_core.definition.orchestrator import InlineOrchestrator, run_check
+from fennel_core.definition.query_log_topics import QueryLogTopics
 from fennel_core.definition.reconcile_loop import ReconcileLoop
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
@@ -90,7 +91,11 @@ async def serve(settings: Settings) -> None:
             reconcile_loop.failing,
         )
         exported = AuditExport(settings, pool)
-        loops = (changes, reconcile_loop, needed_records, failed_drills, dead_letters, exported)
+        query_logs = QueryLogTopics(pool, steps.context)
+        loops = (
+            *(changes, reconcile_loop, needed_records, failed_drills, dead_letters, exported),
+            query_logs,
+        )
         tasks = [asyncio.create_task(loop.run()) for loop in loops]
         try:
             await serve_http(

@@ -77,6 +77,11 @@ def dead_letters() -> AssetKey:
     return AssetKey(AssetKind.DEAD, _hash("dead"))
 
 
+def query_log() -> AssetKey:
+    """Return the key of the workspace's topic of logged queries."""
+    return AssetKey(AssetKind.QUERY_LOG, _hash("query log"))
+
+
 def job(
     step: StepSpec,
     inputs: Sequence[AssetKey],

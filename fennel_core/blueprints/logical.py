@@ -31,6 +31,10 @@ class AssetKind(StrEnum):
     REPLAYLOG = "replaylog"
     DEAD = "dead"
     """Dead letters: rows that could not be processed. One topic per workspace."""
+    QUERY_LOG = "querylog"
+    """Features of logged queries. One topic per workspace, which no version refers to: it is made
+    for the first logged query and lives as long as the workspace (`ledger.query_logs`).
+    """
     JOB = "job"
 
 

@@ -16,6 +16,7 @@ _NOUN: Final = {
     AssetKind.RAW: "endpoint",
     AssetKind.REPLAYLOG: "replaylog",
     AssetKind.DEAD: "dead letters",
+    AssetKind.QUERY_LOG: "query log",
     AssetKind.JOB: "job",
 }
 

@@ -63,7 +63,7 @@ _JOBS: Final = (
 
 _BLUEPRINTS: Final = (
     Stored("asset_key", AssetKey, "kind identity"),
-    Stored("asset_kind", AssetKind, "topic raw replaylog dead job"),
+    Stored("asset_kind", AssetKind, "topic raw replaylog dead query_log job"),
     Stored("logical_topic", LogicalTopic, "key partitions title entity"),
     Stored(
         "logical_job",

@@ -63,7 +63,10 @@ TOPICS: Final = """
     SELECT a.id, w.partitions FROM asset a JOIN workspace w ON w.name = a.workspace
     WHERE a.kind = ANY(%s) AND a.state = 'live'
 """
-EXPIRING: Final = (AssetKind.TOPIC.value, AssetKind.RAW.value, AssetKind.REPLAYLOG.value)
+EXPIRING: Final = (
+    *(AssetKind.TOPIC.value, AssetKind.RAW.value, AssetKind.REPLAYLOG.value),
+    AssetKind.QUERY_LOG.value,
+)
 BACKFILLED: Final = "SELECT job_id, part FROM backfill WHERE manifest IS NOT NULL"
 JOBS: Final = "SELECT id, spec FROM job WHERE desired <> 'remove'"
 """Paused jobs, too: a commit may revive them, and then they read on from their offsets."""
@@ -147,15 +150,21 @@ class KafkaRetention:
         return starts
 
     async def prune_requests(self, survey: RetentionSurvey) -> PrunedRequests:
-        """Delete from history what is older than the `history` of its endpoint's datasets."""
+        """Delete from history what is older than the `history` of its endpoint's datasets, and
+        logged queries that are older than `query_log_history_s`.
+        """
         needed = {
             source: Offset(min((need.offset for need in needs), default=0))
             for source, needs in survey.needs.items()
         }
+        kept_us = await self._topics.request_history_us()
+        if self._settings.query_log_history_s:
+            queries_us = self._settings.query_log_history_s * 1_000_000
+            kept_us |= dict.fromkeys(await self._topics.query_logs(), queries_us)
         return await prune_requests(
             PostgresHistoryFiles(self._pool),
             installation_objects(self._settings, self._pool),
-            await self._topics.request_history_us(),
+            kept_us,
             needed,
             Micros(int((await postgres.now(self._pool)).timestamp() * 1_000_000)),
         )

@@ -8,6 +8,8 @@ partition go, so what is left is contiguous and the plan of a later commit can s
 none that a source replay may have to read again (`needed`: the oldest position that each reader may
 restart from); and never the last one, which says where the next file begins.
 
+Query logs are pruned by the same rule: their age is that of the query, and no job reads them.
+
 Rows of the index are deleted before objects: an object without a row is found by listing.
 
 Example: files [0, 40), [40, 75), [75, 90), all but the last older than `history`, and a replay that
@@ -76,7 +78,7 @@ async def prune_requests(
         for start in range(0, len(keys), DELETE_BATCH):
             await objects.delete(keys[start : start + DELETE_BATCH])
         log.info(
-            "requests older than the history of their datasets were deleted",
+            "requests older than their history were deleted",
             topic=topic,
             part=part,
             files=len(gone),

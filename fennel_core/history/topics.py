@@ -1,5 +1,5 @@
 """Which topics have a history: those of the branches' datasets, the raw topics of their endpoints,
-and the inputs of terminal aggregates (which have no topic of their own).
+the inputs of terminal aggregates (which have no topic of their own), and query logs.
 
 Theory. The bank and the catalogs decide this, not Kafka: a topic that only carries rows to another
 partition is not the content of a dataset. Raw requests are kept because a new version of a dataset
@@ -19,7 +19,7 @@ from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.roll import TopicLayout
 from fennel_core.operators.spec import AggregateSpec
-from fennel_core.vocab import raw_batches
+from fennel_core.vocab import query_log_blocks, raw_batches
 from fennel_core.vocab.ids import TopicName
 from fennel_core.wire.connectors import WebhookEndpoint
 
@@ -31,9 +31,11 @@ JOBS: Final = (
     "SELECT id, CASE WHEN id = ANY(%(known)s) THEN NULL ELSE spec END FROM job WHERE "
     "desired = 'run'"
 )
-ALIVE: Final = (
-    "SELECT id FROM asset WHERE kind IN ('topic', 'raw') AND state NOT IN ('condemned', 'deleted')"
-)
+ALIVE: Final = """
+    SELECT id FROM asset
+    WHERE kind IN ('topic', 'raw', 'querylog') AND state NOT IN ('condemned', 'deleted')
+"""
+QUERY_LOGS: Final = "SELECT id FROM asset WHERE kind = 'querylog' AND state = 'live'"
 READERS: Final = """
     SELECT c.catalog FROM commit c
     WHERE c.catalog IS NOT NULL AND (
@@ -43,6 +45,7 @@ READERS: Final = """
 """
 """Versions that branches have, and those that running commits will give them."""
 RAW_LAYOUT: Final = TopicLayout((), raw_batches.RECEIVED)
+QUERY_LOG_LAYOUT: Final = TopicLayout((), query_log_blocks.LAST)
 
 Layouts = Mapping[TopicName, TopicLayout]
 
@@ -127,7 +130,7 @@ class HistoryTopics:
             else job_layouts(stored_names.loads(cast(bytes, data), Job))
             for job, data in jobs
         }
-        found: dict[TopicName, TopicLayout] = {}
+        found = dict.fromkeys(await self.query_logs(), QUERY_LOG_LAYOUT)
         for layouts in self._jobs.values():
             found |= layouts
         for topics in self._catalogs.values():
@@ -152,6 +155,10 @@ class HistoryTopics:
         return request_history_us(
             stored_names.loads(cast(bytes, catalog), Catalog) for (catalog,) in rows
         )
+
+    async def query_logs(self) -> list[TopicName]:
+        """Return the topics of the query logs of all workspaces."""
+        return [TopicName(str(name)) for (name,) in await self._rows(QUERY_LOGS, {})]
 
     async def alive(self) -> list[TopicName]:
         """Return every topic that the bank knows and is not destroying."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from fennel_core.blueprints import identity
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.destruction import destroy_condemned
 from fennel_core.ledger.errors import (
@@ -94,6 +95,8 @@ async def drop_closed_workspace(context: LedgerContext, workspace: WorkspaceId) 
         for id_ in await tx.open_commits(workspace):
             await _stop_commit(tx, id_)
         await _remove_branches(tx, workspace, [b.name for b in await tx.branches(workspace)])
+        own = await tx.bank.alive(workspace, [identity.query_log()])
+        await retain_or_condemn(tx, workspace, None, own.values())
         await expire_retained(tx, workspace, all_of_them=True)
 
     async def remove(tx: LedgerTransaction) -> bool:

@@ -32,6 +32,18 @@ class ForbiddenTransition(LedgerError):
     code = "ledger-forbidden-transition"
 
 
+class QueryLogNotCreated(LedgerError):
+    """The topic of a workspace's query log could not be created.
+
+    It is tried again; the text has Kafka's reason.
+    """
+
+    code = "query-log-not-created"
+
+    def __init__(self, workspace: WorkspaceId, reason: str) -> None:
+        super().__init__(f"the query log of workspace `{workspace}` could not be created: {reason}")
+
+
 class LedgerApiError(ClassifiedApiError):
     """Root of the errors that a client of the API sees."""
 

@@ -2,9 +2,9 @@
 
 The admin client returns futures that its own threads complete, so calls run in a worker thread. A
 batch is one request: a controller creates hundreds of topics at once. Retention is measured by
-ingest time, never by event time, so topics use `LogAppendTime`. Topics that jobs read have no
-broker retention, because the broker does not know which consumers still need a record. Dead letters
-have no reader that needs them, so the broker deletes them by age.
+ingest time, never by event time, so topics use `LogAppendTime`. Topics that jobs or history read
+have no broker retention, because the broker does not know which readers still need a record. Dead
+letters have no reader that needs them, so the broker deletes them by age.
 """
 
 from __future__ import annotations
@@ -32,8 +32,10 @@ RESPONSE_SECONDS: Final = 20.0
 BATCH_TOPICS: Final = 200
 """Topics per request; bounds how long one request occupies the controller."""
 UNLIMITED: Final = "-1"
-_READ_BY_JOBS: Final = frozenset({AssetKind.TOPIC, AssetKind.RAW, AssetKind.REPLAYLOG})
-"""Topics that jobs read; `definition/kafka_retention.py` deletes their old records."""
+_TRUNCATED: Final = frozenset(
+    {AssetKind.TOPIC, AssetKind.RAW, AssetKind.REPLAYLOG, AssetKind.QUERY_LOG}
+)
+"""Topics whose old records `definition/kafka_retention.py` deletes, when nothing needs them."""
 _UNKNOWN_OUTCOME: Final = frozenset(
     {
         KafkaError._TIMED_OUT,
@@ -73,7 +75,7 @@ class KafkaTopicAdmin:
         return {
             "cleanup.policy": "delete",
             "retention.ms": UNLIMITED
-            if kind in _READ_BY_JOBS
+            if kind in _TRUNCATED
             else str(self._settings.dead_letter_retention_ms),
             "retention.bytes": UNLIMITED,
             "message.timestamp.type": "LogAppendTime",

@@ -468,6 +468,12 @@ class LimitSettings(BaseSettings):
         gt=0,
         description="Concurrent Spark tasks of the history writer, one Python process each.",
     )
+    query_log_history_s: int = Field(
+        400 * 86_400,
+        ge=0,
+        description="How long history keeps logged queries, s, by the time of the query: a year "
+        "and a month of training data. 0: for as long as the workspace exists.",
+    )
     history_grace_ms: int = Field(
         HOUR_MS,
         gt=0,
