@@ -75,7 +75,7 @@ def _groups(
     definition: SourceDefinition, requests: Sequence[RawRequest]
 ) -> Iterator[tuple[Payload, pa.Array]]:
     """Yield payloads whose numbers count the rows of the group, with the rows' positions."""
-    alone = _runs_user_code(definition)
+    alone = runs_user_code(definition)
     waiting: dict[tuple[str, ...], list[tuple[Payload, pa.Array]]] = {}
     sizes: dict[tuple[str, ...], int] = {}
     for request in requests:
@@ -91,7 +91,8 @@ def _groups(
         yield _together(group)
 
 
-def _runs_user_code(definition: SourceDefinition) -> bool:
+def runs_user_code(definition: SourceDefinition) -> bool:
+    """Return whether executors are needed to type the rows of the source."""
     steps = (definition.source.where, *(step for _, step in definition.source.preproc))
     return any(isinstance(step, EvalCode) for step in steps)
 

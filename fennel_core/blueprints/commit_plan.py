@@ -12,12 +12,13 @@ so an outdated plan makes the printed plan wrong, but never the bank.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 
 from fennel_core.blueprints.asset_names import asset_id
 from fennel_core.blueprints.logical import AssetKey, AssetKind, Blueprint, Compiled, LogicalJob
 from fennel_core.blueprints.plan_entries import (
+    DeadLetterForecast,
     Notice,
     PlanAction,
     PlanEntry,
@@ -25,7 +26,7 @@ from fennel_core.blueprints.plan_entries import (
     RowAmount,
 )
 from fennel_core.blueprints.plan_reasons import ReasonFinder, dataset_forms
-from fennel_core.blueprints.plan_text import amount_text, duration_text
+from fennel_core.blueprints.plan_text import amount_text, duration_text, forecast_text
 from fennel_core.blueprints.revival import RetainedAsset, revivable
 from fennel_core.blueprints.source_contents import requests_left_out, source_changes
 from fennel_core.blueprints.source_replays import with_needed_replays
@@ -39,10 +40,12 @@ class TopicAmounts:
     """What was measured of topics. `messages`: how many a topic ever held, where that is known.
 
     `unreadable`: how many of them are neither in Kafka nor in history, where that is known.
+    `dead_letters`: what was found out about the rows that a source replay reads, by its job.
     """
 
     messages: Mapping[AssetId, int] = field(default_factory=dict)
     unreadable: Mapping[AssetId, int] = field(default_factory=dict)
+    dead_letters: Mapping[AssetKey, DeadLetterForecast] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,17 +137,19 @@ def plan_commit(
         (p.blueprint for p, a in zip(wanted, actions, strict=True) if a is not PlanAction.KEEP),
         facts.leaving.values(),
     )
-    entries, losses = [], []
+    entries: list[PlanEntry] = []
+    losses: list[Notice] = []
     for planned, action in zip(wanted, actions, strict=True):
         keep = action is PlanAction.KEEP
         why = "the definitions still need it" if keep else reasons.why_new(planned.blueprint)
         entry = _entry(action, planned.id, planned.blueprint, why)
         if (amount := amounts.get(planned.blueprint.key)) is not None:
             raw = replayed_endpoint(planned.blueprint)
-            endpoint = None if raw is None else titles[raw]
-            entry = replace(entry, rows_to_recompute=amount, requests_of=endpoint)
-            if raw is not None and (lost := facts.amounts.unreadable.get(existing[raw])):
-                losses.append(_unreadable(entry, lost))
+            entry = replace(entry, rows_to_recompute=amount)
+            if raw is not None:
+                forecast = facts.amounts.dead_letters.get(planned.blueprint.key)
+                entry = replace(entry, requests_of=titles[raw], dead_letters=forecast)
+                losses += _losses_of_replay(entry, facts.amounts.unreadable.get(existing[raw], 0))
         entries.append(entry)
     for id_, blueprint in sorted(facts.leaving.items()):
         why = reasons.why_leaving(blueprint)
@@ -176,6 +181,23 @@ def _loss(entry: PlanEntry) -> Notice:
         ends = duration_text(entry.retained_ms)
         text = f"{what} is destroyed after {ends} unless a commit needs it again"
     return Notice("rows-lost", entry.entity, text)
+
+
+def _losses_of_replay(entry: PlanEntry, unreadable: int) -> Iterator[Notice]:
+    """Yield which requests and rows a recomputed dataset will lack."""
+    if unreadable:
+        yield _unreadable(entry, unreadable)
+    forecast = entry.dead_letters
+    if forecast is None or not (forecast.rows_dead or forecast.unchecked):
+        return
+    yield Notice(
+        "requests-not-typed",
+        entry.entity,
+        f"dataset `{entry.entity}` is recomputed from requests of endpoint `{entry.requests_of}`, "
+        "and rows that do not fit it become dead letters: "
+        f"{forecast_text(forecast, entry.rows_to_recompute)}"
+        + (f"; most frequent reason: {forecast.reason}" if forecast.reason else ""),
+    )
 
 
 def _unreadable(entry: PlanEntry, messages: int) -> Notice:
@@ -255,11 +277,26 @@ def replayed_endpoint(blueprint: Blueprint) -> AssetKey | None:
     return None
 
 
-def replayed_topics(facts: BankFacts, compiled: Compiled) -> frozenset[AssetId]:
-    """Return the topics of existing endpoints that new source replays read."""
+@dataclass(frozen=True, slots=True)
+class NewReplay:
+    """A source replay that a commit creates, and the existing raw topic that it reads."""
+
+    job: AssetKey
+    step: SourceReplaySpec
+    raw: AssetId
+    partitions: int
+
+
+def new_replays(facts: BankFacts, compiled: Compiled) -> tuple[NewReplay, ...]:
+    """Return the source replays over existing endpoints that a commit creates."""
     existing = {**facts.alive, **revivable(compiled, facts.alive, facts.retained)}
-    endpoints = [replayed_endpoint(job) for job in compiled.jobs if job.key not in existing]
-    return frozenset(existing[raw] for raw in endpoints if raw is not None and raw in existing)
+    return tuple(
+        NewReplay(job.key, job.step, existing[job.inputs[0]], compiled.partitions)
+        for job in compiled.jobs
+        if job.key not in existing
+        and isinstance(job.step, SourceReplaySpec)
+        and job.inputs[0] in existing
+    )
 
 
 def rows_to_recompute(

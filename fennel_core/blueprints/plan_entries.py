@@ -51,6 +51,22 @@ class RowAmount:
 
 
 @dataclass(frozen=True, slots=True)
+class DeadLetterForecast:
+    """How many rows of earlier requests a source replay will dead-letter, as far as they were read.
+
+    `rows_dead` of `rows_read` rows do not fit the new version; these are the rows of
+    `messages_read` of the messages in `rows_to_recompute`, spread over those that Kafka still has.
+    `reason`: the most frequent one. `unchecked`: why no row was checked; None if rows were.
+    """
+
+    messages_read: int
+    rows_read: int
+    rows_dead: int
+    reason: str | None = None
+    unchecked: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class PlanEntry:
     """One asset in the plan.
 
@@ -59,6 +75,7 @@ class PlanEntry:
     `rows_lost`: rows that no other asset holds and that disappear with this one.
     `rows_to_recompute`: existing rows that a new job has to read.
     `requests_of`: the endpoint from whose requests a new source replay recomputes its dataset.
+    `dead_letters`: how many of their rows it will not admit, if that was looked at.
     `retained_ms`: how long a retained asset can be revived; None: until its loss is confirmed.
     """
 
@@ -72,6 +89,7 @@ class PlanEntry:
     rows_to_recompute: RowAmount | None = None
     retained_ms: int | None = None
     requests_of: str | None = None
+    dead_letters: DeadLetterForecast | None = None
 
     @property
     def loses_rows(self) -> bool:

@@ -9,7 +9,13 @@ from collections import Counter
 from typing import Final, assert_never
 
 from fennel_core.blueprints.logical import AssetKind
-from fennel_core.blueprints.plan_entries import PlanAction, PlanEntry, PlanRecord, RowAmount
+from fennel_core.blueprints.plan_entries import (
+    DeadLetterForecast,
+    PlanAction,
+    PlanEntry,
+    PlanRecord,
+    RowAmount,
+)
 
 _NOUN: Final = {
     AssetKind.TOPIC: "topic",
@@ -87,6 +93,8 @@ def _why(entry: PlanEntry) -> str:
         parts.append(f"rows lost: {amount_text(entry.rows_lost)}")
     if entry.rows_to_recompute is not None:
         parts.append(_recomputed(entry, entry.rows_to_recompute))
+    if entry.dead_letters is not None:
+        parts.append(f"dead letters: {forecast_text(entry.dead_letters, entry.rows_to_recompute)}")
     return "; ".join(parts)
 
 
@@ -97,6 +105,21 @@ def _recomputed(entry: PlanEntry, amount: RowAmount) -> str:
     if amount.messages is None:
         return f"recompute an unknown number of requests of {entry.requests_of}"
     return f"recompute the requests of {entry.requests_of}: {amount_text(amount)}"
+
+
+def forecast_text(forecast: DeadLetterForecast, amount: RowAmount | None) -> str:
+    """Return how many rows become dead letters, and which were looked at to know it.
+
+    `amount`: all messages of the endpoint.
+    """
+    if forecast.unchecked is not None:
+        return f"not known, because {forecast.unchecked}"
+    counted = f"{forecast.rows_dead:,} of {_count(forecast.rows_read, 'row')} read"
+    total = None if amount is None else amount.messages
+    if total is not None and total <= forecast.messages_read:
+        return f"{counted}, which are all"
+    of = "an unknown number of messages" if total is None else f"at most {_count(total, 'message')}"
+    return f"{counted}, in {forecast.messages_read:,} of {of}"
 
 
 def _retained(entry: PlanEntry) -> str:
@@ -119,4 +142,8 @@ def amount_text(amount: RowAmount | None) -> str:
         return ""
     if amount.messages is None:
         return "unknown"
-    return f"those of at most {amount.messages:,} message{'' if amount.messages == 1 else 's'}"
+    return f"those of at most {_count(amount.messages, 'message')}"
+
+
+def _count(number: int, noun: str) -> str:
+    return f"{number:,} {noun}{'' if number == 1 else 's'}"

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
+from fennel_core.ledger.known_forecasts import KnownForecasts
 from fennel_core.ledger.store import Ledger
 from fennel_core.ledger.topics import TopicAdmin
 from fennel_core.vocab.ids import Millis
@@ -57,3 +58,4 @@ class LedgerContext:
     sleep: Callable[[float], Awaitable[None]]
     timings: LedgerTimings = LedgerTimings()
     now: Callable[[], float] = time.monotonic
+    forecasts: KnownForecasts = field(default_factory=KnownForecasts)

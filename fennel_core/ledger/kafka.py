@@ -10,19 +10,21 @@ letters have no reader that needs them, so the broker deletes them by age.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic as KafkaTopic
 
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections import offsets
 from fennel_core.connections.errors import SystemUnavailable
-from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config
+from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config, consumer_config
 from fennel_core.connections.offsets import high_watermarks
-from fennel_core.ledger.topics import TopicRefusal, TopicSpec
+from fennel_core.ledger.topics import LogRange, ReadRange, TopicRefusal, TopicSpec
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition, partition_indexes
 
@@ -31,6 +33,8 @@ RESPONSE_SECONDS: Final = 20.0
 """Longer than the broker's own time limit, so that the broker's response arrives first."""
 BATCH_TOPICS: Final = 200
 """Topics per request; bounds how long one request occupies the controller."""
+RANGE_FETCH_WAIT_MS: Final = 10
+"""How long the broker holds an empty fetch while ranges are read; it delays the end of each."""
 UNLIMITED: Final = "-1"
 _TRUNCATED: Final = frozenset(
     {AssetKind.TOPIC, AssetKind.RAW, AssetKind.REPLAYLOG, AssetKind.QUERY_LOG}
@@ -144,9 +148,9 @@ class KafkaTopicAdmin:
             counts[topic] = counts.get(topic, 0) + end
         return counts
 
-    async def log_starts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicPartition, Offset]:
+    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[LogRange]:
         bounds = await asyncio.to_thread(self._bounds, topics)
-        return {partition: start for partition, (start, _) in bounds.items()}
+        return [LogRange(partition, start, end) for partition, (start, end) in bounds.items()]
 
     def _bounds(
         self, topics: Mapping[TopicName, int]
@@ -158,6 +162,50 @@ class KafkaTopicAdmin:
             return offsets.bounds(self._client(), parts, REQUEST_SECONDS, skip_unknown=True)
         except KafkaException as error:
             raise SystemUnavailable(f"Kafka: {error}") from error
+
+    async def read(
+        self, ranges: Sequence[LogRange], *, seconds: float, size_bytes: int
+    ) -> Sequence[ReadRange]:
+        return await asyncio.to_thread(self._read, ranges, seconds, size_bytes)
+
+    def _read(
+        self, ranges: Sequence[LogRange], seconds: float, size_bytes: int
+    ) -> Sequence[ReadRange]:
+        deadline_s = time.monotonic() + seconds
+        found: list[ReadRange] = []
+        size = 0
+        consumer = Consumer(consumer_config(self._settings, fetch_wait_ms=RANGE_FETCH_WAIT_MS))
+        try:
+            for each in ranges:
+                read = _read_range(consumer, each, deadline_s)
+                size += 0 if read is None else read.size_bytes
+                if read is None or (found and size > size_bytes):
+                    break
+                found.append(read)
+        except KafkaException as error:
+            raise SystemUnavailable(f"Kafka: {error}") from error
+        finally:
+            consumer.close()
+        return found
+
+
+def _read_range(consumer: Consumer, wanted: LogRange, deadline_s: float) -> ReadRange | None:
+    """Return the committed messages of a range; None when the time is over."""
+    topic, part = wanted.partition
+    consumer.assign([RdTopicPartition(topic, part, wanted.first)])
+    messages: list[tuple[Offset, bytes]] = []
+    while True:
+        message = consumer.poll(max(0.0, deadline_s - time.monotonic()))
+        if message is None:
+            return None
+        error, offset = message.error(), message.offset()
+        if error is not None and error.code() != KafkaError._PARTITION_EOF:
+            raise SystemUnavailable(f"Kafka: {topic}[{part}]: {error.str()}")
+        assert offset is not None, "a message and the end of a partition have an offset"
+        if error is None and offset < wanted.end and (value := message.value()) is not None:
+            messages.append((Offset(offset), value))
+        if error is not None or offset + 1 >= wanted.end:
+            return ReadRange(wanted, tuple(messages))
 
 
 def _gather(futures: Mapping[str, Any], *, success_code: int) -> dict[TopicName, TopicRefusal]:

@@ -7,16 +7,18 @@ measured is left out, and the plan says that it is unknown.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 
 from fennel_core.blueprints.commit_plan import (
     BankFacts,
     TopicAmounts,
     measured_topics,
-    replayed_topics,
+    new_replays,
 )
 from fennel_core.blueprints.logical import Compiled
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.context import LedgerContext
+from fennel_core.ledger.replay_forecast import forecast_dead_letters
 from fennel_core.ledger.store import HistoryRange
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import AssetId, Offset, TopicName, TopicPartition
@@ -44,17 +46,22 @@ async def measure_topics(
 ) -> TopicAmounts:
     """Return the amounts that the plan of these facts needs."""
     names = measured_topics(facts, compiled)
-    replayed = {TopicName(id_): compiled.partitions for id_ in replayed_topics(facts, compiled)}
+    replays = new_replays(facts, compiled)
+    replayed = {TopicName(each.raw): each.partitions for each in replays}
     try:
         counts = await context.topics.message_counts(
             {TopicName(id_): compiled.partitions for id_ in names}
         )
-        starts = await context.topics.log_starts(replayed) if replayed else {}
+        bounds = await context.topics.log_bounds(replayed) if replayed else ()
     except SystemUnavailable as unavailable:
         log.warning("topics could not be measured", topics=len(names), error=str(unavailable))
         return TopicAmounts()
     messages = {AssetId(name): count for name, count in counts.items()}
+    amounts = TopicAmounts(
+        messages, dead_letters=await forecast_dead_letters(context, replays, bounds)
+    )
+    starts = {each.partition: each.first for each in bounds}
     if not any(starts.values()):
-        return TopicAmounts(messages)
+        return amounts
     kept = await context.ledger.run(lambda tx: tx.history_ranges(sorted(replayed)))
-    return TopicAmounts(messages, unreadable_messages(starts, kept))
+    return replace(amounts, unreadable=unreadable_messages(starts, kept))

@@ -32,6 +32,27 @@ class TopicSpec:
     partitions: int
 
 
+@dataclass(frozen=True, slots=True)
+class LogRange:
+    """The offsets [first, end) of a partition."""
+
+    partition: TopicPartition
+    first: Offset
+    end: Offset
+
+
+@dataclass(frozen=True, slots=True)
+class ReadRange:
+    """A range that was read, and its committed messages."""
+
+    range: LogRange
+    messages: tuple[tuple[Offset, bytes], ...]
+
+    @property
+    def size_bytes(self) -> int:
+        return sum(len(value) for _, value in self.messages)
+
+
 class TopicAdmin(Protocol):
     """Topic administration. Every method raises `SystemUnavailable`."""
 
@@ -61,9 +82,19 @@ class TopicAdmin(Protocol):
         """
         ...
 
-    async def log_starts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicPartition, Offset]:
-        """Return the first offset that Kafka still has of each partition of topics, given their
-        partition counts. Topics that do not exist are absent.
+    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[LogRange]:
+        """Return what Kafka still has of each partition of topics, given their partition counts.
+
+        Topics that do not exist are absent.
+        """
+        ...
+
+    async def read(
+        self, ranges: Sequence[LogRange], *, seconds: float, size_bytes: int
+    ) -> Sequence[ReadRange]:
+        """Return the ranges that could be read within the limits, each as a whole, in order.
+
+        The first is read whatever its size, unless the time is over before.
         """
         ...
 
@@ -82,6 +113,8 @@ class MemoryTopicAdmin:
         """Messages that a test wrote."""
         self.first_offsets: dict[TopicPartition, Offset] = {}
         """First offsets of the partitions whose oldest records were deleted."""
+        self.values: dict[TopicPartition, dict[Offset, bytes]] = {}
+        """Values of messages that a test wrote, by offset."""
 
     async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
         self.partition_counts |= {
@@ -106,10 +139,26 @@ class MemoryTopicAdmin:
     async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
         return {t: self.messages.get(t, 0) for t in topics if t in self.partition_counts}
 
-    async def log_starts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicPartition, Offset]:
-        return {
-            (topic, part): self.first_offsets.get((topic, part), Offset(0))
+    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[LogRange]:
+        return [
+            LogRange(at, first, max(first, self.log_ends.get(at, Offset(0))))
             for topic, count in topics.items()
             if topic in self.partition_counts
-            for part in partition_indexes(count)
-        }
+            for at in [(topic, part) for part in partition_indexes(count)]
+            for first in [self.first_offsets.get(at, Offset(0))]
+        ]
+
+    async def read(
+        self, ranges: Sequence[LogRange], *, seconds: float, size_bytes: int
+    ) -> Sequence[ReadRange]:
+        found: list[ReadRange] = []
+        size = 0
+        for each in ranges if seconds > 0 else ():
+            held = self.values.get(each.partition, {})
+            messages = ((at, held[at]) for at in sorted(held) if each.first <= at < each.end)
+            read = ReadRange(each, tuple(messages))
+            size += read.size_bytes
+            if found and size > size_bytes:
+                break
+            found.append(read)
+        return found
