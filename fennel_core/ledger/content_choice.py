@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+from fennel_core.bank.store import AssetState
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.asset_names import key_of
-from fennel_core.blueprints.logical import AssetKey, Compiled
+from fennel_core.blueprints.logical import AssetKey, AssetKind, Compiled
 from fennel_core.blueprints.source_contents import (
     ContentFacts,
     SourceDataset,
@@ -81,6 +82,29 @@ async def mark_changed_contents(
     changed = continued_with_other_sources(before, compiled)
     if changed:
         await tx.bank.mark_sources_changed(names[key] for key in changed)
+
+
+async def check_contents_are_fed(tx: LedgerTransaction, row: Commit) -> None:
+    """Raise CommitConflict if a content that the commit shares was dropped by others since T1.
+
+    Ingest has written no rows to its topic since then, and no later commit would notice: every
+    live content of a running commit must be in the target of some branch until T2. What the commit
+    creates or revives has no rows to miss. The caller has the lock; the reservations still exist.
+    """
+    reserved = await tx.bank.summaries(await tx.bank.reserved(row.id))
+    live = [h.id for h in reserved if h.state is AssetState.LIVE and h.key.kind is AssetKind.TOPIC]
+    dropped = await tx.without_target(live, or_reservation=False) if live else frozenset()
+    after = await catalog_of(tx, row.id) if dropped else None
+    if after is None:
+        return
+    fed = {AssetId(source.topic) for source in after.sources}
+    titles = sorted(h.title for h in reserved if h.id in dropped & fed)
+    if titles:
+        names = ", ".join(f"`{title}`" for title in titles)
+        raise CommitConflict(
+            row.branch,
+            [f"it shares the rows of {names}, which another branch has stopped collecting since"],
+        )
 
 
 async def check_contents_at_switch(tx: LedgerTransaction, row: Commit) -> None:

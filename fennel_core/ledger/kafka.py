@@ -24,7 +24,7 @@ from fennel_core.connections import offsets
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config, consumer_config
 from fennel_core.connections.offsets import high_watermarks
-from fennel_core.ledger.topics import LogRange, ReadRange, TopicRefusal, TopicSpec
+from fennel_core.ledger.topics import OffsetRange, ReadRange, TopicRefusal, TopicSpec
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition, partition_indexes
 
@@ -148,9 +148,9 @@ class KafkaTopicAdmin:
             counts[topic] = counts.get(topic, 0) + end
         return counts
 
-    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[LogRange]:
+    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[OffsetRange]:
         bounds = await asyncio.to_thread(self._bounds, topics)
-        return [LogRange(partition, start, end) for partition, (start, end) in bounds.items()]
+        return [OffsetRange(partition, start, end) for partition, (start, end) in bounds.items()]
 
     def _bounds(
         self, topics: Mapping[TopicName, int]
@@ -164,12 +164,12 @@ class KafkaTopicAdmin:
             raise SystemUnavailable(f"Kafka: {error}") from error
 
     async def read(
-        self, ranges: Sequence[LogRange], *, seconds: float, size_bytes: int
+        self, ranges: Sequence[OffsetRange], *, seconds: float, size_bytes: int
     ) -> Sequence[ReadRange]:
         return await asyncio.to_thread(self._read, ranges, seconds, size_bytes)
 
     def _read(
-        self, ranges: Sequence[LogRange], seconds: float, size_bytes: int
+        self, ranges: Sequence[OffsetRange], seconds: float, size_bytes: int
     ) -> Sequence[ReadRange]:
         deadline_s = time.monotonic() + seconds
         found: list[ReadRange] = []
@@ -189,7 +189,7 @@ class KafkaTopicAdmin:
         return found
 
 
-def _read_range(consumer: Consumer, wanted: LogRange, deadline_s: float) -> ReadRange | None:
+def _read_range(consumer: Consumer, wanted: OffsetRange, deadline_s: float) -> ReadRange | None:
     """Return the committed messages of a range; None when the time is over."""
     topic, part = wanted.partition
     consumer.assign([RdTopicPartition(topic, part, wanted.first)])

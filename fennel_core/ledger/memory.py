@@ -269,10 +269,14 @@ class MemoryLedgerTransaction:
         assert (branch.workspace, branch.name) in self.branch_rows
         self.branch_rows[branch.workspace, branch.name] = branch
 
-    async def without_target(self, ids: Iterable[AssetId]) -> frozenset[AssetId]:
+    async def without_target(
+        self, ids: Iterable[AssetId], *, or_reservation: bool = True
+    ) -> frozenset[AssetId]:
         targets = {branch.target for branch in self.branch_rows.values()}
         held = {id_ for version, _, id_ in self.bank.refs if version in targets}
-        return frozenset(ids) - held - {id_ for _, id_ in self.bank.reservations}
+        if or_reservation:
+            held |= {id_ for _, id_ in self.bank.reservations}
+        return frozenset(ids) - held
 
     async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:
         self.branch_rows.pop((workspace, name), None)

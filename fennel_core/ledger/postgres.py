@@ -104,7 +104,7 @@ SET_STATE = """
 """
 WITHOUT_TARGET = """
     SELECT w.id FROM unnest(%s::text[]) AS w (id)
-    WHERE NOT EXISTS (SELECT 1 FROM reservation r WHERE r.asset_id = w.id)
+    WHERE NOT (%s AND EXISTS (SELECT 1 FROM reservation r WHERE r.asset_id = w.id))
       AND NOT EXISTS (
           SELECT 1 FROM asset_ref r
           JOIN branch b
@@ -372,8 +372,10 @@ class PostgresLedgerTransaction(OldRows):
         )
         assert changed == 1, "an updated branch exists"
 
-    async def without_target(self, ids: Iterable[AssetId]) -> frozenset[AssetId]:
-        rows = await self._rows(WITHOUT_TARGET, (list(ids),))
+    async def without_target(
+        self, ids: Iterable[AssetId], *, or_reservation: bool = True
+    ) -> frozenset[AssetId]:
+        rows = await self._rows(WITHOUT_TARGET, (list(ids), or_reservation))
         return frozenset(AssetId(str(id_)) for (id_,) in rows)
 
     async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:

@@ -23,7 +23,7 @@ from fennel_core.blueprints.logical import AssetKey
 from fennel_core.blueprints.plan_entries import DeadLetterForecast
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.context import LedgerContext
-from fennel_core.ledger.topics import LogRange, ReadRange
+from fennel_core.ledger.topics import OffsetRange, ReadRange
 from fennel_core.operators.spec import SourceReplaySpec
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import Offset, TopicName
@@ -43,7 +43,7 @@ SIZE_BYTES: Final = 64 * 1024 * 1024
 
 
 async def forecast_dead_letters(
-    context: LedgerContext, replays: Sequence[NewReplay], bounds: Sequence[LogRange]
+    context: LedgerContext, replays: Sequence[NewReplay], bounds: Sequence[OffsetRange]
 ) -> Mapping[AssetKey, DeadLetterForecast]:
     """Return what is known of the rows of each replay, by its job, within the limits.
 
@@ -66,7 +66,7 @@ async def forecast_dead_letters(
 
 
 async def _forecast(
-    context: LedgerContext, step: SourceReplaySpec, wanted: Sequence[LogRange], seconds: float
+    context: LedgerContext, step: SourceReplaySpec, wanted: Sequence[OffsetRange], seconds: float
 ) -> DeadLetterForecast:
     if runs_user_code(step):
         return _unchecked("the source runs user code")
@@ -116,7 +116,7 @@ def _covered(read: Sequence[ReadRange]) -> int:
     return sum(each.range.end - each.range.first for each in read)
 
 
-def spread_ranges(bounds: Sequence[LogRange], messages: int) -> list[LogRange]:
+def spread_ranges(bounds: Sequence[OffsetRange], messages: int) -> list[OffsetRange]:
     """Return ranges of at most `messages` offsets in all, spread evenly over the logs.
 
     They are all of the offsets if there are no more. The order begins far apart.
@@ -126,7 +126,7 @@ def spread_ranges(bounds: Sequence[LogRange], messages: int) -> list[LogRange]:
     count = min(total, max(1, messages // RANGE_MESSAGES))
     steps = max(1, count - 1)
     chosen = [number * (total - 1) // steps for number in _far_apart(count)]
-    found: list[LogRange] = []
+    found: list[OffsetRange] = []
     for index in chosen:
         log_number, at = 0, index
         while at >= lengths[log_number]:
@@ -135,7 +135,7 @@ def spread_ranges(bounds: Sequence[LogRange], messages: int) -> list[LogRange]:
         whole = bounds[log_number]
         first = whole.first + at * RANGE_MESSAGES
         end = min(first + RANGE_MESSAGES, whole.end)
-        found.append(LogRange(whole.partition, Offset(first), Offset(end)))
+        found.append(OffsetRange(whole.partition, Offset(first), Offset(end)))
     return found
 
 

@@ -332,10 +332,13 @@ class LedgerTransaction(Protocol):
         """Set the target and serving versions of an existing branch."""
         ...
 
-    async def without_target(self, ids: Iterable[AssetId]) -> frozenset[AssetId]:
+    async def without_target(
+        self, ids: Iterable[AssetId], *, or_reservation: bool = True
+    ) -> frozenset[AssetId]:
         """Return the assets that neither the target of a branch nor a running commit holds.
 
-        Ingest writes no rows to such a topic, although reads may still use it.
+        Ingest writes no rows to such a topic, although reads may still use it. Without
+        `or_reservation`, what only running commits hold is returned, too.
         """
         ...
 

@@ -11,7 +11,7 @@ from fennel_core.blueprints.logical import AssetKind, LogicalJob
 from fennel_core.blueprints.resolve import resolve_job
 from fennel_core.ledger.audit_log import AssetAction, log_steps
 from fennel_core.ledger.commit_failure import fail_commit
-from fennel_core.ledger.content_choice import check_contents_at_switch
+from fennel_core.ledger.content_choice import check_contents_are_fed, check_contents_at_switch
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.errors import CommitConflict, CommitOutOfOrder
 from fennel_core.ledger.lifecycle import UNDONE, AssetEvent, CommitEvent, CommitState
@@ -34,7 +34,8 @@ async def switch(context: LedgerContext, id_: CommitId) -> Commit:
     """Run T2, the commit point: the branch's target becomes this commit.
 
     Raises CommitConflict, BranchNotFound or WorkspaceNotFound if the branch has changed, and
-    CommitConflict if it was cloned while its content got other sources; the commit is then undoing.
+    CommitConflict if it was cloned while its content got other sources, or if a content that it
+    shares was dropped by the others; the commit is then undoing.
     """
 
     async def move_target(tx: LedgerTransaction) -> tuple[Commit, list[Asset]]:
@@ -46,6 +47,7 @@ async def switch(context: LedgerContext, id_: CommitId) -> Commit:
         if row.base != branch.target:
             # The branch was deleted and created again: T1 excludes other commits.
             raise CommitConflict(row.branch)
+        await check_contents_are_fed(tx, row)
         new_jobs = await _reference_reserved(tx, row)
         await check_contents_at_switch(tx, row)
         released = await _release_unserved_target(tx, branch)

@@ -33,7 +33,7 @@ class TopicSpec:
 
 
 @dataclass(frozen=True, slots=True)
-class LogRange:
+class OffsetRange:
     """The offsets [first, end) of a partition."""
 
     partition: TopicPartition
@@ -45,7 +45,7 @@ class LogRange:
 class ReadRange:
     """A range that was read, and its committed messages."""
 
-    range: LogRange
+    range: OffsetRange
     messages: tuple[tuple[Offset, bytes], ...]
 
     @property
@@ -82,7 +82,7 @@ class TopicAdmin(Protocol):
         """
         ...
 
-    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[LogRange]:
+    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[OffsetRange]:
         """Return what Kafka still has of each partition of topics, given their partition counts.
 
         Topics that do not exist are absent.
@@ -90,7 +90,7 @@ class TopicAdmin(Protocol):
         ...
 
     async def read(
-        self, ranges: Sequence[LogRange], *, seconds: float, size_bytes: int
+        self, ranges: Sequence[OffsetRange], *, seconds: float, size_bytes: int
     ) -> Sequence[ReadRange]:
         """Return the ranges that could be read within the limits, each as a whole, in order.
 
@@ -139,9 +139,9 @@ class MemoryTopicAdmin:
     async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
         return {t: self.messages.get(t, 0) for t in topics if t in self.partition_counts}
 
-    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[LogRange]:
+    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[OffsetRange]:
         return [
-            LogRange(at, first, max(first, self.log_ends.get(at, Offset(0))))
+            OffsetRange(at, first, max(first, self.log_ends.get(at, Offset(0))))
             for topic, count in topics.items()
             if topic in self.partition_counts
             for at in [(topic, part) for part in partition_indexes(count)]
@@ -149,7 +149,7 @@ class MemoryTopicAdmin:
         ]
 
     async def read(
-        self, ranges: Sequence[LogRange], *, seconds: float, size_bytes: int
+        self, ranges: Sequence[OffsetRange], *, seconds: float, size_bytes: int
     ) -> Sequence[ReadRange]:
         found: list[ReadRange] = []
         size = 0

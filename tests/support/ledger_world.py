@@ -30,7 +30,13 @@ from fennel_core.ledger.store import (
     CommitOptions,
     LedgerTransaction,
 )
-from fennel_core.ledger.topics import LogRange, MemoryTopicAdmin, ReadRange, TopicRefusal, TopicSpec
+from fennel_core.ledger.topics import (
+    MemoryTopicAdmin,
+    OffsetRange,
+    ReadRange,
+    TopicRefusal,
+    TopicSpec,
+)
 from fennel_core.ledger.transitions import commit_row
 from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.vocab.errors import ApiError
@@ -147,11 +153,11 @@ class FaultyTopics:
     async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
         return await self.inner.message_counts(topics)
 
-    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[LogRange]:
+    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[OffsetRange]:
         return await self.inner.log_bounds(topics)
 
     async def read(
-        self, ranges: Sequence[LogRange], *, seconds: float, size_bytes: int
+        self, ranges: Sequence[OffsetRange], *, seconds: float, size_bytes: int
     ) -> Sequence[ReadRange]:
         return await self.inner.read(ranges, seconds=seconds, size_bytes=size_bytes)
 

@@ -28,7 +28,13 @@ from fennel_core.connections.errors import SystemUnavailable, TransactionOutcome
 from fennel_core.definition.commit_changes import CommitWatch
 from fennel_core.ledger.memory import MemoryLedger
 from fennel_core.ledger.store import LedgerTransaction
-from fennel_core.ledger.topics import LogRange, MemoryTopicAdmin, ReadRange, TopicRefusal, TopicSpec
+from fennel_core.ledger.topics import (
+    MemoryTopicAdmin,
+    OffsetRange,
+    ReadRange,
+    TopicRefusal,
+    TopicSpec,
+)
 from fennel_core.vocab.ids import CommitId, Offset, TopicName, TopicPartition
 
 LATENCIES_S: Final = (0.0, 0.001, 0.001, 0.01, 0.01, 0.05, 0.3)
@@ -242,10 +248,10 @@ class SimTopics:
         await self._process.after(fault, "the counts of messages", lost)
         return result
 
-    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[LogRange]:
+    async def log_bounds(self, topics: Mapping[TopicName, int]) -> Sequence[OffsetRange]:
         return await self._inner.log_bounds(topics)
 
     async def read(
-        self, ranges: Sequence[LogRange], *, seconds: float, size_bytes: int
+        self, ranges: Sequence[OffsetRange], *, seconds: float, size_bytes: int
     ) -> Sequence[ReadRange]:
         return await self._inner.read(ranges, seconds=seconds, size_bytes=size_bytes)

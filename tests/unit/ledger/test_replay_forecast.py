@@ -16,7 +16,7 @@ from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger import replay_forecast
 from fennel_core.ledger.planning import preview
 from fennel_core.ledger.replay_forecast import RANGE_MESSAGES, spread_ranges
-from fennel_core.ledger.topics import LogRange, ReadRange
+from fennel_core.ledger.topics import OffsetRange, ReadRange
 from fennel_core.vocab import raw_batches
 from fennel_core.vocab.ids import (
     MAIN_BRANCH,
@@ -190,9 +190,9 @@ async def test_a_plan_that_is_made_again_soon_reads_nothing_again(endpoint: Endp
     assert reads == 1
 
 
-def log_range(first: int, end: int, part: int = 0) -> LogRange:
+def log_range(first: int, end: int, part: int = 0) -> OffsetRange:
     at: TopicPartition = (TopicName("t"), PartitionIndex(part))
-    return LogRange(at, Offset(first), Offset(end))
+    return OffsetRange(at, Offset(first), Offset(end))
 
 
 def test_a_short_log_is_read_as_a_whole() -> None:
