@@ -27,7 +27,7 @@ INHERITED: Final = (
     *("PATH", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "LD_LIBRARY_PATH"),
     *("PYTHONPATH", "PYTHONUNBUFFERED", "PYTHONDONTWRITEBYTECODE"),
     *(protocol.SOCKET_ENV, protocol.PROCESSES_ENV, protocol.TIME_LIMIT_ENV),
-    *(protocol.MEMORY_LIMIT_ENV, protocol.CALLS_ENV),
+    *(protocol.MEMORY_LIMIT_ENV, protocol.CALLS_ENV, protocol.OWNER_ENV),
 )
 """Variables that keep their values."""
 

@@ -6,11 +6,12 @@ worker; it never runs user code. A *worker* (`worker`) is confined (`sandbox`) a
 one scope, a version of one workspace's code, for its whole life.
 
 The layers of protection that this machine has are found out before anything else and logged; the
-executors do not start where user code could not be confined.
+executors do not start where user code could not be confined. Executors of a task (`task_sandbox`)
+have an owner, with which they end, whatever way it ends.
 
 Environment: FENNEL_EXECUTORS_SOCKET (path), FENNEL_EXECUTOR_PROCESSES,
 FENNEL_EXECUTOR_TIME_LIMIT_MS, FENNEL_EXECUTOR_MEMORY_LIMIT_BYTES,
-FENNEL_EXECUTOR_CALLS_PER_PROCESS. Linux only.
+FENNEL_EXECUTOR_CALLS_PER_PROCESS, FENNEL_EXECUTORS_OWNER (a descriptor, optional). Linux only.
 """
 
 from __future__ import annotations
@@ -46,6 +47,8 @@ class HostSettings:
     time_limit_ms: int
     memory_limit_bytes: int
     calls_per_process: int
+    owner: int | None
+    """The descriptor of a socket to the process that these executors end with."""
 
     @classmethod
     def read(cls, environment: dict[str, str]) -> HostSettings:
@@ -56,6 +59,7 @@ class HostSettings:
             time_limit_ms=int(environment.get(protocol.TIME_LIMIT_ENV, "10000")),
             memory_limit_bytes=int(environment.get(protocol.MEMORY_LIMIT_ENV, str(2 << 30))),
             calls_per_process=int(environment.get(protocol.CALLS_ENV, "10000")),
+            owner=int(owner) if (owner := environment.get(protocol.OWNER_ENV)) else None,
         )
 
 
@@ -92,6 +96,8 @@ def main() -> None:
         plan = plan_of_this_machine()
     except SandboxUnavailable as refused:
         log.error("the executors do not start: %s", refused)
+        if settings.owner is not None:
+            socket.socket(fileno=settings.owner).send(str(refused).encode())
         sys.exit(1)
     log.info("user code is confined: %s", plan.report)
     run(settings, template.confined_by(plan), plan.layers, plan.users)
@@ -106,17 +112,21 @@ def run(
     """Start the template, and route calls until a signal arrives."""
     limits = WorkerLimits(settings.memory_limit_bytes, settings.calls_per_process)
     requests, served = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    owner = None if settings.owner is None else socket.socket(fileno=settings.owner)
     template.warm_up()
     host = os.getpid()
     child = os.fork()
     if child == 0:
         requests.close()
+        if owner is not None:
+            owner.close()
         _be_template(served, limits, confine, host)
     served.close()
     _hide_from_others()
     router = ExecutorRouter(
         RouterSettings(settings.socket, settings.processes, settings.time_limit_ms, layers, users),
         requests,
+        owner,
     )
     signal.signal(signal.SIGTERM, router.stop)
     signal.signal(signal.SIGINT, router.stop)
@@ -126,6 +136,9 @@ def run(
     except EOFError:
         log.error("the process that starts workers has ended; the executors end, too")
         sys.exit(1)
+    if owner is not None:
+        # It was made for these executors; an owner that was killed cannot delete it.
+        settings.socket.parent.rmdir()
 
 
 def _be_template(

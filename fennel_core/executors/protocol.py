@@ -43,6 +43,10 @@ PROCESSES_ENV: Final = "FENNEL_EXECUTOR_PROCESSES"
 TIME_LIMIT_ENV: Final = "FENNEL_EXECUTOR_TIME_LIMIT_MS"
 MEMORY_LIMIT_ENV: Final = "FENNEL_EXECUTOR_MEMORY_LIMIT_BYTES"
 CALLS_ENV: Final = "FENNEL_EXECUTOR_CALLS_PER_PROCESS"
+OWNER_ENV: Final = "FENNEL_EXECUTORS_OWNER"
+"""The descriptor of a socket to the process that the executors end with (`task_sandbox`)."""
+READY: Final = b"R"
+"""What the executors send to their owner when they listen; any other message is why they do not."""
 
 # Failure reasons in the header of a response.
 RAISED: Final = "raised"  # user code raised

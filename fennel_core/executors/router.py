@@ -78,10 +78,20 @@ Worker = WorkerProcess[CallerConnection]
 
 
 class ExecutorRouter:
-    """The router's loop. `template` is the socket to the template."""
+    """The router's loop.
 
-    def __init__(self, settings: RouterSettings, template: socket.socket) -> None:
+    `template` is the socket to the template; the loop ends when the other side of `owner` is
+    closed.
+    """
+
+    def __init__(
+        self,
+        settings: RouterSettings,
+        template: socket.socket,
+        owner: socket.socket | None = None,
+    ) -> None:
         self._settings = settings
+        self._owner = owner
         self._template = template
         self._epoll = select.epoll()
         self._listener = listen(settings.socket)
@@ -89,6 +99,9 @@ class ExecutorRouter:
         self._woken.setblocking(False)
         for sock in (self._listener, template, self._wake):
             self._epoll.register(sock, select.EPOLLIN)
+        if owner is not None:
+            self._epoll.register(owner, select.EPOLLIN)
+            owner.send(protocol.READY)
         self._connections: dict[int, CallerConnection] = {}
         self._queue: FairQueue[CallerConnection] = FairQueue()
         self._running: Counter[bytes] = Counter()
@@ -128,6 +141,8 @@ class ExecutorRouter:
                 self._ended(end)
         elif descriptor == self._wake.fileno():
             self._wake.recv(CONTROL_BYTES)
+        elif self._owner is not None and descriptor == self._owner.fileno():
+            self._stopping = True
         elif (process := self._fleet.of_control(descriptor)) is not None:
             self._read_control(process)
         elif descriptor in self._connections:

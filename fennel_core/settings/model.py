@@ -490,6 +490,7 @@ class LimitSettings(BaseSettings):
     executor_processes: int = Field(
         2,
         gt=0,
+        le=256,
         description="Calls of user code that one workspace runs at a time, each in a pre-forked "
         "process. One process more is kept for the others (decision 0049).",
     )

@@ -10,7 +10,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
+import pyarrow as pa
+
+from fennel_core.executors.calls import ExtractCall
 from fennel_core.executors.errors import (
     CallFailed,
     CodeImportFailed,
@@ -19,7 +23,14 @@ from fennel_core.executors.errors import (
     ExecutorTimeout,
     UserCodeFailed,
 )
+from fennel_core.executors.protocol import TS
+from fennel_core.vocab.dtypes import Field, Int
+from fennel_core.wire.pycode import PyCode
 
+SECRET_TEXT = "LEAK of a secret"
+SHORT_MS = 1_000
+"""The limit of programs that are to reach it."""
+ONE = pa.table({TS: pa.array([0], pa.timestamp("us", "UTC")), "F.given": [1]})
 IMPORTS = """\
 import ctypes, fcntl, gc, glob, json, os, signal, socket, sys, tempfile, threading, time
 import numpy as np
@@ -248,3 +259,28 @@ READS = [
 ]  # fmt: skip
 
 PROGRAMS = [*PROCESSES, *FILES, *NETWORK, *RESOURCES, *ENDS, *ANSWERS, *READS]
+
+
+@dataclass(frozen=True)
+class Target:
+    """What hostile code may want of its machine."""
+
+    socket: Path
+    secret: Path
+    port: int
+
+    def text(self, body: str, module: str = "") -> str:
+        """Return the module of an extractor."""
+        names = (
+            f"PARENT, SOCKET, SECRET, PORT = os.getppid(), {str(self.socket)!r}, "
+            f"{str(self.secret)!r}, {self.port}\n"
+        )
+        return (
+            f"{names}{module}\ndef run(ts, given):\n    {body}\n"
+            "    return pd.Series(given + 1, name='F.out')\n"
+        )
+
+    def call(self, body: str, module: str = "") -> ExtractCall:
+        given, out = Field("F.given", Int()), Field("F.out", Int())
+        code = PyCode("run", "", "", self.text(body, module), IMPORTS, (), ())
+        return ExtractCall(code, "F", "e", (given,), (out,), ())

@@ -15,16 +15,11 @@ from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-import pyarrow as pa
 import pytest
 
-from fennel_core.executors.calls import ExtractCall
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.executors.errors import CallFailed, ExecutorTimeout
-from fennel_core.executors.protocol import TS
-from fennel_core.vocab.dtypes import Field, Int
-from fennel_core.wire.pycode import PyCode
-from tests.hostile.programs import IMPORTS, PROGRAMS, Program
+from tests.hostile.programs import ONE, PROGRAMS, SECRET_TEXT, SHORT_MS, Program, Target
 from tests.support.executors import CLIENT_PYTHON, HostStart, running_host
 from tests.support.polling import eventually
 
@@ -33,10 +28,6 @@ SYSTEM_PYTHON = Path("/usr/bin/python3.11")
 """An interpreter that other users can read, unlike one in a home folder."""
 CONTAINER_USER = 7400
 LIMIT_MS = 10_000
-SHORT_MS = 1_000
-"""The limit of programs that are to reach it."""
-LIMITS = {"executor_processes": 2, "executor_memory_limit_bytes": 1 << 29}
-ONE = pa.table({TS: pa.array([0], pa.timestamp("us", "UTC")), "F.given": [1]})
 
 
 def hostile(workspace: str) -> Callbacks:
@@ -48,29 +39,10 @@ HOSTILE = hostile("hostile")
 
 
 @dataclass(frozen=True)
-class Installation:
-    """Running executors, and what hostile code may want of their machine."""
+class Installation(Target):
+    """Running executors."""
 
-    socket: Path
-    secret: Path
-    port: int
     landlock: bool
-
-    def text(self, body: str, module: str = "") -> str:
-        """Return the module of an extractor."""
-        names = (
-            f"PARENT, SOCKET, SECRET, PORT = os.getppid(), {str(self.socket)!r}, "
-            f"{str(self.secret)!r}, {self.port}\n"
-        )
-        return (
-            f"{names}{module}\ndef run(ts, given):\n    {body}\n"
-            "    return pd.Series(given + 1, name='F.out')\n"
-        )
-
-    def call(self, body: str, module: str = "") -> ExtractCall:
-        given, out = Field("F.given", Int()), Field("F.out", Int())
-        code = PyCode("run", "", "", self.text(body, module), IMPORTS, (), ())
-        return ExtractCall(code, "F", "e", (given,), (out,), ())
 
 
 def starts() -> dict[str, HostStart]:
@@ -98,7 +70,7 @@ def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
     start = starts()[request.param]
     folder = Path(tempfile.mkdtemp(prefix="fennel-hostile-"))
     secret = folder / "secret"
-    secret.write_text("LEAK of a secret")
+    secret.write_text(SECRET_TEXT)
     secret.chmod(0o644)
     folder.chmod(0o755)
     if start.user is not None:
@@ -135,7 +107,7 @@ async def test_a_hostile_program_is_refused_and_disturbs_nobody(
         )
     assert isinstance(caught.value, CallFailed)
     assert "LEAK" not in str(caught.value)
-    assert installation.secret.read_text() == "LEAK of a secret"
+    assert installation.secret.read_text() == SECRET_TEXT
     assert installation.socket.exists()
     fine = await executors.run(
         installation.call("pass"), ONE, callbacks=Callbacks(workspace="neighbour")

@@ -48,13 +48,17 @@ def running_host(folder: Path, start: HostStart | None = None, **limits: int) ->
     """
     start = start or HostStart()
     settings = Settings(data_dir=folder, run_dir=folder, executor_python=start.python, **limits)  # type: ignore[arg-type]  # fields by name
-    command = launch.command(settings)
+    at_most = launch.ExecutorLimits.of(settings)
+    command = launch.command(at_most)
     if start.module is not None:
         command = [*command[:-1], start.module]
     with (folder / "executors.log").open("wb") as log:
         process = subprocess.Popen(
             command,
-            env={**launch.environment(settings, os.environ), **start.variables},
+            env={
+                **launch.environment(at_most, settings.executors_socket, os.environ),
+                **start.variables,
+            },
             user=start.user,
             cwd=folder,
             stdout=log,

@@ -333,12 +333,13 @@ def _servers(context: PlatformContext) -> tuple[Service, ...]:
         )
         for server in servers
     ]
+    limits = executor_host.ExecutorLimits.of(settings)
     executors = Service(
         name="executors",
         title="Python executors",
         group=FENNEL,
-        command=tuple(executor_host.command(settings)),
-        env=MappingProxyType(executor_host.environment(settings, {})),
+        command=tuple(executor_host.command(limits)),
+        env=MappingProxyType(executor_host.environment(limits, settings.executors_socket, {})),
         readiness=SocketAccepts(settings.executors_socket),
         # User code runs as other users, which must read what the host writes for them.
         umask=READABLE,

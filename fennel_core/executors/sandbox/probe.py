@@ -18,8 +18,11 @@ from fennel_core.executors.sandbox.confinement import ConfinementPlan, Layer, Us
 from fennel_core.executors.sandbox.syscalls import BY_MACHINE, Architecture, prctl
 
 _PR_SET_NO_NEW_PRIVS: Final = 38
-USER_RANGES: Final = (Users(3_000_000, 4096), Users(61_184, 4096))
+USER_RANGES: Final = (Users(3_000_000, 65_536), Users(61_184, 4096))
 """Far from the users of a system; the second one is for containers that map 65,536 users."""
+USERS_OF_ONE_HOST: Final = 512
+"""Each host takes a part of a range: two processes with one user would share its limit of threads.
+"""
 SYSTEM_FILES: Final = (
     *("/lib", "/lib64", "/usr/lib", "/usr/lib64", "/usr/local/lib", "/usr/share/zoneinfo"),
     *("/etc/localtime", "/etc/ld.so.cache", "/etc/mime.types"),
@@ -61,7 +64,8 @@ def confinement_plan(code: Sequence[Path], needed: Sequence[Path]) -> Confinemen
             "`landlock` to the kernel's `lsm=` parameter (Linux 5.13), or run the executors in a "
             "container"
         )
-    users = next((each for each in USER_RANGES if _usable(each, needed)), None)
+    claims = (claim(each) for each in USER_RANGES if _usable(each, needed))
+    users = next((each for each in claims if each is not None), None)
     layers = _layers(abi, users, contained=contained)
     return ConfinementPlan(architecture, abi, readable, users, layers)
 
@@ -106,7 +110,7 @@ def _layers(abi: int, users: Users | None, *, contained: bool) -> tuple[Layer, .
             users is not None,
             f"a user for each process, from {users.first}"
             if users is not None
-            else "Python's files are not readable for another user; root without capabilities"
+            else "no unused range of users that can read Python's files; root without capabilities"
             if privileged
             else "started without root: processes share the user of the executors",
         ),
@@ -131,6 +135,25 @@ def _usable(users: Users, needed: Sequence[Path]) -> bool:
         return all(os.access(path, os.R_OK) for path in needed)
 
     return _in_child(readable)
+
+
+def claim(users: Users) -> Users | None:
+    """Return a part of a range that no other process of this machine has claimed, None without.
+
+    The claim is the name of an abstract socket, which the kernel frees with the last process that
+    has it open: this one, or one that it forks.
+    """
+    for first in range(users.first, users.first + users.count, USERS_OF_ONE_HOST):
+        claimed = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM)
+        try:
+            claimed.bind(f"\0fennel-core/executors/users/{first}")
+        except OSError:
+            claimed.close()
+            continue
+        # Open for the life of this process.
+        claimed.detach()
+        return Users(first, USERS_OF_ONE_HOST)
+    return None
 
 
 def _filter_works(architecture: Architecture) -> bool:

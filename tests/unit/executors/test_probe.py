@@ -84,3 +84,12 @@ def test_only_listed_variables_are_passed_on() -> None:
     assert set(INHERITED) < set(kept)
     assert not {"AWS_SECRET_ACCESS_KEY", "PGPASSWORD", "FENNEL_ADMIN_TOKEN"} & set(kept)
     assert (kept["OMP_NUM_THREADS"], kept["HOME"]) == ("1", "/nonexistent")
+
+
+def test_hosts_of_one_machine_share_no_users() -> None:
+    # Far from the users of the executors that may be running here.
+    unused = probe.Users(2_000_000_000, 2 * probe.USERS_OF_ONE_HOST)
+    first, second = probe.claim(unused), probe.claim(unused)
+    assert first == probe.Users(2_000_000_000, probe.USERS_OF_ONE_HOST)
+    assert second == probe.Users(2_000_000_000 + probe.USERS_OF_ONE_HOST, probe.USERS_OF_ONE_HOST)
+    assert probe.claim(unused) is None, "none is left, as long as this process lives"

@@ -187,7 +187,8 @@ def test_executors_have_no_secrets_no_slots_and_no_network_of_the_platform(
     assert executors["volumes"] == ["executors:/data/executors"]
     assert executors["build"]["target"] == "executors"
     assert executors["network_mode"] == "none"
-    wanted = launch.environment(context.settings, {})
+    limits = launch.ExecutorLimits.of(context.settings)
+    wanted = launch.environment(limits, context.settings.executors_socket, {})
     given = {name: str(value) for name, value in executors["environment"].items()}
     assert given.items() <= wanted.items()
     assert {protocol.SOCKET_ENV, *SINGLE_THREADED} <= given.keys()
