@@ -74,6 +74,22 @@ class RoleInsufficient(ConnectionsApiError):
         )
 
 
+class AirflowUserRefused(ConnectionsApiError):
+    """A user of Airflow triggered a DAG for a workspace in which the user has no such role."""
+
+    STATUS = 403
+    CODE = "airflow-user-refused"
+
+    def __init__(self, user: str, workspace: str, role: str | None, valid: Sequence[str]) -> None:
+        has = "no role" if role is None else f"the role `{role}`"
+        needed = " or ".join(f"`{each}`" for each in valid)
+        super().__init__(
+            f"user `{user}` of Airflow has {has} in workspace `{workspace}`, and this run needs "
+            f"{needed}; an operator gives roles with FENNEL_AIRFLOW_WORKSPACES, for example "
+            f"`{user}:{workspace}={valid[0]}`"
+        )
+
+
 class TokenNotFound(ConnectionsApiError):
     """There is no token with this id, or it belongs to another workspace."""
 

@@ -362,7 +362,9 @@ def _run(work: Callable[[CommitSteps], Awaitable[T]]) -> T:
     return asyncio.run(main())
 
 
-def submit_commit(workspace: str, branch: str, body: bytes, options: CommitOptions) -> str:
+def submit_commit(
+    workspace: str, branch: str, body: bytes, options: CommitOptions, actor: str
+) -> str:
     """Validate and store a commit that did not come through the server; return its id.
 
     Raises ApiError with all problems.
@@ -380,9 +382,7 @@ def submit_commit(workspace: str, branch: str, body: bytes, options: CommitOptio
         ).id
 
     dsn = Settings().postgres_dsn.get_secret_value()
-    with audited_command(
-        dsn, "Airflow's DAG commit", Action.COMMIT, f"branch {branch}", request.workspace
-    ):
+    with audited_command(dsn, actor, Action.COMMIT, f"branch {branch}", request.workspace):
         return _run(submit)
 
 
@@ -397,6 +397,16 @@ def preview_commit(
         return (await steps.preview(request)).lines
 
     return _run(preview)
+
+
+def workspace_of(commit_id: str) -> str:
+    """Return the workspace of a stored commit; raises CommitNotFound."""
+
+    async def find(steps: CommitSteps) -> str:
+        row = await steps.context.ledger.run(lambda tx: commit_row(tx, CommitId(commit_id)))
+        return row.workspace
+
+    return _run(find)
 
 
 async def _open_dev_workspace(steps: CommitSteps, workspace: WorkspaceId) -> None:

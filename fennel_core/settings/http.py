@@ -7,8 +7,9 @@ from typing import Literal
 from pydantic import Field, SecretStr
 from pydantic_settings import BaseSettings
 
-_ONE_USER = r"[^:,]+:(\*|[a-z0-9-]+(\+[a-z0-9-]+)*)"
-"""A user of Airflow and workspaces, as in `bob:shop+market`."""
+_ROLE = r"(=(query|log|commit|admin))?"
+_ONE_USER = rf"[^:,]+:(\*{_ROLE}|[a-z0-9-]+{_ROLE}(\+[a-z0-9-]+{_ROLE})*)"
+"""A user of Airflow, and workspaces with a role, as in `bob:shop=query+market`."""
 
 
 class HttpSettings(BaseSettings):
@@ -87,9 +88,9 @@ class SecuritySettings(BaseSettings):
     airflow_workspaces: str = Field(
         "",
         pattern=rf"^$|^{_ONE_USER}(,{_ONE_USER})*$",
-        description="Workspaces whose commits a user of Airflow sees on the commits page, like "
-        "`alice:*,bob:shop+market`; users who are not listed see none. Empty: every user who may "
-        "see runs of the commit DAG sees all.",
+        description="Roles of Airflow's users in workspaces, on the commits page and in the forms "
+        "of DAGs, like `alice:*=admin,bob:shop=query+market`; without a role: commit. Users who "
+        "are not listed may do nothing. Empty: every user whom Airflow lets see and trigger DAGs.",
     )
     secrets_key_file: Path | None = Field(
         None, description="File (mode 0600) with the key that encrypts users' secrets at rest."

@@ -2,7 +2,7 @@
 
 It is a read-only view of the platform's database, rendered on the server. Airflow authorizes every
 request: users may see the page if they may see runs of the `commit` DAG, and of it the commits of
-the workspaces that FENNEL_AIRFLOW_WORKSPACES lists for them. Text written by users is
+the workspaces that FENNEL_AIRFLOW_WORKSPACES lets them read. Text written by users is
 not trusted: the template engine escapes every value, and the response forbids scripts, external
 content and external frames.
 """
@@ -25,6 +25,7 @@ from psycopg.rows import dict_row
 
 from fennel_core.blueprints.plan_entries import PlanAction, PlanRecord, decode_record
 from fennel_core.blueprints.plan_text import amount_text, totals
+from fennel_core.connections.airflow_users import AirflowUsers
 from fennel_core.connections.postgres import conninfo
 from fennel_core.settings.model import Settings
 
@@ -89,6 +90,7 @@ def application() -> FastAPI:
     )
     templates.filters["amount"] = amount_text
     settings = Settings()
+    users = AirflowUsers.parse(settings.airflow_workspaces)
     dsn = conninfo(
         settings.postgres_dsn.get_secret_value(),
         name="fennel-airflow-page",
@@ -104,7 +106,7 @@ def application() -> FastAPI:
         workspace: str | None = Query(None, max_length=63),
         before: datetime | None = None,
     ) -> HTMLResponse:
-        visible = visible_workspaces(settings.airflow_workspaces, user.get_name())
+        visible = users.readable(user.get_name())
         selected = {"workspace": workspace or None, "visible": visible, "before": before}
         rows = _read(dsn, COMMITS, selected | {"rows": PAGE_ROWS + 1})
         older = rows[PAGE_ROWS - 1]["created_at"].isoformat() if len(rows) > PAGE_ROWS else None
@@ -120,7 +122,7 @@ def application() -> FastAPI:
 
     @app.get("/commits/{commit_id}")
     def one(commit_id: str, user: GetUserDep) -> HTMLResponse:
-        visible = visible_workspaces(settings.airflow_workspaces, user.get_name())
+        visible = users.readable(user.get_name())
         rows = _read(dsn, COMMIT, {"commit": commit_id, "visible": visible})
         if not rows:
             raise HTTPException(404, f"commit {commit_id} does not exist")
@@ -139,18 +141,6 @@ def application() -> FastAPI:
         )
 
     return app
-
-
-def visible_workspaces(setting: str, user: str) -> list[str] | None:
-    """Return the workspaces whose commits a user of Airflow sees; None: all.
-
-    `setting`: FENNEL_AIRFLOW_WORKSPACES, whose form the settings have checked.
-    """
-    if not setting:
-        return None
-    listed = dict(entry.split(":", 1) for entry in setting.split(","))
-    workspaces = listed.get(user, "")
-    return None if workspaces == "*" else [each for each in workspaces.split("+") if each]
 
 
 def run_link(row: Row) -> str | None:

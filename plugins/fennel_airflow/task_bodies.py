@@ -17,16 +17,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, Literal, TypeVar
 
 import msgspec
 from airflow.sdk.exceptions import AirflowFailException
 
+from fennel_core.connections.airflow_users import actor_of, permit
 from fennel_core.connections.audit_events import Action, audited_command
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.frames import RemoteError
+from fennel_core.connections.roles import Permission
 from fennel_core.connections.workspaces import checked_name
 from fennel_core.definition import commit_steps
 from fennel_core.definition.commit_steps import CommitSteps
@@ -89,22 +91,40 @@ REBUILD_S = 5 * 3600.0
 COMPLETED = (CommitState.FINISHED, CommitState.SUPERSEDED)
 
 
-def preview_commit(params: Mapping[str, Any]) -> None:
+def preview_commit(params: Mapping[str, Any], user: str) -> None:
     """Log the plan of the form's definitions; nothing is stored."""
-    workspace, branch, body = _reporting(lambda: _submission(params))
+    workspace, branch, body = _reporting(lambda: _submission(params, user))
     options = _options(params)
     lines = _reporting(lambda: commit_steps.preview_commit(workspace, branch, body, options))
     for line in lines:
         log.info("%s", line)
 
 
-def submit_commit(params: Mapping[str, Any]) -> str:
+def submit_commit(params: Mapping[str, Any], user: str) -> str:
     """Store the form's definitions as a commit and return its id."""
-    workspace, branch, body = _reporting(lambda: _submission(params))
-    options = _options(params)
-    commit_id = _reporting(lambda: commit_steps.submit_commit(workspace, branch, body, options))
+    workspace, branch, body = _reporting(lambda: _submission(params, user))
+    options, actor = _options(params), actor_of(user)
+    commit_id = _reporting(
+        lambda: commit_steps.submit_commit(workspace, branch, body, options, actor)
+    )
     log.info("stored as commit %s of branch %s in workspace %s", commit_id, branch, workspace)
     return commit_id
+
+
+def permit_stored_commit(commit_id: str, user: str) -> None:
+    """Fail unless `user` may run a commit that is stored.
+
+    The definition server starts such runs with the platform's own login, after it has checked the
+    token; anyone else needs the role.
+    """
+    settings = Settings()
+    if not settings.airflow_workspaces or user == settings.airflow_user:
+        return
+    workspace = _reporting(lambda: commit_steps.workspace_of(commit_id))
+    subject = f"commit {commit_id}"
+    _reporting(
+        lambda: permit(settings, user, {workspace}, Permission.DEFINE, Action.COMMIT, subject)
+    )
 
 
 def _options(params: Mapping[str, Any]) -> CommitOptions:
@@ -201,24 +221,25 @@ def prune_snapshots() -> None:
     log.info("snapshots deleted: %d; objects deleted: %d", pruned.snapshots, pruned.objects)
 
 
-def select_partitions(params: Mapping[str, Any]) -> list[NamedPartition]:
+def select_partitions(params: Mapping[str, Any], user: str) -> list[NamedPartition]:
     """Return and log the job partitions that the form selects."""
     selected = _selected(params)
+    _permit_administration(user, selected)
     log.info("job partitions: %d", len(selected))
     for each in selected:
         log.info("selected: %s", each)
     return selected
 
 
-def rebuild_partitions(params: Mapping[str, Any]) -> None:
+def rebuild_partitions(params: Mapping[str, Any], user: str) -> None:
     """Rebuild the selected job partitions and wait until they have caught up."""
-    selected = _selected(params)
+    selected = select_partitions(params, user)
     report, settings = partial(log.info, "%s"), Settings()
-    subject = "job partitions " + ", ".join(str(each) for each in selected)
+    subject = _subject(selected)
 
     def rebuild_audited() -> None:
         dsn = settings.postgres_dsn.get_secret_value()
-        with audited_command(dsn, "Airflow's DAG recovery", Action.REBUILD, subject):
+        with audited_command(dsn, actor_of(user), Action.REBUILD, subject):
             rebuild.rebuild_partitions(
                 settings, selected, report, before=params["before"], timeout_s=REBUILD_S
             )
@@ -226,10 +247,15 @@ def rebuild_partitions(params: Mapping[str, Any]) -> None:
     _reporting(rebuild_audited)
 
 
-def drill_partitions(params: Mapping[str, Any]) -> None:
-    """Drill the selected or due job partitions; fail the task if a drill fails."""
+def drill_partitions(params: Mapping[str, Any], user: str | None) -> None:
+    """Drill the selected or due job partitions; fail the task if a drill fails.
+
+    `user` None: the schedule started the run.
+    """
     settings, wanted = Settings(), _selection(params)
     due = _reporting(lambda: drills.due_partitions(settings, wanted, params["at_most"]))
+    if user is not None:
+        _permit_administration(user, due)
     log.info("job partitions to drill: %d", len(due))
     report = partial(log.info, "%s")
     max_bytes = params["max_bytes"] or settings.drill_bytes
@@ -266,6 +292,19 @@ def _selected(params: Mapping[str, Any]) -> list[NamedPartition]:
             selection.list_partitions(Settings()), _selection(params)
         )
     )
+
+
+def _permit_administration(user: str, selected: Sequence[NamedPartition]) -> None:
+    """Fail unless `user` administers every workspace of the job partitions."""
+    workspaces = {each.workspace for each in selected}
+    subject = _subject(selected)
+    _reporting(
+        lambda: permit(Settings(), user, workspaces, Permission.ADMINISTER, Action.REBUILD, subject)
+    )
+
+
+def _subject(selected: Sequence[NamedPartition]) -> str:
+    return "job partitions " + ", ".join(str(each) for each in selected)
 
 
 def _reporting(work: Callable[[], T]) -> T:
@@ -355,8 +394,11 @@ def _entry_line(entry: LedgerEntry, titles: Mapping[AssetId, str]) -> str:
     )
 
 
-def _submission(params: Mapping[str, Any]) -> tuple[str, str, bytes]:
-    """Return workspace, branch and SyncRequest of the form's definitions."""
+def _submission(params: Mapping[str, Any], user: str) -> tuple[str, str, bytes]:
+    """Return workspace, branch and SyncRequest of the form's definitions.
+
+    Their code runs only if `user` may commit to the workspace.
+    """
     missing = [name for name in ("definitions", "workspace") if not params[name]]
     if missing:
         raise ApiError(
@@ -365,6 +407,8 @@ def _submission(params: Mapping[str, Any]) -> tuple[str, str, bytes]:
             f"the form has no {' and no '.join(missing)}. Fill in both to commit definitions",
         )
     workspace = checked_name(params["workspace"])
+    subject = f"branch {params['branch']}"
+    permit(Settings(), user, {workspace}, Permission.DEFINE, Action.COMMIT, subject)
     body, printed = asyncio.run(
         read(
             Settings(),

@@ -27,6 +27,8 @@ WARM_POLL_SECONDS: Final = 10.0
 """Pause between two looks at a commit that warms. The definition server moves its reads by then,
 so this only delays the destruction of superseded assets.
 """
+SCHEDULED: Final = "scheduled"
+UNKNOWN_USER: Final = "unknown"
 WARM_TIMEOUT_SECONDS: Final = COMMIT_HOURS * 3600.0
 
 
@@ -42,10 +44,12 @@ def compile_definitions() -> None:
     params = context["params"]
     commit_id = params["commit_id"]
     if commit_id is None and params["preview"]:
-        task_bodies.preview_commit(params)
+        task_bodies.preview_commit(params, _user(context))
         _skip("a preview ends with the plan")
     if commit_id is None:
-        commit_id = task_bodies.submit_commit(params)
+        commit_id = task_bodies.submit_commit(params, _user(context))
+    else:
+        task_bodies.permit_stored_commit(commit_id, _user(context))
     context["ti"].xcom_push(key=COMMIT_ID, value=commit_id)
     outcome = task_bodies.compile_commit(commit_id, _waited_seconds(context))
     if outcome == "completed":
@@ -138,8 +142,9 @@ def choose_partitions() -> None:
     """Log the job partitions that the form selects; a dry run ends here."""
     from fennel_airflow import task_bodies
 
-    params = get_current_context()["params"]
-    task_bodies.select_partitions(params)
+    context = get_current_context()
+    params = context["params"]
+    task_bodies.select_partitions(params, _user(context))
     if params["dry_run"]:
         _skip("a dry run ends with the list")
 
@@ -149,7 +154,8 @@ def rebuild_partitions() -> None:
     """Rebuild the selected job partitions and wait until they have caught up."""
     from fennel_airflow import task_bodies
 
-    task_bodies.rebuild_partitions(get_current_context()["params"])
+    context = get_current_context()
+    task_bodies.rebuild_partitions(context["params"], _user(context))
 
 
 @task
@@ -157,7 +163,14 @@ def drill_partitions() -> None:
     """Drill the selected job partitions, or the due ones, one after the other."""
     from fennel_airflow import task_bodies
 
-    task_bodies.drill_partitions(get_current_context()["params"])
+    context = get_current_context()
+    is_scheduled = context["dag_run"].run_type == SCHEDULED
+    task_bodies.drill_partitions(context["params"], None if is_scheduled else _user(context))
+
+
+def _user(context: Context) -> str:
+    """Return the user who triggered the run, as Airflow's server has recorded it."""
+    return context["dag_run"].triggering_user_name or UNKNOWN_USER
 
 
 def _waited_seconds(context: Context) -> float:

@@ -20,6 +20,7 @@ from fennel_core.blueprints.plan_entries import (
     RowAmount,
     encode_record,
 )
+from fennel_core.connections.airflow_users import AirflowUsers
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import AssetId
 from tests.dags import conftest as _configured  # noqa: F401  # Airflow is configured before its first import
@@ -117,19 +118,21 @@ def login(client: TestClient) -> Login:
         ("bob:*", "bob", None),
         ("alice:*,bob:shop+market", "bob", ["shop", "market"]),
         ("alice:*,bob:shop", "carol", []),
+        ("bob:shop=log+market=query+bank=admin", "bob", ["market", "bank"]),
+        ("bob:*=log", "bob", []),
     ],
 )
 def test_a_user_sees_the_workspaces_that_are_listed(
     setting: str, user: str, visible: list[str] | None
 ) -> None:
-    from fennel_airflow.page import visible_workspaces
-
-    assert visible_workspaces(Settings(airflow_workspaces=setting).airflow_workspaces, user) == (
-        visible
-    )
+    users = AirflowUsers.parse(Settings(airflow_workspaces=setting).airflow_workspaces)
+    assert users.readable(user) == visible
 
 
-@pytest.mark.parametrize("setting", ["bob", "bob:", "bob:shop,", "bob:Shop", ":shop", "bob:*+shop"])
+@pytest.mark.parametrize(
+    "setting",
+    ["bob", "bob:", "bob:shop,", "bob:Shop", ":shop", "bob:*+shop", "bob:shop=", "bob:*=operator"],
+)
 def test_a_malformed_list_of_workspaces_is_refused(setting: str) -> None:
     with pytest.raises(ValidationError):
         Settings(airflow_workspaces=setting)

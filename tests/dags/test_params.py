@@ -70,13 +70,15 @@ def test_the_form_confirms_a_loss_of_rows_only_if_that_is_ticked(
 ) -> None:
     sent: list[CommitOptions] = []
 
-    def record(_workspace: str, _branch: str, _body: bytes, options: CommitOptions) -> str:
+    def record(
+        _workspace: str, _branch: str, _body: bytes, options: CommitOptions, *_actor: str
+    ) -> str:
         sent.append(options)
         return ""
 
-    monkeypatch.setattr(task_bodies, "_submission", lambda _: ("shop", "main", b""))
+    monkeypatch.setattr(task_bodies, "_submission", lambda *_: ("shop", "main", b""))
     monkeypatch.setattr(task_bodies.commit_steps, step, record)
-    getattr(task_bodies, step)(_validated(conf))
+    getattr(task_bodies, step)(_validated(conf), "ann")
     assert [options.allow_data_loss for options in sent] == [conf.get("allow_data_loss", False)]
 
 

@@ -25,7 +25,10 @@ class Steps:
         self.calls.append([name, commit_id])
         if name == self.failing:
             raise ValueError(name)
-    def submit_commit(self, params):
+    def permit_stored_commit(self, commit_id, user):
+        assert user == "dag_test", user
+    def submit_commit(self, params, user):
+        assert user == "dag_test", user
         self.run_commit_step("submit", params["definitions"])
         return "made-here"
     def compile_commit(self, commit_id, waited_s):
@@ -36,7 +39,8 @@ class Steps:
     def reads_have_moved(self, commit_id, *, is_first_look):
         self.run_commit_step("warm" if is_first_look else "warm again", commit_id)
         return not (is_first_look and self.failing == "slow jobs")
-    def preview_commit(self, params):
+    def preview_commit(self, params, user):
+        assert user == "dag_test", user
         self.run_commit_step("preview", params["definitions"])
 
 spec = importlib.util.spec_from_file_location("commit", sys.argv[1])
@@ -53,7 +57,8 @@ fennel_airflow.task_bodies = fake
 def result_of(conf, failing):
     steps = Steps(failing)
     for entry in (
-        "run_commit_step", "submit_commit", "compile_commit", "preview_commit", "reads_have_moved"
+        "run_commit_step", "submit_commit", "compile_commit", "preview_commit", "reads_have_moved",
+        "permit_stored_commit"
     ):
         setattr(fake, entry, getattr(steps, entry))
     run = dag.test(run_conf=conf)

@@ -191,6 +191,7 @@ def main() -> None:
         .config("spark.driver.host", "127.0.0.1")
         .config("spark.driver.bindAddress", "127.0.0.1")
         .config("spark.driver.memory", "512m")
+        .config("spark.jars.ivy", str(jobs.folder / "ivy"))
         .config("spark.sql.warehouse.dir", str(jobs.folder / "warehouse"))
         .getOrCreate()
     )

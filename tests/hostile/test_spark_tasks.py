@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import socket
 import subprocess
@@ -33,7 +34,8 @@ from tests.support.executors import CLIENT_PYTHON
 ROOT = Path(__file__).parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3.11")
 """An interpreter that other users can read, unlike one in a home folder."""
-ORDINARY_USER = 7500
+ORDINARY_USER = pwd.getpwnam("nobody").pw_uid
+"""Java needs a user with a name."""
 RUNS_WITHIN_S = 400
 
 

@@ -31,6 +31,9 @@ def test_a_form_with_a_new_workspace_creates_it_and_logs_every_ledger_step(
         if line["event"] == "ledger step" and float(line["ms"]) > 0
     }
     assert {("create", "topic", "Order"), ("register", "job", "Order: table")} <= steps
+    audited = rows("SELECT actor, action, outcome FROM audit_event WHERE workspace = %s", workspace)
+    actor = f"user {Settings().airflow_user} of Airflow"
+    assert (actor, "commit", "done") in audited
 
 
 def test_a_failed_task_logs_the_next_action(airflow: Airflow, workspace: str, shop: str) -> None:
