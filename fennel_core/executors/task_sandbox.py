@@ -181,12 +181,12 @@ def tables_of(
         while start < batch.num_rows:
             # Bytes of a slice count its share of the buffers only.
             per_row = max(1, batch.nbytes // batch.num_rows)
-            room = min(most_rows - rows, max(0, most_bytes - size) // per_row)
-            if room == 0 and rows:
+            more = min(most_rows - rows, max(0, most_bytes - size) // per_row)
+            if more == 0 and rows:
                 yield pa.Table.from_batches(waiting)
                 waiting, rows, size = [], 0, 0
                 continue
-            taken = batch.slice(start, max(1, room))
+            taken = batch.slice(start, max(1, more))
             waiting.append(taken)
             start += taken.num_rows
             rows += taken.num_rows

@@ -115,7 +115,7 @@ def permit_stored_commit(commit_id: str, user: str) -> None:
     """Fail unless `user` may run a commit that is stored.
 
     The definition server starts such runs with the platform's own login, after it has checked the
-    token; anyone else needs the role.
+    token; other users need the role.
     """
     settings = Settings()
     if not settings.airflow_workspaces or user == settings.airflow_user:
