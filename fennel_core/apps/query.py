@@ -37,10 +37,12 @@ from fennel_core.query.erasures import Erasures
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.inspect import Inspector
 from fennel_core.query.kafka import KafkaEnds, KafkaTails
+from fennel_core.query.log_kafka import KafkaLogProducer
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.notifications import NotificationListener
 from fennel_core.query.owners import Owners
 from fennel_core.query.postgres import PostgresReader
+from fennel_core.query.query_log import QueryLog
 from fennel_core.query.server import QueryApplication
 from fennel_core.query.service import QueryLimits, QueryService
 from fennel_core.query.slot_connections import SlotConnections
@@ -100,6 +102,7 @@ async def serve(settings: Settings, inherited: InheritedResources | None = None)
         owners, views = Owners(reads), Views(reads)
         counters = None if inherited is None else ErasureCounters(inherited.memory)
         refresher, erased = ViewRefresher(views), Erasures(dsn, counters)
+        query_log = QueryLog(KafkaLogProducer(settings), reads, settings.query_log_bytes)
         app = application(
             settings,
             pool,
@@ -112,6 +115,7 @@ async def serve(settings: Settings, inherited: InheritedResources | None = None)
             executors,
             erased,
             refresher,
+            query_log,
         )
         tune_interpreter()
         metrics_server = await serve_metrics(app.health, settings)
@@ -130,15 +134,13 @@ async def serve(settings: Settings, inherited: InheritedResources | None = None)
             asyncio.create_task(NotificationListener(dsn, owners, refresher).run()),
             asyncio.create_task(erased.run()),
             asyncio.create_task(publish_reports(executors)),
+            asyncio.create_task(query_log.run()),
         }
         try:
-            ended, _ = await asyncio.wait({server, *listeners}, return_when=asyncio.FIRST_COMPLETED)
-            if not server.done():
-                raise RuntimeError(
-                    "a listener for notifications ended; without it caches go stale"
-                ) from ended.pop().exception()
-            await server
+            await served_or_failed(server, listeners)
         finally:
+            # While topics are still looked for, and after the last request.
+            await query_log.close(settings.shutdown_grace_s)
             for listener in listeners:
                 listener.cancel()
             await asyncio.wait(listeners)
@@ -146,6 +148,16 @@ async def serve(settings: Settings, inherited: InheritedResources | None = None)
             await forwarder.close()
             await slots.close()
             await asyncio.to_thread(tails.close)
+
+
+async def served_or_failed(server: asyncio.Task[None], listeners: set[asyncio.Task[None]]) -> None:
+    """Wait for the end of the server; RuntimeError if one of its endless helpers ends before."""
+    ended, _ = await asyncio.wait({server, *listeners}, return_when=asyncio.FIRST_COMPLETED)
+    if not server.done():
+        raise RuntimeError(
+            "a listener for notifications ended; without it caches go stale"
+        ) from ended.pop().exception()
+    await server
 
 
 async def serve_metrics(health: HealthEndpoint, settings: Settings) -> web.AppRunner:
@@ -176,6 +188,7 @@ def application(
     executors: Executors,
     erased: Erasures,
     refresher: ViewRefresher,
+    query_log: QueryLog,
 ) -> QueryApplication:
     """Build the application; must be called inside the event loop."""
     timeout_s = settings.lookup_timeout_ms / 1000
@@ -208,6 +221,7 @@ def application(
         bounds=QueryLimits(
             settings.query_rows, settings.query_timeout_ms / 1000, settings.barrier_timeout_s
         ),
+        query_log=query_log,
     )
     ingest = Upstream("ingest", settings.ingest_url)
     return QueryApplication(

@@ -1,5 +1,7 @@
 """Read any dataset as a Spark DataFrame, as of any time: `spark.read.format("fennel")`.
 
+With the option `query_log` it reads logged queries instead (`query_log.py`).
+
     from fennel_core.history.datasource import FennelDataSource
 
     spark.dataSource.register(FennelDataSource)
@@ -20,14 +22,12 @@ versions of its keys, so it becomes one partition of the DataFrame and is read i
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
-import psycopg
-from psycopg_pool import PoolTimeout
 from pydantic import ValidationError
 from pyspark.sql.datasource import DataSource, DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
@@ -35,19 +35,23 @@ from pyspark.sql.types import StructType
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, DatasetView
-from fennel_core.connections import erasures, postgres, s3, tokens
+from fennel_core.connections import erasures, postgres, s3
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.connections.installation import installation_of, key_prefix
 from fennel_core.connections.postgres import Pool
-from fennel_core.connections.roles import Permission
-from fennel_core.history import asof, parquet
+from fennel_core.history import asof, parquet, read_options
 from fennel_core.history.errors import ReadFailed
 from fennel_core.history.kafka import TopicReader
 from fennel_core.history.postgres import PostgresHistoryFiles
+from fennel_core.history.query_log import (
+    LogReadRequest,
+    QueryLogReader,
+    parse_log_options,
+    read_schema,
+)
 from fennel_core.history.store import HistoryFile
 from fennel_core.operators.rows import frame_columns
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import (
     MAIN_BRANCH,
     DatasetName,
@@ -63,8 +67,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
 
 OPTIONS: Final = ("dataset", "token", "workspace", "branch", "as_of", "env_file")
-EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-MICRO: Final = timedelta(microseconds=1)
 BATCH_ROWS: Final = 10_000
 SERVING: Final = """
     SELECT b.name, c.catalog FROM workspace w LEFT JOIN branch b ON b.workspace = w.name LEFT JOIN
@@ -102,34 +104,20 @@ def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
 
     `now`: the default of `as_of`.
     """
-    unknown = sorted(set(options) - {*OPTIONS, "path"})
-    if unknown:
-        raise ReadFailed(
-            f"unknown option `{unknown[0]}`; valid options: {', '.join(OPTIONS)} [read-option]"
-        )
+    read_options.check_known(options, OPTIONS)
     if not options.get("dataset"):
-        raise ReadFailed('no dataset: add .option("dataset", "<name>") [read-option]')
-    if not options.get("token") and not options.get("workspace"):
         raise ReadFailed(
-            'no workspace: add .option("token", "<your token>"), or '
-            '.option("workspace", "<name>") [read-option]'
+            'no dataset: add .option("dataset", "<name>"), or .option("query_log", "<workflow>") '
+            "[read-option]"
         )
-    text = options.get("as_of")
-    try:
-        at = now if text is None else datetime.fromisoformat(text)
-    except ValueError as wrong:
-        raise ReadFailed(
-            f'as_of `{text}` is not an ISO 8601 time; use a form like "2026-05-01T12:00:00Z" '
-            "[read-as-of]"
-        ) from wrong
-    at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
+    read_options.check_workspace(options)
     branch = options.get("branch") or MAIN_BRANCH
     return ReadRequest(
         DatasetName(options["dataset"]),
         branch,
         options.get("workspace") or None,
         options.get("token") or None,
-        Micros((at - EPOCH) // MICRO),
+        read_options.moment(options, "as_of", now),
     )
 
 
@@ -137,18 +125,7 @@ async def resolve_dataset(
     pool: Pool, settings: Settings, request: ReadRequest
 ) -> tuple[WorkspaceId, DatasetView]:
     """Return the workspace and the dataset that its branch serves now; ReadFailed without one."""
-    workspace = request.workspace
-    if request.token is not None:
-        try:
-            access = await tokens.access_of(pool, settings, f"Bearer {request.token}")
-            workspace = access.workspace_for(Permission.READ)
-        except ApiError as refused:
-            raise ReadFailed(f"{refused.text} [{refused.code}]") from refused
-        if request.workspace not in (None, workspace):
-            raise ReadFailed(
-                f"the token is for workspace `{workspace}`, not `{request.workspace}`; omit one of "
-                "the two options [read-workspace]"
-            )
+    workspace = await read_options.workspace_of(pool, settings, request.workspace, request.token)
     async with pool.connection() as connection:
         rows = await (await connection.execute(SERVING, (workspace,))).fetchall()
     if not rows:
@@ -160,7 +137,7 @@ async def resolve_dataset(
     if request.branch not in catalogs:
         raise ReadFailed(
             f"unknown branch `{request.branch}` of `{workspace}`; valid branches: "
-            f"{_listed(catalogs)} [read-branch]"
+            f"{read_options.listed(catalogs)} [read-branch]"
         )
     data = catalogs[request.branch]
     if not isinstance(data, bytes):
@@ -173,14 +150,14 @@ async def resolve_dataset(
     if view is None:
         raise ReadFailed(
             f"unknown dataset `{request.dataset}` in branch `{request.branch}`; valid datasets: "
-            f"{_listed(views)} [read-dataset]"
+            f"{read_options.listed(views)} [read-dataset]"
         )
     if view.topic is None:
         raise ReadFailed(
             f"`{request.dataset}` is a terminal aggregate, which is computed on lookup and has no "
             "rows. Read the dataset that it aggregates, or look it up [read-dataset]"
         )
-    return WorkspaceId(str(workspace)), view
+    return workspace, view
 
 
 async def plan_read(
@@ -218,7 +195,7 @@ class FennelReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
     """One read: planned when it is created; `read` runs in Spark's Python workers."""
 
     def __init__(self, settings: Settings, request: ReadRequest, schema: StructType) -> None:
-        view, self._erased, self._parts = _run(settings, request)
+        view, self._erased, self._parts = read_options.run(plan_read(settings, request))
         self._settings, self._as_of, self._dataset, self._schema = (
             settings,
             request.as_of,
@@ -247,7 +224,7 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
     Options, with defaults in parentheses: `dataset` (required); `token`, or `workspace` for
     processes that have the platform's settings; `branch` (main); `as_of`, ISO 8601, inclusive, UTC
     unless it has an offset (now); `env_file`, the settings as `up` writes them
-    (the environment).
+    (the environment). Options of logged queries: see `query_log`.
     """
 
     @classmethod
@@ -256,13 +233,18 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
 
     def schema(self) -> StructType:
         settings, request = self._asked()
-        view, _, _ = _run(settings, request)
+        if isinstance(request, LogReadRequest):
+            return read_schema(settings, request)
+        view, _, _ = read_options.run(plan_read(settings, request))
         return spark_schema(view.schema)
 
     def reader(self, schema: StructType) -> DataSourceReader:
-        return FennelReader(*self._asked(), schema)
+        settings, request = self._asked()
+        if isinstance(request, LogReadRequest):
+            return QueryLogReader(settings, request, schema)
+        return FennelReader(settings, request, schema)
 
-    def _asked(self) -> tuple[Settings, ReadRequest]:
+    def _asked(self) -> tuple[Settings, ReadRequest | LogReadRequest]:
         file = self.options.get("env_file")
         try:
             settings = Settings(_env_file=file)
@@ -270,7 +252,10 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
             raise ReadFailed(
                 f"the platform's settings cannot be used: {wrong} [read-settings]"
             ) from wrong
-        return settings, parse_options(dict(self.options), datetime.now(UTC))
+        options, now = dict(self.options), datetime.now(UTC)
+        if options.get("query_log"):
+            return settings, parse_log_options(options, now)
+        return settings, parse_options(options, now)
 
 
 def read_versions(settings: Settings, part: ReadPartition, schema: Schema) -> pl.DataFrame:
@@ -302,23 +287,7 @@ def read_versions(settings: Settings, part: ReadPartition, schema: Schema) -> pl
     return pl.concat(frames)
 
 
-def _run(
-    settings: Settings, request: ReadRequest
-) -> tuple[DatasetView, tuple[ErasedKeys, ...], list[ReadPartition]]:
-    try:
-        return asyncio.run(plan_read(settings, request))
-    except (psycopg.OperationalError, PoolTimeout) as unavailable:
-        raise ReadFailed(
-            f"the platform's database cannot be reached ({unavailable}); check FENNEL_POSTGRES_DSN "
-            "[read-settings]"
-        ) from unavailable
-
-
 def spark_schema(schema: Schema) -> StructType:
     """Return the columns of a dataset as Spark types."""
     found: StructType = from_arrow_schema(schema.arrow())
     return found
-
-
-def _listed(names: Iterable[str]) -> str:
-    return ", ".join(f"`{name}`" for name in sorted(names)) or "none"

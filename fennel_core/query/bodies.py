@@ -20,11 +20,11 @@ from fennel_core.query.batch_thread import SLICE_ROWS, slices
 from fennel_core.query.columns import QueryColumn
 from fennel_core.query.errors import (
     LookupRejected,
-    QueryLogUnsupported,
     RequestMalformed,
     TooManyRows,
     ValueNotConvertible,
 )
+from fennel_core.query.log_blocks import LogOptions
 from fennel_core.query.values import input_column
 from fennel_core.vocab.dtypes import Field, Timestamp
 from fennel_core.wire.errors import MalformedData
@@ -52,6 +52,8 @@ class FeatureQuery:
     rows: int
     by_row: bool
     workflow: str | None
+    log: LogOptions | None
+    """None: the query is not logged."""
 
     def column(self, name: str) -> Sequence[Any] | None:
         """Return the values of an input, None without a column; no rows have every column."""
@@ -80,6 +82,8 @@ _decoders: dict[type[Any], Callable[[bytes], Any]] = {
 }
 dump = msgspec.json.Encoder().encode
 LONGEST_BARRIER_S = 3600
+DEFAULT_WORKFLOW = "default"
+WORKFLOW_CHARS = 200
 SURROGATE = b"\\ud"
 """The start of the escape of a surrogate in JSON text."""
 
@@ -111,14 +115,11 @@ def _parse_slowly(body: bytes, kind: type[Body]) -> Body:
 def query_body(body: bytes, limit_rows: int) -> FeatureQuery:
     """Parse the body of `/query`.
 
-    Raises `RequestMalformed`, which names the part that is wrong, `QueryLogUnsupported`, and
-    `TooManyRows` above the limit.
+    Raises `RequestMalformed`, which names the part that is wrong, and `TooManyRows` above the
+    limit.
     """
     found = parse(body, QueryBody)
-    if found.log:
-        raise QueryLogUnsupported("log")
-    if found.sampling_rate is not None:
-        raise QueryLogUnsupported("sampling_rate")
+    options = _log_options(found)
     try:
         table = json_table(found.data)
     except MalformedData as wrong:
@@ -126,8 +127,31 @@ def query_body(body: bytes, limit_rows: int) -> FeatureQuery:
     if table.rows > limit_rows:
         raise TooManyRows(table.rows, limit_rows)
     return FeatureQuery(
-        found.inputs, found.outputs, table.columns, table.rows, table.by_row, found.workflow
+        found.inputs,
+        found.outputs,
+        table.columns,
+        table.rows,
+        table.by_row,
+        found.workflow,
+        options,
     )
+
+
+def _log_options(body: QueryBody) -> LogOptions | None:
+    rate = body.sampling_rate
+    if not body.log:
+        if rate is not None:
+            raise RequestMalformed("`sampling_rate` has no effect without `log`; set `log` to true")
+        return None
+    if rate is not None and not 0 <= rate <= 1:
+        raise RequestMalformed(f"`sampling_rate` must be a number from 0 to 1: it is {rate}")
+    workflow = body.workflow or DEFAULT_WORKFLOW
+    if len(workflow) > WORKFLOW_CHARS:
+        raise RequestMalformed(
+            f"`workflow` of a logged query must have at most {WORKFLOW_CHARS} characters: it has "
+            f"{len(workflow)}"
+        )
+    return LogOptions(workflow, 1.0 if rate is None else rate)
 
 
 def lookup_body(body: bytes, limit_rows: int) -> LookupBody:

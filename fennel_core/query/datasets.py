@@ -19,7 +19,7 @@ from fennel_core.executors.internal_errors import LookupRefused
 from fennel_core.query.batch_thread import ROWS_IN_LOOP, off_loop
 from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
 from fennel_core.query.errors import LookupRejected, QueryError, UnknownField
-from fennel_core.query.execution import key_bytes, key_values
+from fennel_core.query.execution import KeyTrace, key_bytes, key_values
 from fennel_core.query.lookups import EncodedRows, JobLookup, Lookups, ReadOutcome, transpose
 from fennel_core.query.program import ServedDataset
 from fennel_core.vocab.dtypes import Field, Timestamp, optional
@@ -116,7 +116,9 @@ class ExtractorLookups:
         tables: Mapping[DatasetName, ServedDataset],
         now_us: int,
         outcome: ReadOutcome,
+        trace: KeyTrace | None = None,
     ) -> None:
+        self._trace = trace
         self._lookups = lookups
         self._tables = tables
         self._now_us = now_us
@@ -136,6 +138,8 @@ class ExtractorLookups:
             moments = self._moments(asked)
         except (QueryError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as refused:
             raise LookupRefused(str(refused)) from refused
+        if self._trace is not None and table.view.erase_keys:
+            self._trace.looked_up.append((table.view, keys))
         answer = await look_up(self._lookups, table, keys, names, moments, self._outcome)
         return await off_loop(len(answer.found) > ROWS_IN_LOOP, lambda: _reply(answer))
 

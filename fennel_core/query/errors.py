@@ -22,19 +22,6 @@ class RequestMalformed(QueryError):
     CODE = "query-body"
 
 
-class QueryLogUnsupported(QueryError):
-    """The request asks for features to be logged, which this release does not do."""
-
-    STATUS = 400
-    CODE = "query-log-unsupported"
-
-    def __init__(self, field: str) -> None:
-        super().__init__(
-            f"`{field}` has no effect: this release does not log queried features. Query with "
-            "`log=False` and without `sampling_rate`"
-        )
-
-
 class QueryRejected(QueryError):
     """No plan can compute the query on this version of the branch."""
 

@@ -19,6 +19,7 @@ import msgspec
 import polars as pl
 import pyarrow as pa
 
+from fennel_core.blueprints.spec import DatasetView
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.executors.errors import CallFailed, ExecutorUnavailable
 from fennel_core.executors.protocol import TS
@@ -50,6 +51,18 @@ _encode_key = msgspec.msgpack.Encoder().encode
 _decode_row = msgspec.msgpack.Decoder(list[object]).decode
 
 
+@dataclass(slots=True)
+class KeyTrace:
+    """The keys in datasets with erase keys that a query looked up, for the query log.
+
+    `registers`: the columns that `QueryProgram.erasable` names. `looked_up`: the key columns of
+    lookups by user code, in key order, of each dataset.
+    """
+
+    registers: dict[int, QueryColumn] = field(default_factory=dict)
+    looked_up: list[tuple[DatasetView, list[QueryColumn]]] = field(default_factory=list)
+
+
 @dataclass(frozen=True, slots=True)
 class QueryRequest:
     """One query: its columns by full feature name, its number of rows, its clock reading."""
@@ -62,6 +75,8 @@ class QueryRequest:
     outcome: ReadOutcome = field(default_factory=ReadOutcome)
     seen: dict[tuple[JobId, bytes], bytes | None] = field(default_factory=dict)
     """The rows of jobs that more than one level looks up, by key."""
+    trace: KeyTrace | None = None
+    """Of a query that is logged."""
 
 
 class ProgramRunner:
@@ -85,6 +100,10 @@ class ProgramRunner:
         for level in program.levels:
             await self._level(level, program.repeated, filled, request, callbacks)
         outputs = [filled[place] for _, _, place in program.outputs]
+        if request.trace is not None:
+            request.trace.registers = {
+                place: filled[place] for lookup in program.erasable for place in lookup.keys
+            }
         await off_loop(request.large, registers.clear)
         return outputs
 

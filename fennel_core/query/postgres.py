@@ -17,7 +17,14 @@ from fennel_core.query.errors import ReleaseMismatch, UnknownBranch
 from fennel_core.query.owners import Ownership, Parked
 from fennel_core.query.view import BranchKey, ServingVersion
 from fennel_core.vocab.errors import VocabError
-from fennel_core.vocab.ids import CommitId, JobId, JobPartition, PartitionIndex, WorkspaceId
+from fennel_core.vocab.ids import (
+    CommitId,
+    JobId,
+    JobPartition,
+    PartitionIndex,
+    TopicName,
+    WorkspaceId,
+)
 from fennel_core.wire.decode import decode_sync_request
 
 SERVING = "SELECT serving FROM branch WHERE workspace = %s AND name = %s"
@@ -43,6 +50,15 @@ WARMING = """
 SLOTS = """
     SELECT id, engine, address, (extract(epoch FROM lease_until - now()) * 1000)::bigint FROM slot
     WHERE lease_until > now() - interval '1 minute' ORDER BY id
+"""
+
+
+QUERY_LOG_TOPIC = (
+    "SELECT id FROM asset WHERE workspace = %s AND kind = 'querylog' AND state = 'live'"
+)
+WANT_QUERY_LOG = """
+    INSERT INTO query_log (workspace) SELECT name FROM workspace WHERE name = %s AND state = 'open'
+    ON CONFLICT DO NOTHING RETURNING workspace
 """
 
 
@@ -107,6 +123,14 @@ class PostgresReader:
             decode_sync_request(request),
             _loaded(catalog, Catalog, f"the catalog of commit `{commit}`"),
         )
+
+    async def query_log_topic(self, workspace: WorkspaceId) -> TopicName | None:
+        """See `query_log.LogTopics`."""
+        rows = await self._rows(QUERY_LOG_TOPIC, (workspace,))
+        if rows:
+            return TopicName(str(rows[0][0]))
+        await self._rows(WANT_QUERY_LOG, (workspace,))
+        return None
 
     async def read_owners(self) -> Ownership:
         """Read all owners in one statement, also those whose lease has ended.

@@ -105,6 +105,20 @@ class BoundLookup:
 
 
 @dataclass(frozen=True, slots=True)
+class ErasableLookup:
+    """The erase keys of a lookup: `keys` are the registers of the erase-key `columns`, in order.
+
+    `listed`: they hold lists.
+    """
+
+    dataset: DatasetName
+    columns: tuple[str, ...]
+    keys: tuple[int, ...]
+    key_types: tuple[Dtype, ...]
+    listed: bool
+
+
+@dataclass(frozen=True, slots=True)
 class BoundAlias:
     source: int
     out: int
@@ -137,6 +151,7 @@ class QueryProgram:
 
     `inputs` are the given columns to read, with the register of each; `outputs` the columns of the
     response and their encoders. `repeated` are the jobs that more than one level looks up.
+    `erasable`: the distinct lookups of datasets with erase keys.
     """
 
     inputs: tuple[tuple[str, Dtype, int], ...]
@@ -144,6 +159,7 @@ class QueryProgram:
     outputs: tuple[tuple[str, Encoder, int], ...]
     registers: int
     repeated: frozenset[JobId]
+    erasable: tuple[ErasableLookup, ...] = ()
 
 
 Registers = list[QueryColumn]
@@ -159,6 +175,7 @@ class _Binder:
         self._tables = tables
         self._registers: dict[FeatureRef, int] = {}
         self._given: frozenset[FeatureRef] = frozenset()
+        self._erasable: dict[ErasableLookup, None] = {}
         self._groups: dict[tuple[tuple[FeatureRef, ...], tuple[Dtype, ...], bool], int] = {}
 
     def bind(self, plan: QueryPlan) -> QueryProgram:
@@ -170,7 +187,9 @@ class _Binder:
         )
         looked_up = Counter(job for level in levels for job in {step.job for step in level.lookups})
         repeated = frozenset(job for job, times in looked_up.items() if times > 1)
-        return QueryProgram(inputs, levels, outputs, len(self._registers), repeated)
+        return QueryProgram(
+            inputs, levels, outputs, len(self._registers), repeated, tuple(self._erasable)
+        )
 
     def _register(self, ref: FeatureRef) -> int:
         return self._registers.setdefault(ref, len(self._registers))
@@ -209,6 +228,16 @@ class _Binder:
         names = table.view.schema.value_names
         declared = [empty.value if empty.declared else None for empty in table.absent]
         key_types = tuple(f.dtype for f in table.view.schema.keys)
+        if table.view.erase_keys:
+            places = list(map(table.view.schema.key_names.index, table.view.erase_keys))
+            erasable = ErasableLookup(
+                step.dataset,
+                table.view.erase_keys,
+                tuple(self._register(step.keys[place]) for place in places),
+                tuple(key_types[place] for place in places),
+                listed,
+            )
+            self._erasable[erasable] = None
         return BoundLookup(
             job=table.online_job(),
             partitions=table.partitions,

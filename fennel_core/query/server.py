@@ -11,6 +11,7 @@ read whose client has disconnected is cancelled.
 from __future__ import annotations
 
 import asyncio
+import re
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Mapping
 from functools import lru_cache
@@ -32,7 +33,7 @@ from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.query.bodies import barrier_timeout
 from fennel_core.query.errors import RequestMalformed, ResponseTruncated, UnknownRoute
 from fennel_core.query.forward import Forwarder, Upstream
-from fennel_core.query.service import Answer, QueryService
+from fennel_core.query.service import Answer, LogReceipt, QueryService
 from fennel_core.query.status import StatusReport
 from fennel_core.query.view import BranchKey, Views
 from fennel_core.query.view_refresh import ViewRefresher
@@ -49,7 +50,9 @@ READS_ONLY = frozenset({"GET", "HEAD"})
 
 RELOAD_WAIT_S = 10.0
 """How long the response of a successful commit waits for this server's view of it."""
-STALE_HEADERS = ((b"x-fennel-stale", b"true"),)
+Headers = tuple[tuple[bytes, bytes], ...]
+STALE_HEADERS: Headers = ((b"x-fennel-stale", b"true"),)
+REQUEST_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 log = logger(__name__)
 AccessOf = Callable[[str | None], Awaitable[Access]]
@@ -138,7 +141,8 @@ class QueryApplication:
             key = await self._read_key(scope)
             with self._limits.entered(key[0]):
                 body = await read_body(scope, receive, self._limit_bytes)
-                return await _send_read(receive, send, self._service.query(key, body))
+                answer = self._service.query(key, body, _request_id(scope))
+                return await _send_read(receive, send, answer)
         if path == "/status" and method == "GET":
             await send_json(send, await self._status.report(header(scope, b"authorization")))
             return 200
@@ -214,8 +218,30 @@ async def _send_read(receive: Receive, send: Send, answer: Coroutine[Any, Any, A
         found = await answer
     if found.stale:
         metrics.STALE_READS.inc()
-    await send_json(send, found.body, headers=STALE_HEADERS if found.stale else ())
+    headers = STALE_HEADERS if found.stale else ()
+    if found.logged is not None:
+        headers = (*headers, *_log_headers(found.logged))
+    await send_json(send, found.body, headers=headers)
     return 200
+
+
+def _log_headers(logged: LogReceipt) -> Headers:
+    """Return what a response says about the query log."""
+    named = (b"x-fennel-request-id", logged.request_id.encode())
+    rows = (b"x-fennel-logged-rows", str(logged.rows).encode())
+    if not logged.dropped:
+        return (named, rows)
+    return (named, rows, (b"x-fennel-dropped-rows", str(logged.dropped).encode()))
+
+
+def _request_id(scope: Scope) -> str | None:
+    """Return the id that the caller gives the request, for the query log."""
+    given = header(scope, b"x-fennel-request-id")
+    if given is not None and REQUEST_ID.fullmatch(given) is None:
+        raise RequestMalformed(
+            "the header `X-FENNEL-REQUEST-ID` must have 1 to 64 letters, digits, `.`, `_` or `-`"
+        )
+    return given
 
 
 @lru_cache(maxsize=1024)

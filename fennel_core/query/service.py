@@ -11,11 +11,12 @@ from __future__ import annotations
 
 import asyncio
 import time
+import uuid
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from functools import lru_cache, partial
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from prometheus_client import Counter, Histogram
 
@@ -23,6 +24,7 @@ from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.query.barrier import Barrier
 from fennel_core.query.batch_thread import BYTES_IN_LOOP, ROWS_IN_LOOP, off_loop
 from fennel_core.query.bodies import (
+    DEFAULT_WORKFLOW,
     FeatureQuery,
     LookupBody,
     dump,
@@ -52,8 +54,9 @@ from fennel_core.query.errors import (
     UnknownField,
     ViewOutdated,
 )
-from fennel_core.query.execution import ProgramRunner, QueryRequest
+from fennel_core.query.execution import KeyTrace, ProgramRunner, QueryRequest
 from fennel_core.query.inspect import Inspector
+from fennel_core.query.log_blocks import LoggedQuery, LogOptions, sampled_rows
 from fennel_core.query.lookups import Lookups, ReadOutcome
 from fennel_core.query.program import QueryProgram, ServedDataset
 from fennel_core.query.values import input_column
@@ -73,7 +76,6 @@ MAYBE_STALE = (
 )
 """Errors that a newer view may resolve."""
 
-DEFAULT_WORKFLOW = "default"
 OTHER_WORKFLOWS = "other"
 WORKFLOW_LABELS = 100
 """Callers choose names of workflows freely; a metric's labels must stay few."""
@@ -97,6 +99,25 @@ class Answer:
 
     body: bytes
     stale: bool = False
+    logged: LogReceipt | None = None
+    """Of a query that was to be logged."""
+
+
+@dataclass(frozen=True, slots=True)
+class LogReceipt:
+    """What was logged of a query. `dropped`: rows that did not fit into the log's queue."""
+
+    request_id: str
+    rows: int
+    dropped: int
+
+
+class LogsQueries(Protocol):
+    """Logs queries without waiting; `query_log.QueryLog` is the real one."""
+
+    def put(self, query: LoggedQuery) -> bool:
+        """Log a query; False if it was dropped."""
+        ...
 
 
 class QueryService:
@@ -112,6 +133,7 @@ class QueryService:
         secret: SecretReader,
         now_us: Callable[[], int],
         bounds: QueryLimits,
+        query_log: LogsQueries | None = None,
     ) -> None:
         self._views = views
         self._lookups = lookups
@@ -121,10 +143,14 @@ class QueryService:
         self._secret = secret
         self._now_us = now_us
         self._bounds = bounds
+        self._query_log = query_log
         self._workflows: set[str] = set()
 
-    async def query(self, key: BranchKey, body: bytes) -> Answer:
-        """Serve `POST /query`: columns of the requested features, in the order requested."""
+    async def query(self, key: BranchKey, body: bytes, request_id: str | None = None) -> Answer:
+        """Serve `POST /query`: columns of the requested features, in the order requested.
+
+        `request_id`: under which it is logged; None: a new one.
+        """
         began = time.perf_counter()
         workflow = DEFAULT_WORKFLOW
         try:
@@ -132,7 +158,10 @@ class QueryService:
                 large = len(body) > BYTES_IN_LOOP
                 asked = await off_loop(large, partial(query_body, body, self._bounds.query_rows))
                 workflow = self._workflow(asked.workflow)
-                answer = await self._on_view(key, partial(self._features, key, asked))
+                logged = None
+                if asked.log is not None:
+                    logged = _LogRequest(asked.log, request_id or uuid.uuid4().hex, len(body))
+                answer = await self._on_view(key, partial(self._features, key, asked, logged))
         except ApiError as refused:
             metrics.EXTRACT_FEATURES_ERRORS.labels(workflow, refused.code).inc()
             raise
@@ -141,14 +170,55 @@ class QueryService:
         _rows(workflow).inc(asked.rows)
         return answer
 
-    async def _features(self, key: BranchKey, asked: FeatureQuery, view: View) -> Answer:
+    async def _features(
+        self, key: BranchKey, asked: FeatureQuery, wanted: _LogRequest | None, view: View
+    ) -> Answer:
         program = view.program((asked.inputs, asked.outputs))
         large = asked.rows > ROWS_IN_LOOP
         given = await off_loop(large, partial(_given, program, asked))
-        request = QueryRequest(given, asked.rows, self._now_us(), large)
+        trace = None if wanted is None else KeyTrace()
+        request = QueryRequest(given, asked.rows, self._now_us(), large, trace=trace)
         columns = await self._runner.run(program, request, self._callbacks(key, view, request))
+        logged: list[QueryColumn] = [] if wanted is None else list(columns)
         encoded = await off_loop(large, partial(_encoded, program, columns, asked))
-        return Answer(encoded, request.outcome.stale)
+        if wanted is None:
+            return Answer(encoded, request.outcome.stale)
+        receipt = await self._logged(key, view, wanted, program, request, logged, len(encoded))
+        return Answer(encoded, request.outcome.stale, receipt)
+
+    async def _logged(
+        self,
+        key: BranchKey,
+        view: View,
+        wanted: _LogRequest,
+        program: QueryProgram,
+        request: QueryRequest,
+        outputs: list[QueryColumn],
+        response_bytes: int,
+    ) -> LogReceipt:
+        """Hand a served query to the log; nothing of it waits for Kafka."""
+        assert self._query_log is not None, "a server that serves queries logs them"
+        assert request.trace is not None, "a logged query has a trace"
+        assert view.commit is not None, "features belong to a commit"
+        sample = partial(
+            sampled_rows, wanted.request_id, request.rows, wanted.options.sampling_rate
+        )
+        kept = await off_loop(request.large, sample)
+        query = LoggedQuery(
+            key=key,
+            commit=view.commit,
+            options=wanted.options,
+            request_id=wanted.request_id,
+            now_us=request.now_us,
+            program=program,
+            columns=request.given
+            | {name: column for (name, _, _), column in zip(program.outputs, outputs, strict=True)},
+            kept=kept,
+            trace=request.trace,
+            size_bytes=_share(wanted.body_bytes + response_bytes, len(kept), request.rows),
+        )
+        taken = self._query_log.put(query)
+        return LogReceipt(wanted.request_id, len(kept) if taken else 0, 0 if taken else len(kept))
 
     def _workflow(self, name: str | None) -> str:
         """Return the workflow as a metric label: the first hundred names get one each, others share
@@ -209,7 +279,9 @@ class QueryService:
     def _callbacks(self, key: BranchKey, view: View, request: QueryRequest) -> Callbacks:
         workspace = key[0]
         return Callbacks(
-            lookup=ExtractorLookups(self._lookups, view.tables, request.now_us, request.outcome),
+            lookup=ExtractorLookups(
+                self._lookups, view.tables, request.now_us, request.outcome, request.trace
+            ),
             secret=lambda name: self._secret(workspace, name),
             workspace=workspace,
             version=f"{key[1]}@{view.commit}",
@@ -233,6 +305,20 @@ class QueryService:
             if newer is view:
                 raise
             return await answer(newer)
+
+
+@dataclass(frozen=True, slots=True)
+class _LogRequest:
+    """How the caller of a query wants it to be logged, and the size of its body."""
+
+    options: LogOptions
+    request_id: str
+    body_bytes: int
+
+
+def _share(size: int, kept: int, rows: int) -> int:
+    """Return the part of `size` that belongs to the `kept` ones of `rows`."""
+    return size if kept == rows else size * kept // rows
 
 
 @lru_cache(maxsize=WORKFLOW_LABELS + 2)

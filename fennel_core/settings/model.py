@@ -322,6 +322,12 @@ class LimitSettings(BaseSettings):
         gt=0,
         description="Maximum rows of one `query` request, which is answered in memory.",
     )
+    query_log_bytes: int = Field(
+        64 * MIB,
+        gt=0,
+        description="Logged queries that one server process holds until Kafka has them, bytes of "
+        "request and response; a workspace may use half. More are not logged, and counted.",
+    )
     query_timeout_ms: int = Field(
         30_000,
         gt=0,

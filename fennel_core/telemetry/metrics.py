@@ -154,6 +154,17 @@ STALE_READS = counter(
     (),
     exact_name=True,
 )
+QUERY_LOG_ROWS = counter(
+    "fennel_query_log_rows",
+    "Rows of logged queries by what became of them: `written`, or lost as `queue-full`, "
+    "`no-topic`, `not-written` or `not-encoded`.",
+    ("workspace", "outcome"),
+)
+QUERY_LOG_BYTES = gauge(
+    "fennel_query_log_pending_bytes",
+    "Logged queries of one server process that Kafka has not acknowledged.",
+    worst=True,
+)
 VIEW_AGE = gauge(
     "fennel_query_view_age_seconds",
     "Time for which the longest-waiting branch has not been reloaded after a change; 0 if none.",

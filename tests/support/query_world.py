@@ -25,6 +25,7 @@ from fennel_core.query.barrier import Barrier, Ends
 from fennel_core.query.errors import ErasuresUnknown, UnknownBranch
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.inspect import Inspector
+from fennel_core.query.log_blocks import LoggedQuery, blocks_of_queries
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners
 from fennel_core.query.server import QueryApplication
@@ -42,6 +43,7 @@ from fennel_core.vocab.ids import (
     TopicPartition,
     WorkspaceId,
 )
+from fennel_core.vocab.query_log_blocks import rows_of
 from fennel_core.wire.entities import Dataset, SyncRequest
 from tests.support.fake_slots import FakeRegistry, FakeSlot
 from tests.support.polling import eventually
@@ -58,6 +60,7 @@ def table_view(
     offline: bool = True,
     topic: str | None = None,
     served: bool = True,
+    erase_keys: tuple[str, ...] = (),
 ) -> DatasetView:
     return DatasetView(
         name=dataset.name,
@@ -67,7 +70,7 @@ def table_view(
         served_by=JobId(f"job-{dataset.name}") if served else None,
         online=online,
         offline=offline,
-        erase_keys=(),
+        erase_keys=erase_keys,
         is_source=True,
     )
 
@@ -164,6 +167,24 @@ class Upstreams:
 
 
 @dataclass
+class RecordedLog:
+    """The queries that were logged. `full`: it takes no more."""
+
+    queries: list[LoggedQuery] = field(default_factory=list)
+    full: bool = False
+
+    def put(self, query: LoggedQuery) -> bool:
+        if not self.full:
+            self.queries.append(query)
+        return not self.full
+
+    def rows(self, *erased: bytes) -> pl.DataFrame:
+        """Return the rows of the only block that the queries become."""
+        [(block, _)] = blocks_of_queries(self.queries)
+        return rows_of(block, set(erased))
+
+
+@dataclass
 class World:
     url: str
     client: aiohttp.ClientSession
@@ -175,6 +196,7 @@ class World:
     erased: FakeErasures
     service: QueryService
     clock: list[int]
+    query_log: RecordedLog
 
     async def post(
         self, path: str, body: Any = None, *, branch: str | None = None, data: bytes | None = None
@@ -213,7 +235,7 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
     platform, registry, upstreams, clock = FakePlatform(), FakeRegistry(), Upstreams(), [10**15]
     slots, owners, views = SlotConnections(), Owners(registry), Views(platform)
     refresher, erased = ViewRefresher(views), FakeErasures()
-    limits = WorkspaceLimits(1000, 0.0)
+    limits, query_log = WorkspaceLimits(1000, 0.0), RecordedLog()
     upstream = web.AppRunner(_upstream_app(upstreams))
     await upstream.setup()
     site = web.TCPSite(upstream, "127.0.0.1", 0)
@@ -229,6 +251,7 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
         secret=_no_secret,
         now_us=lambda: clock[0],
         bounds=QueryLimits(1000, 10.0, 5.0),
+        query_log=query_log,
     )
     app = QueryApplication(
         service=service,
@@ -262,7 +285,10 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
     await eventually(lambda: server.started)
     url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
     async with aiohttp.ClientSession() as client, FakeSlot(folder / "slot.sock") as slot:
-        yield World(url, client, platform, registry, slot, upstreams, views, erased, service, clock)
+        yield World(
+            *(url, client, platform, registry, slot, upstreams, views, erased, service, clock),
+            query_log,
+        )
         refreshing.cancel()
         server.should_exit = True
         await serving

@@ -59,7 +59,8 @@ async def serving_users(folder: Path) -> AsyncIterator[World]:
     """Serve ten users from one slot."""
     async with running_world(folder) as made:
         definitions = request(FEATURES, EXTRACTORS, [USERS, RICH])
-        made.platform.serve(definitions, [table_view(USERS), table_view(RICH)])
+        users = table_view(USERS, erase_keys=("uid",))
+        made.platform.serve(definitions, [users, table_view(RICH)])
         for name in ("Users", "Rich"):
             made.registry.own(made.slot, f"job-{name}", 4)
         for uid in range(10):

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import sys
-from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -13,15 +10,10 @@ import msgspec
 import pyarrow as pa
 import pytest
 
-from fennel_core.connections import erasures, s3
-from fennel_core.history.backlog import Backlog, RollRule
+from fennel_core.connections import erasures
 from fennel_core.history.datasource import FennelReader, ReadFailed, parse_options, spark_schema
-from fennel_core.history.kafka import TopicReader
-from fennel_core.history.roll import RollPlan, TopicLayout, roll
-from fennel_core.history.topics import HistoryTopics
-from fennel_core.history.writer import BatchPublisher, HistoryWriter
-from fennel_core.vocab.ids import DatasetName, TopicName, TopicPartition
-from tests.e2e.history.reads import MARK
+from fennel_core.vocab.ids import DatasetName
+from tests.e2e.history.rolling import answers, roll_all
 from tests.e2e.history.world import (
     BEGIN,
     KEYED,
@@ -32,54 +24,8 @@ from tests.e2e.history.world import (
     World,
     expected,
 )
-from tests.support.installation import own_prefix
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(1800)]
-
-
-class Hand:
-    """Write history in this process: these tests are about reading."""
-
-    def __init__(self, world: World) -> None:
-        self._world = world
-
-    async def roll(
-        self,
-        due: Mapping[TopicPartition, Backlog],
-        layouts: Mapping[TopicName, TopicLayout],
-        publisher: BatchPublisher,
-    ) -> None:
-        ends = {place: backlog.end for place, backlog in due.items()}
-        plan = RollPlan(await publisher.history_ends(list(ends)), ends, layouts, file_bytes=20_000)
-        log, client = TopicReader(self._world.settings), s3.client(self._world.settings)
-
-        root = own_prefix(self._world.settings)
-
-        def put(key: str, body: bytes) -> None:
-            assert s3.put_new(client, self._world.settings.s3_bucket, root + key, body)
-
-        messages = (
-            message
-            for place, each in due.items()
-            for message in log.tail(place, each.start, each.end)
-        )
-        await publisher.publish(
-            await asyncio.to_thread(lambda: list(roll(messages, plan, put))), ends
-        )
-
-
-async def answers(world: World, *wanted: dict[str, str]) -> list[dict[str, Any]]:
-    program = (sys.executable, "-m", "tests.e2e.history.reads")
-    pipe = asyncio.subprocess.PIPE
-    process = await asyncio.create_subprocess_exec(
-        *program, env=world.environment(), stdin=pipe, stdout=pipe, stderr=pipe
-    )
-    out, errors = await process.communicate(json.dumps(wanted).encode())
-    assert process.returncode == 0, errors.decode()[-4000:]
-    found: list[dict[str, Any]] = json.loads(
-        next(line for line in out.decode().splitlines() if line.startswith(MARK))[len(MARK) :]
-    )
-    return found
 
 
 def as_rows(rows: list[tuple[Any, ...]]) -> list[list[Any]]:
@@ -111,15 +57,7 @@ async def read(world: World, options: dict[str, str]) -> list[tuple[Any, ...]]:
 async def rolled(world: World, rows: int) -> None:
     """Topics whose rows are in history except for the last ones."""
     await asyncio.to_thread(world.write, rows)
-    writer = HistoryWriter(
-        world.files,
-        HistoryTopics(world.pool),
-        TopicReader(world.settings).bounds,
-        Hand(world),
-        RollRule(1, 0),
-        lambda: 0.0,
-    )
-    assert (await writer.run_pass()).files >= 2 * PARTITIONS
+    assert await roll_all(world) >= 2 * PARTITIONS
     await asyncio.to_thread(world.write, rows // 3)
 
 

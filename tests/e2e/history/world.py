@@ -234,8 +234,14 @@ class World:
     async def history(
         self, name: str, part: int
     ) -> tuple[tuple[HistoryFile, ...], list[tuple[int, pl.DataFrame]]]:
-        """Return the files of a partition and their content by message."""
-        files = await self.files.files(self.topic(name), PartitionIndex(part))
+        """Return the files of a dataset's partition and their content by message."""
+        return await self.history_of(self.topic(name), part)
+
+    async def history_of(
+        self, topic: TopicName, part: int
+    ) -> tuple[tuple[HistoryFile, ...], list[tuple[int, pl.DataFrame]]]:
+        """Return the files of a topic's partition and their content by message."""
+        files = await self.files.files(topic, PartitionIndex(part))
         client, found = s3.client(self.settings), []
         for file in files:
             body = s3.get(

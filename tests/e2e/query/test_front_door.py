@@ -101,16 +101,6 @@ async def test_a_field_without_effect_is_refused_by_name(
     assert (status, f"`{field}`" in answer) == (400, True), answer
 
 
-@pytest.mark.parametrize("extra", [{"log": True}, {"sampling_rate": 0.5}])
-async def test_logging_of_features_is_refused_while_there_is_no_query_log(
-    world: World, extra: dict[str, Any]
-) -> None:
-    status, answer = await world.post(
-        "query", query(["User.uid"], ["User.age"], {"User.uid": [1]}) | extra
-    )
-    assert (status, f"`{next(iter(extra))}` has no effect" in answer) == (400, True)
-
-
 async def test_duplicate_keys_are_looked_up_once(world: World) -> None:
     body = query(["User.uid"], ["User.age"], {"User.uid": [5, 6, 5, 5, 6]})
     assert await world.post("query", body) == (200, {"User.age": [25, 26, 25, 25, 26]})
