@@ -16,6 +16,7 @@ import click
 
 from fennel_core import __version__
 from fennel_core.apps.admin_commands import purge, token, workspace
+from fennel_core.apps.backup_commands import backup, restore
 from fennel_core.apps.command_context import fail, names_of, select
 
 if TYPE_CHECKING:
@@ -480,6 +481,8 @@ def clean(yes: bool) -> None:
 main.add_command(workspace)
 main.add_command(token)
 main.add_command(purge)
+main.add_command(backup)
+main.add_command(restore)
 
 
 if __name__ == "__main__":

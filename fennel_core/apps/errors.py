@@ -46,3 +46,30 @@ class DemoFailed(AppsError):
     """
 
     code: ClassVar[str] = "demo-failed"
+
+
+class BackupFailed(AppsError):
+    """Raised when no backup can be taken; what is in the target is not one.
+
+    The text names the reason and the next action.
+    """
+
+    code: ClassVar[str] = "backup-failed"
+
+
+class BackupUnusable(AppsError):
+    """Raised when a backup, its place or its passphrase cannot be used. Nothing was changed.
+
+    The text names the problem and the next action.
+    """
+
+    code: ClassVar[str] = "backup-unusable"
+
+
+class RestoreFailed(AppsError):
+    """Raised when a backup cannot be restored into this installation, which is empty as before.
+
+    The text names the problem and the next action.
+    """
+
+    code: ClassVar[str] = "restore-failed"

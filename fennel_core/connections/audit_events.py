@@ -77,6 +77,8 @@ class Action(StrEnum):
     PURGE = "purge"
     REBUILD = "rebuild"
     RESEAL = "reseal"
+    BACKUP = "backup"
+    RESTORE = "restore"
 
 
 @dataclass(frozen=True, slots=True)

@@ -82,7 +82,7 @@ def own_state_folder(folder: Path, installation: InstallationId) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     try:
         with (folder / OWNER).open("x") as file:
-            file.write(_owner_body(installation))
+            file.write(owner_body(installation))
     except FileExistsError:
         owner = _owner_in((folder / OWNER).read_text())
         if owner != installation:
@@ -122,7 +122,7 @@ class InstallationObjects:
         return self._root
 
     async def _require_owner(self, installation: InstallationId) -> None:
-        key, ours = f"{self._prefix}{OWNER}", _owner_body(installation).encode()
+        key, ours = f"{self._prefix}{OWNER}", owner_body(installation).encode()
         if self._claims:
             with suppress(ObjectConflict):
                 await self._bucket.put(key, ours)
@@ -188,7 +188,8 @@ async def require_ownership(settings: BucketSettings, pool: Pool, state: Path | 
         return
 
 
-def _owner_body(installation: InstallationId) -> str:
+def owner_body(installation: InstallationId) -> str:
+    """Return the content of the object or file `owner`."""
     return json.dumps({"installation": installation})
 
 

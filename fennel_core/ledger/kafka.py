@@ -87,9 +87,10 @@ class KafkaTopicAdmin:
         }
 
     async def create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
-        return await asyncio.to_thread(self._create, topics)
+        return await asyncio.to_thread(self.create_now, topics)
 
-    def _create(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
+    def create_now(self, topics: Sequence[TopicSpec]) -> Mapping[TopicName, TopicRefusal]:
+        """Do as `create`, for programs without an event loop; blocks."""
         refused: dict[TopicName, TopicRefusal] = {}
         for start in range(0, len(topics), BATCH_TOPICS):
             new_topics = [
@@ -108,9 +109,10 @@ class KafkaTopicAdmin:
         return refused
 
     async def delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
-        return await asyncio.to_thread(self._delete, names)
+        return await asyncio.to_thread(self.delete_now, names)
 
-    def _delete(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
+    def delete_now(self, names: Sequence[TopicName]) -> Mapping[TopicName, TopicRefusal]:
+        """Do as `delete`, for programs without an event loop; blocks."""
         refused: dict[TopicName, TopicRefusal] = {}
         for start in range(0, len(names), BATCH_TOPICS):
             futures = self._client().delete_topics(

@@ -190,19 +190,52 @@ def test_a_commit_revives_what_the_released_version_retained(restored: Upgraded)
     assert restored.differences("dropped") == []
 
 
-def test_new_rows_show_in_features(restored: Upgraded) -> None:
-    market.new_rows(restored.market)
-    restored.market.settle()
+def assert_that_new_rows_show(upgraded: Upgraded) -> None:
     names = ["User.country", "User.orders", "User.last", "User.loud", "User.sealed"]
     body = {
         "inputs": ["Request.user"],
         "outputs": names,
         "data": {"Request.user": ["new user"]},
     }
-    assert restored.market.call("POST", "/query", body) == {
+    assert upgraded.market.call("POST", "/query", body) == {
         "User.country": ["new"],
         "User.orders": [3],
         "User.last": [[202, 201, 200]],
         "User.loud": ["BEYOND"],
         "User.sealed": [len(market.SECRET)],
     }
+
+
+def test_new_rows_show_in_features(restored: Upgraded) -> None:
+    market.new_rows(restored.market)
+    restored.market.settle()
+    assert_that_new_rows_show(restored)
+
+
+def test_a_restored_backup_is_the_same_platform(
+    restored: Upgraded, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """Compare responses of a new broker and bucket with those of the originals."""
+    asked = [Recorded(**e) for e in archive.read_json(restored.folder, archive.ANSWERS)["requests"]]
+    before = [restored.market.ask(each) for each in asked]
+    folder = tmp_path_factory.mktemp("backups")
+    (folder / "passphrase").write_text("correct horse battery staple\n")
+    words = ("--passphrase-file", str(folder / "passphrase"))
+    restored.platform.run("down")
+    restored.platform.run("up", *archive.INFRA)
+    restored.platform.run("backup", str(folder / "monday"), *words)
+    restored.platform.run("down")
+    other = OwnPlatform(tmp_path_factory.mktemp("restored"), **archive.UNLIMITED)
+    try:
+        other.run("up", *archive.INFRA)
+        other.run("restore", str(folder / "monday"), *words)
+        copy = Upgraded(other, restored.folder)
+        copy.start()
+        assert [copy.market.ask(each) for each in asked] == before
+        assert_that_new_rows_show(copy)
+        assert "missing or wrong: 0" in other.run("audit")
+        market.last_rows(copy.market)
+        copy.market.settle()
+        assert [copy.market.ask(each) for each in asked] != before, "it accepts rows"
+    finally:
+        other.run("down")
