@@ -317,7 +317,8 @@ def query_process(folder: str, port: int, mixed: bool) -> None:
     uvloop.run(_query(Path(folder), port, mixed=mixed))
 
 
-async def _query(folder: Path, port: int, *, mixed: bool) -> None:
+def query_application(folder: Path, *, mixed: bool) -> QueryApplication:
+    """Return the query server's application over the slot in `folder`."""
     static = Static(definitions(mixed=mixed), str(folder / "slot.sock"))
     slots, owners, views = SlotConnections(), Owners(static), Views(static)
     service = QueryService(
@@ -330,7 +331,7 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
         now_us=lambda: time.time_ns() // 1000,
         bounds=QueryLimits(10_000, 30.0, 30.0),
     )
-    app = QueryApplication(
+    return QueryApplication(
         service=service,
         views=views,
         status=None,  # type: ignore[arg-type]  # not asked here
@@ -343,6 +344,10 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
         erasures=NothingErased(),
         limits=WorkspaceLimits(1000, 0.0),
     )
+
+
+async def _query(folder: Path, port: int, *, mixed: bool) -> None:
+    app = query_application(folder, mixed=mixed)
     gc.collect()
     gc.freeze()
     tune_interpreter()
@@ -386,7 +391,7 @@ class Connection:
 
     async def post(self, body: bytes) -> bytes:
         head = (
-            f"POST {self._url.path} HTTP/1.1\r\nhost: bench\r\ncontent-type: "
+            f"POST {self._url.path} HTTP/1.1\r\nhost: localhost\r\ncontent-type: "
             f"application/json\r\ncontent-length: {len(body)}\r\n\r\n"
         )
         self._writer.write(head.encode() + body)
