@@ -28,6 +28,7 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from fennel_core.executors.answering_page import map_answering, new_answering_page
+from fennel_core.executors.call_priority import lower_priority, restore_priority
 from fennel_core.executors.sandbox.confinement import THREADS, Users
 from fennel_core.executors.template import ENDED, EVENT, FORK, NO_USER, STARTED
 
@@ -39,10 +40,9 @@ MOST_WORKERS: Final = 64
 FREEZE_AFTER_S: Final = 0.1
 COUNT_EVERY_S: Final = 0.05
 """How often the threads of a call are counted. Where a worker has a user of its own the kernel
-refuses more; elsewhere a call could take every process that the machine allows.
+refuses more; elsewhere a call could take every process that the machine allows. A call that is not
+done when they are first counted is a long one, which gives way to short ones (`call_priority`).
 """
-LONG_CALL_NICENESS: Final = 15
-"""A call that is not done when its threads are first counted gives way to short ones."""
 CRASH_PAUSE_S: Final = 0.1
 """After a spare worker ended by itself, the next one is forked after this time, so that processes
 that cannot start do not spin.
@@ -80,6 +80,10 @@ class EndReason(enum.Enum):
     """It ended by itself."""
 
 
+DISRUPTIVE: Final = frozenset(
+    {EndReason.TIMEOUT, EndReason.THREADS, EndReason.MALFORMED, EndReason.DIED}
+)
+"""Ends that code brought about, and that cost a new process."""
 QUIET: Final = frozenset({EndReason.RETIRED, EndReason.EVICTED, EndReason.STOPPING})
 """Ends that are no warnings."""
 
@@ -101,6 +105,8 @@ class WorkerProcess(Generic[Call]):
     scope: Scope | None = None
     call: Call | None = None
     deadline: float | None = None
+    started_at: float = 0.0
+    """When its call began."""
     counted_at: float = 0.0
     """When its threads are counted next; only calls that take long are."""
     idle_since: float = 0.0
@@ -162,6 +168,8 @@ class Fleet(Generic[Call]):
         """By number, the one that has been idle for longest first."""
         self._next = 0
         self._paused_until = 0.0
+        self._may_restore = True
+        """Whether a lowered priority can be restored, which only root may; found out once."""
         self.counts = FleetCounts()
 
     def __iter__(self) -> Iterator[WorkerProcess[Call]]:
@@ -190,8 +198,13 @@ class Fleet(Generic[Call]):
             or any(each.scope == scope for each in self._idle.values())
         )
 
-    def assign(self, scope: Scope, call: Call, now: float, deadline: float) -> WorkerProcess[Call]:
-        """Return a worker that runs `call` from now on; send it the connection."""
+    def assign(
+        self, scope: Scope, call: Call, now: float, deadline: float, *, low: bool
+    ) -> WorkerProcess[Call]:
+        """Return a worker that runs `call` from now on; send it the connection.
+
+        `low`: at the priority of long calls from its start, if that can be restored.
+        """
         # The one that was used last: its memory is in the caches.
         found = next((w for w in reversed(self._idle.values()) if w.scope == scope), None)
         if found is not None:
@@ -203,6 +216,9 @@ class Fleet(Generic[Call]):
             self._signal(found, signal.SIGCONT)
         found.state, found.scope, found.call = WorkerState.RUNNING, scope, call
         found.deadline, found.counted_at = deadline, now + COUNT_EVERY_S
+        found.started_at = now
+        if low and self._may_restore and found.pid and not found.demoted:
+            found.demoted = lower_priority(found.pid)
         found.page[0] = 0
         self.running.add(found)
         return found
@@ -213,7 +229,8 @@ class Fleet(Generic[Call]):
         self.running.discard(worker)
         if worker.demoted:
             # Only root may: otherwise the worker keeps the priority of long calls.
-            worker.demoted = not set_niceness(worker.pid, 0)
+            worker.demoted = not restore_priority(worker.pid)
+            self._may_restore = self._may_restore and not worker.demoted
         if worn:
             self.kill(worker, EndReason.RETIRED, "it was recycled")
         elif worker.state is WorkerState.RUNNING:
@@ -239,7 +256,7 @@ class Fleet(Generic[Call]):
             elif worker.state is WorkerState.RUNNING and now >= worker.counted_at:
                 worker.counted_at = now + COUNT_EVERY_S
                 if worker.pid and not worker.demoted:
-                    worker.demoted = set_niceness(worker.pid, LONG_CALL_NICENESS)
+                    worker.demoted = lower_priority(worker.pid)
                 if threads_of(worker.pid) > THREADS:
                     self.kill(worker, EndReason.THREADS, f"it ran more than {THREADS} threads")
 
@@ -354,21 +371,6 @@ def threads_of(pid: int) -> int:
         return os.stat(f"/proc/{pid}/task").st_nlink - 2
     except OSError:
         return 0
-
-
-def set_niceness(pid: int, niceness: int) -> bool:
-    """Set the niceness of every thread of a process; return whether that was allowed.
-
-    New threads inherit it.
-    """
-    try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
-            os.setpriority(os.PRIO_PROCESS, int(thread), niceness)
-    except FileNotFoundError:
-        return True  # It has ended.
-    except (PermissionError, ProcessLookupError):
-        return False
-    return True
 
 
 def death(status: int) -> str:

@@ -31,6 +31,8 @@ from typing import Any, Final
 from fennel_core.executors import protocol, worker
 from fennel_core.executors.fair_queue import FairQueue
 from fennel_core.executors.fleet import (
+    COUNT_EVERY_S,
+    DISRUPTIVE,
     MOST_WORKERS,
     SPARES,
     EndReason,
@@ -48,6 +50,10 @@ RESERVED: Final = 1
 """Calls beyond the setting, which one workspace alone cannot run."""
 LONGEST_LIMIT_MS: Final = 600_000
 """A caller's own time limit may exceed the setting (loading a project does), but not this."""
+DISRUPTION_PAUSE_S: Final = 0.1
+"""After code has ended its process, the next call of its workspace waits: a new process costs more
+than a call, and a workspace must not keep the machine busy with forks.
+"""
 CONTROL_BYTES: Final = 64
 """More than a worker that works ever has in its control socket."""
 
@@ -106,6 +112,12 @@ class ExecutorRouter:
         self._queue: FairQueue[CallerConnection] = FairQueue()
         self._running: Counter[bytes] = Counter()
         """Running calls by workspace."""
+        self._long: set[bytes] = set()
+        """Workspaces whose last call was long, or ended its process: their next one starts at the
+        priority of long calls.
+        """
+        self._paused: dict[bytes, float] = {}
+        """Until when the calls of workspaces wait whose code has ended a process."""
         most = max(MOST_WORKERS, settings.processes + RESERVED + SPARES)
         self._fleet: Fleet[CallerConnection] = Fleet(template, settings.users, most, self._watch)
         self._stopping = False
@@ -129,6 +141,8 @@ class ExecutorRouter:
 
     def _pause(self, now: float) -> float:
         times = [c.waiting_until for c in self._queue if c.waiting_until is not None]
+        if times:
+            times += self._paused.values()
         if (next_at := self._fleet.next_event_at()) is not None:
             times.append(next_at)
         return max(0.0, min(times) - now) if times else -1.0
@@ -224,10 +238,14 @@ class ExecutorRouter:
     # --- calls ------------------------------------------------------------------------------------
 
     def _dispatch(self, now: float) -> None:
+        self._paused = {name: until for name, until in self._paused.items() if until > now}
+
         def may_run(connection: CallerConnection) -> bool:
             assert connection.scope is not None, "a waiting call has a scope"
-            return self._running[connection.workspace] < self._settings.processes and (
-                self._fleet.can_serve(connection.scope, now)
+            return (
+                connection.workspace not in self._paused
+                and self._running[connection.workspace] < self._settings.processes
+                and self._fleet.can_serve(connection.scope, now)
             )
 
         while self._running.total() < self._settings.processes + RESERVED:
@@ -236,7 +254,8 @@ class ExecutorRouter:
                 return
             assert connection.scope is not None, "a waiting call has a scope"
             deadline = now + connection.limit_ms / 1000
-            process = self._fleet.assign(connection.scope, connection, now, deadline)
+            low = connection.workspace in self._long
+            process = self._fleet.assign(connection.scope, connection, now, deadline, low=low)
             connection.waiting_until, connection.worker = None, process
             self._running[connection.workspace] += 1
             try:
@@ -265,7 +284,12 @@ class ExecutorRouter:
         connection = process.call
         assert connection is not None, "a running worker has a call"
         self._release(connection)
-        self._fleet.finish(process, time.monotonic(), worn=worn)
+        now = time.monotonic()
+        if now - process.started_at >= COUNT_EVERY_S:
+            self._long.add(connection.workspace)
+        else:
+            self._long.discard(connection.workspace)
+        self._fleet.finish(process, now, worn=worn)
         if connection.sock.fileno() in self._connections:
             self._epoll.modify(connection.sock, select.EPOLLIN | select.EPOLLRDHUP)
 
@@ -289,6 +313,9 @@ class ExecutorRouter:
         connection = process.call
         if connection is not None:
             self._release(connection)
+            if process.end_reason in DISRUPTIVE:
+                self._long.add(connection.workspace)
+                self._paused[connection.workspace] = time.monotonic() + DISRUPTION_PAUSE_S
             if connection.sock.fileno() in self._connections:
                 self._respond_for(end, connection)
         self._fleet.dispose(process)

@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import time
 from pathlib import Path
 
 import pyarrow as pa
@@ -26,6 +27,8 @@ from tests.support.polling import eventually
 
 IMPORTS = "import os, time, ctypes, threading\nimport pandas as pd\n"
 MIB = 1 << 20
+PAUSE_S = 0.1
+"""`router.DISRUPTION_PAUSE_S`; that module needs the client's environment."""
 
 
 def calling(body: str, module_level: str = "") -> ExtractCall:
@@ -110,8 +113,29 @@ async def test_a_long_call_gives_way_to_short_ones(executors: Executors) -> None
     long = await executors.run(calling(body), ONE)
     assert long.to_pydict() == {"F.out": [2 + 15]}
     if os.getuid() == 0:
-        short = await executors.run(calling(f"given = given + {niceness}"), ONE)
-        assert short.to_pydict() == {"F.out": [2]}
+        short = calling(f"given = given + {niceness}")
+        # The next call may be as long: it starts where the last one ended.
+        assert (await executors.run(short, ONE)).to_pydict() == {"F.out": [2 + 15]}
+        assert (await executors.run(short, ONE)).to_pydict() == {"F.out": [2]}
+
+
+async def test_code_that_ends_its_processes_is_paused_and_no_other_workspace(
+    executors: Executors,
+) -> None:
+    """Otherwise a workspace could keep the machine busy with the start of processes."""
+    ends, hostile = calling("os._exit(1)"), Callbacks(workspace="hostile")
+
+    async def started() -> int:
+        return (await executors.report()).started
+
+    before, began = await started(), time.monotonic()
+    for _ in range(5):
+        with pytest.raises(ExecutorCrashed):
+            await executors.run(ends, ONE, callbacks=hostile)
+        assert await succeeds(executors)
+    # At least, on any machine: each call after the first one has waited.
+    assert time.monotonic() - began >= 4 * PAUSE_S
+    assert await started() - before <= 5 + 1, "one for each, and one for the other workspace"
 
 
 async def test_cancelled_calls_that_wait_leave_the_queue(executors: Executors) -> None:
