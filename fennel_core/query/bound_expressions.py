@@ -7,14 +7,14 @@ Compilation (types, Polars expressions) belongs to the plan and is done once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import polars as pl
 
 from fennel_core.expressions.errors import EvaluationFailed, InvalidExpression
 from fennel_core.expressions.evaluate import CompiledExpressions as Compiled
-from fennel_core.expressions.evaluate import compile_columns
+from fennel_core.expressions.evaluate import Evaluation, compile_columns
 from fennel_core.expressions.references import uses_now
 from fennel_core.plans.plan_nodes import AliasNode, ExpressionNode, LocalNode
 from fennel_core.query.columns import LOGICAL_TIME, QueryColumn
@@ -77,6 +77,11 @@ class BoundExpressions:
             raise ValueNotConvertible(str(failed)) from failed
         for name, dtype, place in self.outputs:
             registers[place] = QueryColumn(dtype, series=frame[name])
+
+    def attempt(self, columns: Mapping[str, pl.Series], now: pl.Series) -> Evaluation:
+        """Evaluate over columns by name, with a clock reading per row; failed rows are reported."""
+        named = [column.alias(name) for name, column in columns.items()]
+        return self.compiled.attempt(pl.DataFrame([*named, now.alias(NOW)]))
 
 
 def group_expressions(

@@ -1,0 +1,131 @@
+"""Join the requests of a timeline to the latest versions of one keyed dataset.
+
+Theory. In the order of a timeline the version that a request finds is the last one before it that
+has its key: a running maximum over row numbers, without a loop over rows. Only versions that were
+not retracted count. A retraction has the time and position of what it retracts, so the two are
+neighbours, and retractions are applied to the versions of one position at a time.
+
+Between two chunks at most this is remembered: the last version of the last key, and the versions of
+the last position, which the next chunk may still retract. Neither grows with the number of versions
+of a key.
+"""
+
+from __future__ import annotations
+
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from fennel_core.offline.sources import FOUND, TableSource
+from fennel_core.offline.timeline import KEY, ORDER, REQUEST, SOURCE, TIME, version_column
+from fennel_core.operators.rows import encode_rows
+from fennel_core.vocab.versions import IS_TOMBSTONE, META, POS, SIGN
+
+_ROW: Final = "__row"
+
+
+class AsOfJoin:
+    """Answers the requests of one timeline, chunk by chunk, from dataset number `number`."""
+
+    def __init__(self, source: TableSource, number: int) -> None:
+        self._names = source.columns
+        self._columns = [version_column(number, name) for name in source.columns]
+        self._number = number
+        self._carried: pl.DataFrame | None = None
+
+    @property
+    def carried_rows(self) -> int:
+        """The number of versions that are remembered for the next chunk."""
+        return 0 if self._carried is None else self._carried.height
+
+    def answer(self, chunk: pl.DataFrame) -> pl.DataFrame:
+        """Return, per request of the chunk in order, the dataset's columns and `FOUND`."""
+        mine = chunk.filter(pl.col(SOURCE).is_in([self._number, REQUEST])).select(
+            KEY, TIME, SOURCE, *META, *self._columns
+        )
+        rows = mine if self._carried is None else pl.concat([self._carried, mine])
+        settled, unsettled = _split(rows)
+        settled = self._without_retracted(settled)
+        latest, first = _latest_versions(settled)
+        self._carried = pl.concat(
+            [_last_of_key(settled, rows, latest, first), self._netted(unsettled)]
+        )
+        requests = np.flatnonzero((settled[SOURCE] == REQUEST).to_numpy())
+        found = latest[requests] >= first[requests]
+        places = np.where(found, latest[requests], 0)
+        found &= ~settled[IS_TOMBSTONE].fill_null(value=False).to_numpy()[places]
+        index = pl.Series(places, dtype=pl.UInt32).zip_with(
+            pl.Series(found, dtype=pl.Boolean),
+            pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(places)),
+        )
+        return settled.select(
+            pl.col(column).gather(index).alias(name)
+            for column, name in zip(self._columns, self._names, strict=True)
+        ).with_columns(pl.Series(FOUND, found, dtype=pl.Boolean))
+
+    def _without_retracted(self, rows: pl.DataFrame) -> pl.DataFrame:
+        if not (rows[SIGN] < 0).any():
+            return rows
+        requests = rows.filter(pl.col(SOURCE) == REQUEST)
+        versions = self._netted(rows.filter(pl.col(SOURCE) != REQUEST))
+        return pl.concat([versions.filter(pl.col(SIGN) > 0), requests]).sort(
+            ORDER, maintain_order=True
+        )
+
+    def _netted(self, versions: pl.DataFrame) -> pl.DataFrame:
+        """Return one row per different version with the sum of its signs, none where that is 0.
+
+        Only versions at a position with a retraction are compared, because comparing needs
+        encoding.
+        """
+        retracted = versions.filter(pl.col(SIGN) < 0).select(POS).unique()
+        if retracted.is_empty():
+            return versions
+        compared = versions.join(retracted, on=POS, how="semi")
+        rows = encode_rows(compared, [*self._columns, IS_TOMBSTONE])
+        added_up = (
+            compared.with_columns(pl.Series(_ROW, rows, dtype=pl.Binary))
+            .group_by(KEY, TIME, POS, _ROW)
+            .agg(pl.exclude(SIGN).first(), pl.col(SIGN).cast(pl.Int32).sum())
+            .filter(pl.col(SIGN) != 0)
+            .with_columns(pl.col(SIGN).cast(pl.Int8))
+            .select(versions.columns)
+        )
+        return pl.concat([versions.join(retracted, on=POS, how="anti"), added_up])
+
+
+def _split(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the rows whose versions are complete, and the versions of the last position if the
+    rows end with it.
+    """
+    if rows.is_empty() or rows.item(-1, SOURCE) == REQUEST:
+        return rows, rows.clear()
+    same = rows.select(
+        pl.all_horizontal(
+            (pl.col(name) == pl.col(name).last()).fill_null(value=False)
+            for name in (KEY, TIME, POS)
+        )
+    ).to_series()
+    count = int(same.sum())
+    return rows[:-count], rows[-count:]
+
+
+def _latest_versions(rows: pl.DataFrame) -> tuple[np.ndarray, np.ndarray]:
+    """Return, per row, the number of the last version up to it, and that of the first row of its
+    key. The former is smaller than the latter, or -1, if the key has no version yet.
+    """
+    numbers = np.arange(rows.height)
+    is_version = (rows[SOURCE] != REQUEST).to_numpy()
+    begins = (rows[KEY] != rows[KEY].shift(1)).fill_null(value=True).to_numpy()
+    latest = np.maximum.accumulate(np.where(is_version, numbers, -1))
+    return latest, np.maximum.accumulate(np.where(begins, numbers, 0))
+
+
+def _last_of_key(
+    settled: pl.DataFrame, rows: pl.DataFrame, latest: np.ndarray, first: np.ndarray
+) -> pl.DataFrame:
+    """Return the last version of the last key of `rows`, or no row."""
+    if settled.is_empty() or settled.item(-1, KEY) != rows.item(-1, KEY) or latest[-1] < first[-1]:
+        return settled.clear()
+    return settled.slice(int(latest[-1]), 1)

@@ -1,0 +1,23 @@
+"""Failures of computing features as of a time per row."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+
+class OfflineError(Exception):
+    """Base class of every failure of this package. `code` is stable and never reused."""
+
+    code: ClassVar[str] = "offline-failed"
+
+
+class LookupNotOffline(OfflineError):
+    """A lookup is served by a job whose rows cannot be read as of a time from history."""
+
+    code = "lookup-not-offline"
+
+
+class ExtractorNotOffline(OfflineError):
+    """A program needs user code that cannot run as of a time per row."""
+
+    code = "extractor-not-offline"

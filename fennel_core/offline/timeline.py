@@ -1,0 +1,85 @@
+"""The timeline: versions of several datasets and requests for them, in one order.
+
+Theory. The row of a key as of time T is a function of the versions of that key at or before T. So
+in the order (key, time, source, position), with requests after the versions of their time, each
+request follows everything it depends on, and a reader needs one pass and remembers one key. A sort
+by key is what a shuffle does anyway, and one that spills to disk bounds memory for every key,
+however many versions or requests it has. Nothing here depends on where a timeline is cut into
+chunks.
+
+Example. Dataset 0 has versions of key `a` at times 1 and 5; there are requests for `a` at 5 and for
+`b` at 9. The timeline, with `R` for requests:
+
+    (a, 1, 0) (a, 5, 0) (a, 5, R) (b, 9, R)
+
+The second row is the answer of the third, and the fourth has none: a new key begins before it.
+
+Columns: `KEY` (key bytes), `TIME` (microseconds), `SOURCE` (number of the dataset, or `REQUEST`),
+the columns of `vocab.versions.META`, for requests what travels with them, and for dataset n its own
+columns as `version_column(n, name)`. A column that a row does not have is null.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Final
+
+import polars as pl
+
+from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.versions import IS_TOMBSTONE, META, POS, SIGN
+
+KEY: Final = "__key"
+TIME: Final = "__time"
+SOURCE: Final = "__source"
+REQUEST: Final = 127
+"""The `SOURCE` of a request: above every number of a dataset, so that requests come last."""
+ORDER: Final = (KEY, TIME, SOURCE, POS)
+CHUNK_ROWS: Final = 50_000
+"""Rows of a chunk: enough to be vectorized, and few enough for many of them to fit in memory."""
+
+
+def version_column(source: int, name: str) -> str:
+    """Return the name that a column of dataset number `source` has in a timeline."""
+    return f"{source}.{name}"
+
+
+def version_rows(
+    versions: pl.DataFrame, source: int, keys: Sequence[str], time: str, columns: Sequence[str]
+) -> pl.DataFrame:
+    """Return versions as rows of a timeline.
+
+    `versions` has the columns of `vocab.versions`; `keys` are its key columns, `time` the column
+    whose time counts, `columns` those to keep.
+    """
+    assert source < REQUEST, "more datasets than numbers"
+    return versions.select(
+        pl.Series(KEY, key_bytes(versions, keys), dtype=pl.Binary),
+        pl.col(time).cast(pl.Int64).alias(TIME),
+        pl.lit(source, dtype=pl.Int8).alias(SOURCE),
+        *META,
+        *(pl.col(name).alias(version_column(source, name)) for name in columns),
+    )
+
+
+def request_rows(requests: pl.DataFrame) -> pl.DataFrame:
+    """Return requests, which have `KEY`, `TIME` and what travels with them, as rows of a
+    timeline.
+    """
+    return requests.with_columns(
+        pl.lit(REQUEST, dtype=pl.Int8).alias(SOURCE),
+        pl.lit(None, dtype=pl.Binary).alias(POS),
+        pl.lit(None, dtype=pl.Int8).alias(SIGN),
+        pl.lit(None, dtype=pl.Boolean).alias(IS_TOMBSTONE),
+    )
+
+
+def in_order(parts: Sequence[pl.DataFrame], chunk_rows: int = CHUNK_ROWS) -> Iterator[pl.DataFrame]:
+    """Yield the timeline of `parts` in chunks, at least one, sorted in memory."""
+    timeline = pl.concat(parts, how="diagonal").sort(ORDER, maintain_order=True)
+    yield from (timeline[i : i + chunk_rows] for i in range(0, max(timeline.height, 1), chunk_rows))
+
+
+def requests_of(chunk: pl.DataFrame) -> pl.DataFrame:
+    """Return the requests of a chunk, in its order."""
+    return chunk.filter(pl.col(SOURCE) == REQUEST)

@@ -1,0 +1,105 @@
+"""User code over many rows: which rows fail, and what is refused."""
+
+from __future__ import annotations
+
+import polars as pl
+import pyarrow as pa
+import pytest
+
+from fennel_core.executors.calls import ExtractCall
+from fennel_core.executors.errors import CallFailed, ExecutorUnavailable, UserCodeFailed
+from fennel_core.offline import extractors
+from fennel_core.offline.errors import ExtractorNotOffline, LookupNotOffline
+from fennel_core.offline.extractors import check_extractors, extract
+from fennel_core.offline.rows import AT, REASON, ROW, register
+from fennel_core.offline.sources import source_of
+from fennel_core.operators.spec import ChangelogSpec
+from fennel_core.query.program import BoundExtractor, BoundLevel, QueryProgram
+from fennel_core.vocab.dtypes import Field, Int, Str
+from fennel_core.vocab.ids import DatasetName
+from fennel_core.vocab.schema import Schema
+from tests.support.featuresets import CODE
+
+CALL = ExtractCall(CODE, "F", "double", (Field("F.x", Int()),), (Field("F.y", Int()),), ())
+STEP = BoundExtractor(CALL, (0,), ((0, 1),))
+
+
+class Doubling:
+    """Fails on negative rows, and with `failure` on every call if given."""
+
+    def __init__(self, failure: CallFailed | None = None) -> None:
+        self.failure, self.calls = failure, 0
+
+    def run(self, call: ExtractCall, rows: pa.Table) -> pl.DataFrame:
+        self.calls += 1
+        if self.failure is not None:
+            raise self.failure
+        values = rows.column("F.x").to_pylist()
+        for value in values:
+            if value < 0:
+                raise UserCodeFailed(f"F.double, line 3: {value} is negative", "F.double", "", "")
+        return pl.DataFrame({call.outputs[0].name: [2 * value for value in values]})
+
+
+def batch(values: list[int]) -> pl.DataFrame:
+    return pl.DataFrame(
+        {
+            ROW: pl.Series(range(100, 100 + len(values)), dtype=pl.Int64),
+            AT: pl.Series([0] * len(values), dtype=pl.Int64).cast(pl.Datetime("us", "UTC")),
+            register(0): values,
+        }
+    )
+
+
+def test_only_the_rows_on_which_user_code_raises_fail() -> None:
+    values = list(range(64))
+    values[5], values[40] = -5, -40
+    runner = Doubling()
+
+    rows, failures = extract(batch(values), STEP, runner)
+
+    assert failures.rows() == [
+        (105, "F.double, line 3: -5 is negative"),
+        (140, "F.double, line 3: -40 is negative"),
+    ]
+    assert failures.columns == [ROW, REASON]
+    good = [(100 + n, 2 * value) for n, value in enumerate(values) if value >= 0]
+    assert rows.select(ROW, register(1)).rows() == good
+    assert runner.calls <= 1 + 2 * 2 * 6
+
+
+def test_a_batch_without_a_good_row_has_the_columns() -> None:
+    rows, failures = extract(batch([-1, -2]), STEP, Doubling())
+    assert rows.height == 0
+    assert rows.schema[register(1)] == pl.Int64()
+    assert failures.height == 2
+
+
+def test_large_batches_are_several_calls(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(extractors, "CALL_ROWS", 10)
+    runner = Doubling()
+    rows, _ = extract(batch(list(range(25))), STEP, runner)
+    assert rows[register(1)].to_list() == [2 * n for n in range(25)]
+    assert runner.calls == 3
+
+
+def test_a_failure_that_no_row_causes_is_not_tried_again() -> None:
+    runner = Doubling(ExecutorUnavailable("no worker", "F.double"))
+    with pytest.raises(ExecutorUnavailable):
+        extract(batch([1, 2, 3]), STEP, runner)
+    assert runner.calls == 1
+
+
+def test_user_code_that_may_look_up_a_dataset_is_refused_by_name() -> None:
+    call = ExtractCall(CODE, "F", "double", (), (), (DatasetName("Users"),))
+    level = BoundLevel((), (), (BoundExtractor(call, (), ()),))
+    program = QueryProgram((), (level,), (), 0, frozenset())
+    with pytest.raises(ExtractorNotOffline, match=r"`F.double` may look up `Users`"):
+        check_extractors(program)
+
+
+def test_a_job_that_serves_no_lookups_is_refused() -> None:
+    keyed = Schema((Field("k", Str()),), (), "t")
+    spec = ChangelogSpec(keyed, "kind", True, keyed)
+    with pytest.raises(LookupNotOffline, match="job `j` is a ChangelogSpec"):
+        source_of(spec, [0], "j")

@@ -1,0 +1,120 @@
+"""A key with more rows than fit in memory: what is remembered does not grow with them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import polars as pl
+
+from fennel_core.hangar.store import Hangar
+from fennel_core.offline.asof_join import AsOfJoin
+from fennel_core.offline.scratch import ScratchStore, open_spill
+from fennel_core.offline.sources import AggregateSource, TableSource
+from fennel_core.offline.tile_lookups import TileLookups
+from fennel_core.offline.timeline import KEY, TIME, in_order, request_rows, version_rows
+from fennel_core.operators.spec import AggregateSpec
+from fennel_core.vocab.dtypes import Field, Int
+from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire import operators as wire
+
+SECOND = 1_000_000
+ROWS = 20_000
+CHUNK = 1_000
+USERS = Schema((Field("k", Int()),), (Field("v", Int()),), "t")
+EVENTS = Schema((), (Field("k", Int()), Field("v", Int())), "t")
+[HOT] = key_bytes(pl.DataFrame({"k": [1]}), ["k"])
+
+
+def versions(times: pl.Series, values: pl.Series, positions: pl.Series) -> pl.DataFrame:
+    return pl.DataFrame({"t": times, "v": values, "__pos": positions}).select(
+        pl.lit(1, dtype=pl.Int64).alias("k"),
+        "v",
+        pl.col("t").cast(pl.Datetime("us", "UTC")),
+        "__pos",
+        pl.lit(1, dtype=pl.Int8).alias("__sign"),
+        pl.lit(value=False).alias("__tombstone"),
+    )
+
+
+def positions(count: int) -> pl.Series:
+    return pl.Series([n.to_bytes(14, "big") for n in range(count)], dtype=pl.Binary)
+
+
+def requests(times: pl.Series) -> pl.DataFrame:
+    return request_rows(
+        pl.DataFrame({TIME: times}).select(pl.lit(HOT, dtype=pl.Binary).alias(KEY), TIME)
+    )
+
+
+def test_a_join_remembers_one_version_of_a_hot_key() -> None:
+    source = TableSource(USERS, ("v",))
+    numbers = pl.Series(range(ROWS), dtype=pl.Int64)
+    frame = versions(numbers * SECOND, numbers, positions(ROWS))
+    asked = numbers * SECOND + 1
+    join = AsOfJoin(source, 0)
+    parts = [version_rows(frame, 0, ("k",), "t", ("v",)), requests(asked)]
+    found = []
+    for chunk in in_order(parts, CHUNK):
+        found.append(join.answer(chunk))
+        assert join.carried_rows <= 2
+    assert pl.concat(found)["v"].to_list() == numbers.to_list()
+
+
+def test_a_version_is_found_by_requests_of_later_chunks() -> None:
+    frame = versions(pl.Series([1]), pl.Series([7]), positions(1))
+    parts = [version_rows(frame, 0, ("k",), "t", ("v",)), requests(pl.Series([0, 1, 2, 3, 4]))]
+    join = AsOfJoin(TableSource(USERS, ("v",)), 0)
+    found = pl.concat([join.answer(chunk) for chunk in in_order(parts, 1)])
+    assert found["v"].to_list() == [None, 7, 7, 7, 7]
+
+
+def test_a_join_adds_up_the_corrections_of_one_position() -> None:
+    numbers = pl.Series(range(ROWS), dtype=pl.Int64)
+    one = pl.Series([b"pos"], dtype=pl.Binary).new_from_index(0, ROWS)
+    added = versions(pl.Series([0]).new_from_index(0, ROWS), numbers, one)
+    taken_back = added[:-1].with_columns(pl.lit(-1, dtype=pl.Int8).alias("__sign"))
+    corrections = pl.concat(
+        [pl.concat([added[i : i + 1], taken_back[i : i + 1]]) for i in range(0, ROWS, 2)]
+        + [pl.concat([added[i : i + 1], taken_back[i : i + 1]]) for i in range(1, ROWS, 2)]
+    )
+    join = AsOfJoin(TableSource(USERS, ("v",)), 0)
+    parts = [version_rows(corrections, 0, ("k",), "t", ("v",)), requests(pl.Series([0]))]
+    found = []
+    for chunk in in_order(parts, CHUNK):
+        found.append(join.answer(chunk))
+        assert join.carried_rows <= 2
+    assert pl.concat(found)["v"].to_list() == [ROWS - 1]
+
+
+def test_the_state_of_a_hot_key_spills_to_disk(tmp_path: Path) -> None:
+    specs = (
+        wire.Count("n", wire.Forever(), None, False, False, False),
+        wire.Sum("s", wire.Sliding(10 * SECOND), "v"),
+    )
+    output = Schema((Field("k", Int()),), (Field("n", Int()), Field("s", Int())), "t")
+    source = AggregateSource(AggregateSpec(EVENTS, ("k",), specs, None, True, output), ("n", "s"))
+    opened: list[Hangar] = []
+
+    def spill() -> Hangar:
+        opened.append(open_spill(tmp_path))
+        return opened[-1]
+
+    numbers = pl.Series(range(ROWS), dtype=pl.Int64)
+    frame = versions(numbers * SECOND, numbers, positions(ROWS))
+    asked = pl.Series(range(0, ROWS, 100), dtype=pl.Int64) * SECOND
+    parts = [
+        version_rows(frame, 0, source.keys, source.time, source.version_columns),
+        requests(asked),
+    ]
+    scratch = ScratchStore(spill, limit_bytes=64 << 10)
+    lookups = TileLookups(source, 0, scratch)
+    found = pl.concat([lookups.answer(chunk) for chunk in in_order(parts, CHUNK)])
+    assert found["n"].to_list() == [n + 1 for n in range(0, ROWS, 100)]
+    assert found["s"].to_list() == [sum(range(max(n - 10, 0), n + 1)) for n in range(0, ROWS, 100)]
+    assert len(opened) == 1
+    [other] = key_bytes(pl.DataFrame({"k": [2]}), ["k"])
+    after = request_rows(pl.DataFrame({KEY: [other], TIME: [0]}))
+    [chunk] = in_order([parts[0].clear(), after], CHUNK)
+    assert lookups.answer(chunk)["n"].to_list() == [None]
+    assert list(tmp_path.iterdir()) == [], "the state of a key is deleted when the next one begins"
