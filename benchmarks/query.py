@@ -364,7 +364,7 @@ async def _query(folder: Path, port: int, *, mixed: bool) -> None:
     await uvicorn.Server(config).serve()
 
 
-async def no_secret(_workspace: WorkspaceId, _name: str) -> str | None:
+async def no_secret(_workspace: WorkspaceId, _version: str, _name: str) -> str | None:
     return None
 
 

@@ -16,6 +16,7 @@ from fennel_core.connections.audit_events import Action, audited
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import ListenStarted, Notification, Pool
 from fennel_core.connections.roles import Access
+from fennel_core.connections.secret_uses import SecretUses
 from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.executors.client import Executors
 from fennel_core.ingest import source_metrics
@@ -132,11 +133,7 @@ def _application(
 def _secrets(settings: Settings, pool: Pool) -> ReadSecret:
     key_file = settings.secrets_key_file
     sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
-
-    async def secret(workspace: WorkspaceId, name: str) -> str | None:
-        return None if sealer is None else await secrets.get(pool, sealer, workspace, name)
-
-    return secret
+    return SecretUses(pool, sealer).read
 
 
 async def _ensure_open(producer: KafkaTransactionalProducer) -> None:

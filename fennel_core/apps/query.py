@@ -27,6 +27,7 @@ from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.roles import Access
+from fennel_core.connections.secret_uses import SecretUses
 from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.executors.client import Executors
 from fennel_core.executors.monitor import publish_reports
@@ -195,11 +196,11 @@ def application(
     key_file = settings.secrets_key_file
     sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
 
-    async def secret(workspace: WorkspaceId, name: str) -> str | None:
-        if sealer is None:
-            return None
+    uses = SecretUses(pool, sealer)
+
+    async def secret(workspace: WorkspaceId, version: str, name: str) -> str | None:
         try:
-            return await secrets.get(pool, sealer, workspace, name)
+            return await uses.read(workspace, version, name)
         except SystemUnavailable as lost:
             raise DatabaseUnavailable(f"secret `{name}` could not be read: {lost}") from lost
 

@@ -8,7 +8,7 @@ that stopped: its outcome is to be looked up. The table is append-only, which a 
 Rows are inserted under a lock, one transaction after the other, so their ids are in the order of
 their commits and a reader that continues after the last id it saw misses none
 (`definition/audit_export.py`). These calls are rare; requests that read or log rows, and the use of
-secrets by connectors and user code, are not audited.
+secrets by connectors, are not audited; of user code, the first use by each version (`secret_uses`).
 
     async with audited(pool, access.actor, Action.ERASE, "dataset Orders", workspace):
         ...
@@ -55,6 +55,10 @@ _INSERT: Final = (
     "INSERT INTO audit_event (call, workspace, actor, action, subject, outcome)"
     " VALUES (%s, %s, %s, %s, %s, %s)"
 )
+_SAME: Final = (
+    "SELECT FROM audit_event WHERE workspace = %s AND actor = %s AND action = %s AND subject = %s"
+    " LIMIT 1"
+)
 
 log = logging.getLogger(__name__)
 
@@ -67,6 +71,7 @@ class Action(StrEnum):
     DELETE_BRANCH = "delete-branch"
     ERASE = "erase"
     READ_SECRET = "read-secret"  # noqa: S105  # an action
+    USE_SECRET = "use-secret"  # noqa: S105  # an action
     SET_SECRET = "set-secret"  # noqa: S105  # an action
     DELETE_SECRET = "delete-secret"  # noqa: S105  # an action
     ISSUE_TOKEN = "issue-token"  # noqa: S105  # an action
@@ -160,6 +165,21 @@ def audited_command(
             _write_row(dsn, values.row(outcome))
         except psycopg.OperationalError as lost:
             log.error("the outcome of %s was not audited: %s", action, lost)
+
+
+async def record_once(
+    pool: Pool, actor: str, action: Action, subject: str, workspace: WorkspaceId
+) -> None:
+    """Write one event with the outcome `done`, unless there is one of the same values."""
+    row = _Call(uuid.uuid4().hex, workspace, actor, action, subject).row(DONE)
+
+    async def work(connection: AsyncConnection) -> None:
+        await connection.execute(_LOCK, (LOCK_KEY,))
+        found = await connection.execute(_SAME, row[1:5])
+        if await found.fetchone() is None:
+            await connection.execute(_INSERT, row)
+
+    await in_transaction(pool, work)
 
 
 def outcome_of(failed: BaseException) -> str:

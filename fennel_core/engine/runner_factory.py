@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Protocol, TypeVar
@@ -39,7 +38,7 @@ from fennel_core.operators.step import Outcome
 from fennel_core.vocab.ids import Epoch, JobId, JobPartition, PartitionIndex, WorkspaceId
 
 T = TypeVar("T")
-CallbacksFor = Callable[[WorkspaceId], Callbacks]
+CallbacksFor = Callable[[WorkspaceId, str], Callbacks]
 ReadErased = Callable[[WorkspaceId], Awaitable[Erased]]
 
 
@@ -153,7 +152,7 @@ class SlotRunnerFactory:
     def _awaited(self, job: Job) -> Callable[[pl.DataFrame], Awaitable[Outcome]] | None:
         """Return the computation of a job without a native step, None for other jobs."""
         # A job is one version of its code: another one is another job.
-        callbacks = replace(self._callbacks(job.workspace), version=job.id)
+        callbacks = self._callbacks(job.workspace, job.id)
         match job.step:
             case UserCodeSpec() as user_code:
                 run = partial(self._executors.run, callbacks=callbacks)

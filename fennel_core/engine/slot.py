@@ -32,6 +32,7 @@ from fennel_core.connections.installation import (
     installation_of,
     own_state_folder,
 )
+from fennel_core.connections.secret_uses import SecretUses
 from fennel_core.engine.backfill.client import QueuedBackfillClient
 from fennel_core.engine.backfill.queue import BackfillQueue
 from fennel_core.engine.drill.subprocess_drill import DrillRunner
@@ -181,12 +182,11 @@ def _unlink_own(path: Path, bound: int | None) -> None:
 def _callbacks(settings: Settings, pool: postgres.Pool) -> CallbacksFor:
     """Return the calls that user code of a workspace may make: reading its secrets."""
     key_file = settings.secrets_key_file
-    sealer = secrets.Sealer.from_file(key_file) if key_file else None
+    uses = SecretUses(pool, secrets.Sealer.from_file(key_file) if key_file else None)
 
-    def callbacks(workspace: WorkspaceId) -> Callbacks:
+    def callbacks(workspace: WorkspaceId, version: str) -> Callbacks:
         return Callbacks(
-            secret=partial(secrets.get, pool, sealer, workspace) if sealer else None,
-            workspace=workspace,
+            secret=partial(uses.read, workspace, version), workspace=workspace, version=version
         )
 
     return callbacks

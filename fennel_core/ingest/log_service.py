@@ -40,7 +40,8 @@ from fennel_core.vocab.ids import BranchName, WorkspaceId
 PREPARATIONS = 5
 """Attempts to prepare one request. More definition changes in a row than this end in an error."""
 
-ReadSecret = Callable[[WorkspaceId, str], Awaitable[str | None]]
+ReadSecret = Callable[[WorkspaceId, str, str], Awaitable[str | None]]
+"""Reads a secret of a workspace for a version of its code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,10 +136,11 @@ class LogService:
         version: CatalogVersion,
         targets: tuple[EndpointTarget, ...],
     ) -> PreparedRequest:
+        code = f"sources@{version}"
         callbacks = Callbacks(
-            secret=lambda name: self._secret(workspace, name),
+            secret=lambda name: self._secret(workspace, code, name),
             workspace=workspace,
-            version=f"sources@{version}",
+            version=code,
         )
         validator = Validator(self._executors, callbacks)
         entries: list[TargetRows] = []

@@ -81,7 +81,8 @@ WORKFLOW_LABELS = 100
 """Callers choose names of workflows freely; a metric's labels must stay few."""
 
 T = TypeVar("T")
-SecretReader = Callable[[WorkspaceId, str], Awaitable[str | None]]
+SecretReader = Callable[[WorkspaceId, str, str], Awaitable[str | None]]
+"""Reads a secret of a workspace for a version of its code."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,14 +278,14 @@ class QueryService:
         return await self._on_view(key, answer)
 
     def _callbacks(self, key: BranchKey, view: View, request: QueryRequest) -> Callbacks:
-        workspace = key[0]
+        workspace, version = key[0], f"{key[1]}@{view.commit}"
         return Callbacks(
             lookup=ExtractorLookups(
                 self._lookups, view.tables, request.now_us, request.outcome, request.trace
             ),
-            secret=lambda name: self._secret(workspace, name),
+            secret=lambda name: self._secret(workspace, version, name),
             workspace=workspace,
-            version=f"{key[1]}@{view.commit}",
+            version=version,
         )
 
     @asynccontextmanager

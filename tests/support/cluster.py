@@ -329,5 +329,5 @@ class Cluster:
         await asyncio.wait(self._tasks.values())
 
 
-async def _no_secret(workspace: WorkspaceId, name: str) -> str | None:
+async def _no_secret(workspace: WorkspaceId, version: str, name: str) -> str | None:
     return None

@@ -303,7 +303,7 @@ def _upstream_app(upstreams: Upstreams) -> web.Application:
     return app
 
 
-async def _no_secret(workspace: WorkspaceId, name: str) -> str | None:
+async def _no_secret(workspace: WorkspaceId, version: str, name: str) -> str | None:
     return None
 
 

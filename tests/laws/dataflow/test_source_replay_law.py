@@ -401,7 +401,7 @@ def _advanced(position: bytes, rows: int) -> bytes:
     return position[:-4] + (int.from_bytes(position[-4:]) + rows).to_bytes(4)
 
 
-async def _no_secret(workspace: WorkspaceId, name: str) -> str | None:
+async def _no_secret(workspace: WorkspaceId, version: str, name: str) -> str | None:
     return None
 
 
