@@ -18,7 +18,16 @@ import polars as pl
 
 from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.offline.asof_join import AsOfJoin
-from fennel_core.offline.rows import AT, ELEMENT, ROW, RowFailures, failed_rows, register
+from fennel_core.offline.rows import (
+    AT,
+    ELEMENT,
+    REASON,
+    ROW,
+    RowFailures,
+    failed_rows,
+    register,
+    without,
+)
 from fennel_core.offline.scratch import ScratchStore
 from fennel_core.offline.sources import (
     FOUND,
@@ -123,9 +132,10 @@ def with_requests(frame: pl.DataFrame, group: LookupGroup) -> tuple[pl.DataFrame
 
     Rows of a list lookup have only `ROW`, the number of the element, `KEY` and `TIME`.
     """
+    time = pl.col(AT).cast(pl.Int64).alias(TIME)
     if not group.listed:
-        keys = _keys(frame, group, [register(place) for place in group.keys])
-        return frame.with_columns(keys, pl.col(AT).cast(pl.Int64).alias(TIME)), failed_rows()
+        rows, failures = _with_keys(frame, group, [register(place) for place in group.keys])
+        return rows.with_columns(time), failures
     names = group.lookups[0].names
     lists = [register(place) for place in group.keys]
     lengths = [pl.col(column).list.len() for column in lists]
@@ -140,11 +150,8 @@ def with_requests(frame: pl.DataFrame, group: LookupGroup) -> tuple[pl.DataFrame
         .drop("__problem")
         .explode(*lists, ELEMENT)
     )
-    keys = _keys(elements, group, lists)
-    return (
-        elements.select(ROW, ELEMENT, keys, pl.col(AT).cast(pl.Int64).alias(TIME)),
-        failures,
-    )
+    keyed, unconvertible = _with_keys(elements, group, lists)
+    return keyed.select(ROW, ELEMENT, KEY, time), pl.concat([failures, unconvertible])
 
 
 def _list_problem(
@@ -168,13 +175,28 @@ def _list_problem(
     return problem
 
 
-def _keys(frame: pl.DataFrame, group: LookupGroup, columns: Sequence[str]) -> pl.Series:
-    """Return the key bytes of requests, with the types that the key fields have."""
-    typed = frame.select(
-        pl.col(column).cast(logical_type(dtype)).alias(_KEY_COLUMN.format(i))
-        for i, (column, dtype) in enumerate(zip(columns, group.lookups[0].key_types, strict=True))
+def _with_keys(
+    frame: pl.DataFrame, group: LookupGroup, columns: Sequence[str]
+) -> tuple[pl.DataFrame, RowFailures]:
+    """Return the frame with the key bytes of requests, without rows of which a key is not a value
+    of the type that its field has, and these rows.
+    """
+    names = [_KEY_COLUMN.format(number) for number in range(len(columns))]
+    key_types = group.lookups[0].key_types
+    typed = frame.with_columns(
+        pl.col(column).cast(logical_type(dtype), strict=False).alias(name)
+        for column, name, dtype in zip(columns, names, key_types, strict=True)
     )
-    return pl.Series(KEY, key_bytes(typed, typed.columns), dtype=pl.Binary)
+    reason = pl.lit(None, dtype=pl.String)
+    for column, name, dtype in zip(columns, names, key_types, strict=True):
+        lost = pl.col(name).is_null() & pl.col(column).is_not_null()
+        text = f"a key of type {frame.schema[column]} cannot be looked up as {dtype}"
+        reason = pl.when(lost).then(pl.lit(text)).otherwise(reason)
+    refused = typed.filter(reason.is_not_null()).select(ROW, reason.alias(REASON))
+    failures = failed_rows(refused.unique(ROW, maintain_order=True))
+    kept = without(typed, failures)
+    keys = pl.Series(KEY, key_bytes(kept, names), dtype=pl.Binary)
+    return kept.drop(names).with_columns(keys), failures
 
 
 class GroupAnswers:
