@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from fennel_core.bank.registry import PartitionReport, RegisteredJob, RegistryState, Slot
+from fennel_core.bank.wakeups import OWNERS_CHANNEL, payload_of
 from fennel_core.connections.errors import (
     SystemUnavailable,
     TransactionAborted,
@@ -36,7 +37,7 @@ from fennel_core.vocab.ids import (
 T = TypeVar("T")
 
 WAKE_SLOTS = "SELECT pg_notify('registry', '')"
-WAKE_READERS = "SELECT pg_notify('owners', '')"
+WAKE_READERS = "SELECT pg_notify(%s, %s)"
 REPEATABLE_READ = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ, READ ONLY"
 
 HEARTBEAT = """
@@ -115,7 +116,7 @@ REMOVE = """
     )
     UPDATE job_partition p
     SET slot_id = NULL, lease_until = NULL, status = 'idle', lag = NULL, applied = '{}'
-    FROM held WHERE (p.job_id, p.part) = (held.job_id, held.part)
+    FROM held WHERE (p.job_id, p.part) = (held.job_id, held.part) RETURNING p.job_id
 """
 
 
@@ -192,7 +193,7 @@ class PostgresRegistry:
             if won:
                 # Only readers have to know: to other slots a lease that is held is as good as one
                 # that is about to be.
-                await connection.execute(WAKE_READERS)
+                await _wake_readers(connection, (str(row[0]) for row in won))
             return won
 
         return {
@@ -212,7 +213,7 @@ class PostgresRegistry:
         async def free_held(connection: AsyncConnection) -> None:
             await connection.execute(RELEASE, _columns(held, slot))
             await connection.execute(WAKE_SLOTS)
-            await connection.execute(WAKE_READERS)
+            await _wake_readers(connection, (job for (job, _), _ in held))
 
         await self._write(free_held)
 
@@ -265,7 +266,14 @@ async def _remove(connection: AsyncConnection, slots: Sequence[SlotId]) -> None:
     """Free what these processes hold, then forget them."""
     if not slots:
         return
-    await connection.execute(REMOVE, {"slots": list(slots)})
+    freed = await (await connection.execute(REMOVE, {"slots": list(slots)})).fetchall()
     await connection.execute("DELETE FROM slot WHERE id = ANY(%s)", (list(slots),))
     await connection.execute(WAKE_SLOTS)
-    await connection.execute(WAKE_READERS)
+    if freed:
+        await _wake_readers(connection, (str(job) for (job,) in freed))
+
+
+async def _wake_readers(connection: AsyncConnection, jobs: Iterable[str]) -> None:
+    """Tell query servers which jobs have other owners."""
+    payload = payload_of(map(JobId, jobs))
+    await connection.execute(WAKE_READERS, (OWNERS_CHANNEL, payload))

@@ -7,15 +7,23 @@ as key bytes (`vocab.keys`), which all packages compute alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import cast
+from typing import Final, LiteralString, cast
 
 from fennel_core.connections.postgres import AsyncConnection, Pool, in_transaction
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
 
 CHANNEL = "erasure"
 """NOTIFY channel; the payload is the workspace."""
+
+ALL: Final[LiteralString] = (
+    "SELECT workspace, dataset, columns, array_agg(key) FROM erasure GROUP BY 1, 2, 3"
+)
+OF_WORKSPACES: Final[LiteralString] = """
+    SELECT workspace, dataset, columns, array_agg(key) FROM erasure WHERE workspace = ANY(%s)
+    GROUP BY 1, 2, 3
+"""
 
 Erased = Mapping[DatasetName, "tuple[ErasedKeys, ...]"]
 """The erasures of one workspace."""
@@ -46,17 +54,20 @@ async def read(
 ) -> dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]]:
     """Return all erasures, of one workspace or of all."""
     async with pool.connection() as connection:
-        return await read_over(connection, workspace)
+        return await read_over(connection, None if workspace is None else (workspace,))
 
 
 async def read_over(
-    connection: AsyncConnection, workspace: WorkspaceId | None = None
+    connection: AsyncConnection, workspaces: Collection[WorkspaceId] | None = None
 ) -> dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]]:
-    """Return all erasures, read over a given connection."""
-    cursor = await connection.execute(
-        "SELECT workspace, dataset, columns, array_agg(key) FROM erasure WHERE "
-        "workspace = coalesce(%s, workspace) GROUP BY 1, 2, 3",
-        (workspace,),
+    """Return the erasures of `workspaces`, or all, read over a given connection.
+
+    Workspaces without erasures are absent.
+    """
+    cursor = await (
+        connection.execute(ALL)
+        if workspaces is None
+        else connection.execute(OF_WORKSPACES, (list(workspaces),))
     )
     rows = await cursor.fetchall()
     found: dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]] = {}

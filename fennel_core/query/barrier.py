@@ -142,7 +142,7 @@ class Barrier:
             answers = await asyncio.gather(*asked) if len(asked) != 1 else [await asked[0]]
             waiting = nowhere + [target for late, _ in answers for target in late]
             if nowhere or any(lost for _, lost in answers):
-                await self._owners.refresh(epoch)
+                await self._owners.refresh(epoch, {target.partition[0] for target in waiting})
                 await asyncio.sleep(NO_OWNER_PAUSE_S)
 
     async def _ask(

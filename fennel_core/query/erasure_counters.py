@@ -50,13 +50,22 @@ class ErasureCounters:
             fcntl.lockf(self._descriptor, fcntl.LOCK_UN)
 
     def snapshot(self) -> bytes:
-        """Return all counters, to be compared with `changed_since`."""
+        """Return all counters, to be read with `counter_in`."""
         return self._memory[:]
 
-    def changed_since(self, snapshot: bytes, workspace: WorkspaceId) -> bool:
-        """Return whether an erasure of the workspace was counted after the snapshot."""
-        place = slice(start := _place(workspace), start + _ONE.size)
-        return self._memory[place] != snapshot[place]
+    def of(self, workspace: WorkspaceId) -> bytes:
+        """Return the counter of a workspace."""
+        return self._memory[_span(workspace)]
+
+
+def counter_in(snapshot: bytes, workspace: WorkspaceId) -> bytes:
+    """Return the counter that a workspace had in a snapshot."""
+    return snapshot[_span(workspace)]
+
+
+def _span(workspace: WorkspaceId) -> slice:
+    start = _place(workspace)
+    return slice(start, start + _ONE.size)
 
 
 def _place(workspace: WorkspaceId) -> int:

@@ -1,8 +1,9 @@
 """Hide erased keys from reads, whatever the slots still hold.
 
 An erasure belongs to a workspace and a dataset's name (`connections.erasures`). All erasures are
-kept in memory. They are read again after a notification, when the listener (re)connects, and before
-the response of a forwarded `erase` is sent. The workers of one server count that erasure in shared
+kept in memory. Those of a workspace are read again after a notification, which names it, and before
+the response of a forwarded `erase` is sent; all of them when the listener (re)connects and after a
+failure of Postgres. The workers of one server count that erasure in shared
 memory first (`query.erasure_counters`), and each reads the list again before its next read of the
 workspace. Workspaces without erasures do not pay for any of this.
 
@@ -16,7 +17,7 @@ erasure can be accepted either, and the last complete list stays in use.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -31,7 +32,7 @@ from fennel_core.connections.postgres import (
     bounded_connection,
     listen,
 )
-from fennel_core.query.erasure_counters import ErasureCounters, new_memory
+from fennel_core.query.erasure_counters import ErasureCounters, counter_in, new_memory
 from fennel_core.query.errors import ErasuresUnknown
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
@@ -84,7 +85,11 @@ class Erasures:
         self._dsn = dsn
         self._counters = ErasureCounters(new_memory()) if counters is None else counters
         self._seen = self._counters.snapshot()
-        """The counters before the last successful read of the list began."""
+        """The counters before the last successful read of the whole list began."""
+        self._seen_of: dict[WorkspaceId, bytes] = {}
+        """The counters of workspaces that were read since then, before that read began."""
+        self._unread: set[WorkspaceId] | None = None
+        """What the next read covers; None: everything."""
         self._erased: dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]] | None = None
         self._rules: dict[ErasableKeys, tuple[ErasureRule, ...]] = {}
         self._announced: set[WorkspaceId] = set()
@@ -111,12 +116,15 @@ class Erasures:
         """
         self._announced.add(workspace)
         self._counters.count(workspace)
-        if not await self.try_read():
+        if not await self.try_read((workspace,)):
             self._requested.set()
 
     def is_behind(self, workspace: WorkspaceId) -> bool:
         """Return whether another worker has accepted an erasure that was not read here."""
-        return self._counters.changed_since(self._seen, workspace)
+        seen = self._seen_of.get(workspace)
+        if seen is None:
+            seen = counter_in(self._seen, workspace)
+        return self._counters.of(workspace) != seen
 
     async def catch_up(self, workspace: WorkspaceId) -> None:
         """Read the erasures that other workers have accepted; `hidden` refuses if that fails.
@@ -127,6 +135,7 @@ class Erasures:
             async with asyncio.timeout(CATCH_UP_S):
                 for _ in range(2):  # a read under way may have begun before the erasure
                     if self.is_behind(workspace):
+                        self._want((workspace,))
                         if self._catching_up is None:
                             self._catching_up = asyncio.create_task(self._read_or_request())
                         await asyncio.shield(self._catching_up)
@@ -134,34 +143,75 @@ class Erasures:
             return
 
     async def _read_or_request(self) -> None:
-        """Read the list; if that fails, it is repeated in the background."""
+        """Read what is wanted; if that fails, it is repeated in the background."""
         try:
-            if not await self.try_read():
+            if not await self.try_read(()):
                 self._requested.set()
         finally:
             self._catching_up = None
 
-    async def try_read(self) -> bool:
-        """Read all erasures; return whether that succeeded."""
+    async def try_read(self, workspaces: Collection[WorkspaceId] | None = None) -> bool:
+        """Read the erasures of `workspaces`, or all, and those that are wanted already.
+
+        Return whether that succeeded. After a failure everything is read, because it is not known
+        what else the failure has hidden.
+        """
+        self._want(workspaces)
         async with self._reading:
+            if self._erased is None or self._failing:
+                self._want(None)
+            wanted, self._unread = self._unread, set()
+            if wanted is not None and not wanted:
+                return True  # A read that began after the call has finished while this one waited.
             counted = self._counters.snapshot()
             announced, self._announced = self._announced, set()
-            try:
-                connection = await bounded_connection(self._dsn, name="fennel-query-erasures")
-            except psycopg.OperationalError as unreachable:
-                self._not_read(announced, unreachable)
+            found = await self._read(wanted, announced)
+            if found is None:
+                self._want(wanted)
                 return False
-            try:
-                async with connection:
-                    self._erased = await erasures.read_over(connection)
-            except psycopg.Error as failed:
-                self._failing |= not connection.broken
-                self._not_read(announced, failed)
-                return False
-            self._rules, self._seen = {}, counted
+            if wanted is None:
+                self._erased, self._rules = found, {}
+                self._seen, self._seen_of = counted, {}
+            else:
+                self._replace(wanted, found)
+                self._seen_of |= {each: counter_in(counted, each) for each in wanted}
             self._refused -= announced
             self._failing = False
             return True
+
+    async def _read(
+        self, wanted: Collection[WorkspaceId] | None, announced: set[WorkspaceId]
+    ) -> dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]] | None:
+        """Return what Postgres has; None, and refuse what was announced, if it cannot be read."""
+        try:
+            connection = await bounded_connection(self._dsn, name="fennel-query-erasures")
+        except psycopg.OperationalError as unreachable:
+            self._not_read(announced, unreachable)
+            return None
+        try:
+            async with connection:
+                return await erasures.read_over(connection, wanted)
+        except psycopg.Error as failed:
+            self._failing |= not connection.broken
+            self._not_read(announced, failed)
+            return None
+
+    def _replace(
+        self,
+        wanted: Collection[WorkspaceId],
+        found: Mapping[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]],
+    ) -> None:
+        """Replace the erasures of some workspaces."""
+        assert self._erased is not None, "a part is read only after the whole list was"
+        kept = {each: erased for each, erased in self._erased.items() if each not in wanted}
+        self._erased = kept | dict(found)
+        self._rules = {of: rule for of, rule in self._rules.items() if of.workspace not in wanted}
+
+    def _want(self, workspaces: Collection[WorkspaceId] | None) -> None:
+        if workspaces is None:
+            self._unread = None
+        elif self._unread is not None:
+            self._unread |= set(workspaces)
 
     def problem(self) -> str | None:
         """Return why reads are refused, None while they are served."""
@@ -197,9 +247,10 @@ class Erasures:
         async for event in listen(self._dsn, (erasures.CHANNEL,), name="fennel-query-erasures"):
             match event:
                 case ListenStarted():
-                    pass  # Erasures may have been missed while it was disconnected.
+                    self._want(None)  # Erasures may have been missed while it was disconnected.
                 case Notification(_, workspace):
                     self._announced.add(WorkspaceId(workspace))
+                    self._want((WorkspaceId(workspace),))
             self._requested.set()
 
     async def _read_when_requested(self) -> None:
@@ -207,6 +258,6 @@ class Erasures:
             await self._requested.wait()
             self._requested.clear()
             pause_s = FIRST_PAUSE_S
-            while not await self.try_read():
+            while not await self.try_read(()):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)

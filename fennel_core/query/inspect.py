@@ -124,7 +124,7 @@ class Inspector:
                     why = f"its owner at {address} does not respond: {lost}"
             elif (parked := self._owners.parked((job, part))) is not None:
                 raise JobParked.of((job, part), parked.error)
-            await refresh_owners(self._owners, epoch)
+            await refresh_owners(self._owners, epoch, (job,))
             if not self._owners.knows(job):
                 raise ViewOutdated(f"job `{job}` no longer exists")
             await asyncio.sleep(RETRY_PAUSE_S)

@@ -16,7 +16,7 @@ never row by row.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 
@@ -144,7 +144,7 @@ class Lookups:
                 piece.partition: address for piece, address in zip(pending, asked, strict=True)
             }
             pending = failed
-            await refresh_owners(self._owners, epoch)
+            await refresh_owners(self._owners, epoch, {p.partition[0] for p in pending})
             self._refuse_hopeless(pending, known)
             if all(
                 self._owners.address(piece.partition) == known[piece.partition] for piece in pending
@@ -235,14 +235,14 @@ class Lookups:
         return []
 
 
-async def refresh_owners(owners: Owners, seen: int) -> None:
-    """Wait a moment for owners that are newer than epoch `seen`.
+async def refresh_owners(owners: Owners, seen: int, jobs: Collection[JobId]) -> None:
+    """Wait a moment for owners of `jobs` that are newer than epoch `seen`.
 
     If the registry cannot be read, the last known owners stay in use.
     """
     try:
         async with asyncio.timeout(REFRESH_WAIT_S):
-            await owners.refresh(seen)
+            await owners.refresh(seen, jobs)
     except (DatabaseUnavailable, TimeoutError):
         return
 

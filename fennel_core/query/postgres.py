@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Final, LiteralString, TypeVar
 
 import psycopg
 from psycopg_pool import PoolTimeout
@@ -29,10 +29,11 @@ from fennel_core.wire.decode import decode_sync_request
 
 SERVING = "SELECT serving FROM branch WHERE workspace = %s AND name = %s"
 VERSION = "SELECT coalesce(merged, request), catalog FROM commit WHERE id = %s"
-OWNERS = """
+OWNERS: Final[LiteralString] = """
     SELECT p.job_id, p.part, s.address, p.status, p.error
     FROM job_partition p LEFT JOIN slot s ON s.id = p.slot_id
 """
+OWNERS_OF: Final[LiteralString] = OWNERS + " WHERE p.job_id = ANY(%s)"
 JOBS = "SELECT spec FROM job WHERE id = ANY(%s)"
 PARTITIONS = """
     SELECT p.job_id, p.part, p.epoch, p.slot_id,
@@ -132,22 +133,26 @@ class PostgresReader:
         await self._rows(WANT_QUERY_LOG, (workspace,))
         return None
 
-    async def read_owners(self) -> Ownership:
-        """Read all owners in one statement, also those whose lease has ended.
+    async def read_owners(self, jobs: Collection[JobId] | None = None) -> Ownership:
+        """Read the owners of `jobs`, or all, in one statement, also those whose lease has ended.
 
         Until another slot claims a partition, its last owner has the newest state of it.
         """
         addresses: dict[JobPartition, str] = {}
         parked: dict[JobPartition, Parked] = {}
-        jobs: set[JobId] = set()
-        for job, part, address, status, error in await self._rows(OWNERS, ()):
+        found: set[JobId] = set()
+        if jobs is None:
+            rows = await self._rows(OWNERS, ())
+        else:
+            rows = await self._rows(OWNERS_OF, (list(jobs),))
+        for job, part, address, status, error in rows:
             partition = (JobId(str(job)), PartitionIndex(int(str(part))))
-            jobs.add(partition[0])
+            found.add(partition[0])
             if address is not None:
                 addresses[partition] = str(address)
             if status == "parked":
                 parked[partition] = Parked("its code failed" if error is None else str(error))
-        return Ownership(addresses, parked, jobs)
+        return Ownership(addresses, parked, found)
 
     async def read_jobs(self, jobs: Sequence[JobId]) -> dict[JobId, Job]:
         """Return the specifications of `jobs`; deleted jobs are absent."""

@@ -11,8 +11,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
@@ -117,7 +118,9 @@ class ModelProducer:
     log: ModelLog
     name: str
 
-    async def commit(self, messages: Sequence[ProducerRecord]) -> None:
+    async def commit(
+        self, messages: Sequence[ProducerRecord], deadline_s: float = math.inf
+    ) -> None:
         records = [OutgoingRecord(m.topic, m.partition, m.value, m.headers) for m in messages]
         transaction = self.log.begin(self.name, self.log.open(self.name), records, now_ms())
         await asyncio.sleep(0.001)  # a transaction takes time, in which others may act
@@ -151,7 +154,7 @@ class FakeSupervisor:
     def lease_is_live(self) -> bool:
         return True
 
-    async def read_owners(self) -> Ownership:
+    async def read_owners(self, jobs: Collection[JobId] | None = None) -> Ownership:
         return Ownership(dict.fromkeys(self.hosted, "slot"), {}, {job for job, _ in self.hosted})
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -122,6 +122,9 @@ def _times(keys: Sequence[bytes], as_of: int | Sequence[int]) -> list[tuple[byte
     )
 
 
+T = TypeVar("T")
+
+
 class FakeRegistry:
     """The owners of job partitions, set by the test; counts its reads."""
 
@@ -130,16 +133,23 @@ class FakeRegistry:
         self.parked: dict[JobPartition, Parked] = {}
         self.destroyed: set[JobId] = set()
         self.reads = 0
+        self.read_jobs: list[frozenset[JobId] | None] = []
+        """What each read covered; None: everything."""
         self.unreachable = False
 
     def own(self, slot: FakeSlot, job: str, partitions: int) -> None:
         self.addresses |= {(JobId(job), part): slot.path for part in range(partitions)}
 
-    async def read_owners(self) -> Ownership:
+    async def read_owners(self, jobs: Collection[JobId] | None = None) -> Ownership:
         self.reads += 1
+        self.read_jobs.append(jobs if jobs is None else frozenset(jobs))
         if self.unreachable:
             raise DatabaseUnavailable("the platform's database cannot be reached; try again")
-        return Ownership(dict(self.addresses), dict(self.parked), AllJobsBut(self.destroyed))
+
+        def of_jobs(known: Mapping[JobPartition, T]) -> dict[JobPartition, T]:
+            return {at: each for at, each in known.items() if jobs is None or at[0] in jobs}
+
+        return Ownership(of_jobs(self.addresses), of_jobs(self.parked), AllJobsBut(self.destroyed))
 
 
 class AllJobsBut:

@@ -357,5 +357,6 @@ async def test_a_claim_wakes_readers_but_no_slot(many: postgres.Pool, database: 
         for _ in range(3):
             event = await asyncio.wait_for(anext(events), 5)
             assert isinstance(event, postgres.Notification)
-            woken.append(event.channel)
-    assert woken == ["owners", "registry", "owners"]
+            woken.append((event.channel, event.payload))
+    named = ("owners", MANY[0][0])
+    assert woken == [named, ("registry", ""), named]

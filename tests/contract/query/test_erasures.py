@@ -13,6 +13,7 @@ import pytest
 from fennel_core.connections import erasures, postgres
 from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.connections.postgres import Pool
+from fennel_core.query.erasure_counters import ErasureCounters, new_memory
 from fennel_core.query.erasures import Erasures
 from fennel_core.query.errors import ErasuresUnknown
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
@@ -97,3 +98,66 @@ async def test_a_postgres_that_responds_without_the_list_refuses_every_read(
     monkeypatch.setattr(erasures, "read_over", read)
     assert await known.try_read()
     assert list(known.hidden(KEYS, [ANN])) == []
+
+
+async def test_a_notification_reads_the_erasures_of_its_workspace_only(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    read, reads = erasures.read_over, []
+
+    async def recorded(connection: postgres.AsyncConnection, wanted: object = None) -> object:
+        reads.append(wanted)
+        return await read(connection, wanted)  # type: ignore[arg-type]  # as it was given
+
+    monkeypatch.setattr(erasures, "read_over", recorded)
+    async with with_workspace(database) as pool:
+        known = Erasures(database)
+        running = asyncio.create_task(known.run())
+        await eventually(lambda: known.problem() is None)
+        await erasures.add(pool, WORKSPACE, USERS, ["user"], [ANN])
+        await eventually(lambda: {WORKSPACE} in reads)
+        await eventually(lambda: list(known.hidden(KEYS, [ANN])) == [0])
+        assert set(map(repr, reads)) == {"None", repr({WORKSPACE})}, "all of it at the start only"
+        running.cancel()
+
+
+async def test_after_a_failed_read_everything_is_read_again(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A read of one workspace does not end the refusals that a failure of Postgres began."""
+    read, reads = erasures.read_over, []
+
+    async def recorded(connection: postgres.AsyncConnection, wanted: object = None) -> object:
+        reads.append(wanted)
+        if wanted is not None:
+            raise psycopg.errors.QueryCanceled("canceling statement due to statement timeout")
+        return await read(connection)
+
+    async with with_workspace(database) as pool:
+        known = Erasures(database)
+        assert await known.try_read()
+        monkeypatch.setattr(erasures, "read_over", recorded)
+        await erasures.add(pool, WORKSPACE, USERS, ["user"], [ANN])
+        await known.announce(WORKSPACE)
+        with pytest.raises(ErasuresUnknown):
+            known.hidden(ErasableKeys(OTHER, USERS, ("user",)), [ANN])
+        assert await known.try_read((OTHER,))
+        assert reads == [{WORKSPACE}, None]
+        assert list(known.hidden(KEYS, [ANN, BOB])) == [0]
+
+
+async def test_a_read_of_one_workspace_leaves_the_others_to_be_read(database: str) -> None:
+    """Two workers: what the other one accepted for a workspace is known only after its read."""
+    async with with_workspace(database) as pool:
+        memory = new_memory()
+        known = Erasures(database, ErasureCounters(memory))
+        elsewhere = ErasureCounters(memory)
+        assert await known.try_read()
+        await erasures.add(pool, WORKSPACE, USERS, ["user"], [ANN])
+        elsewhere.count(WORKSPACE)
+        elsewhere.count(OTHER)
+        assert await known.try_read((OTHER,))
+        assert known.is_behind(WORKSPACE)
+        assert not known.is_behind(OTHER)
+        await known.catch_up(WORKSPACE)
+        assert list(known.hidden(KEYS, [ANN, BOB])) == [0]

@@ -160,6 +160,9 @@ async def test_the_last_owner_counts_after_its_lease_and_parked_partitions_have_
     assert all(JobId(name) in ownership.jobs for name in "abc")
     assert JobId("d") not in ownership.jobs
     assert ownership.parked == {("c", 1): Parked("boom")}
+    some = await PostgresReader(db.pool).read_owners([JobId("b"), JobId("d")])
+    assert (some.addresses, some.parked) == ({("b", 0): "/alive"}, {})
+    assert [JobId(name) in some.jobs for name in "abd"] == [False, True, False]
 
 
 async def test_specs_of_jobs_are_read_by_name(db: Database) -> None:
@@ -294,6 +297,22 @@ async def test_a_notification_updates_the_owner_of_a_partition(
     await db.own("a", 0, "alive")
     await db.do("SELECT pg_notify('owners', '')")
     await eventually(lambda: owners.address((JobId("a"), 0)) == "/alive")
+
+
+async def test_a_notification_with_names_reads_these_jobs_only(
+    hearing: tuple[Database, Views, Owners],
+) -> None:
+    db, _, owners = hearing
+    await db.slot("alive")
+    for name in ("a", "b"):
+        await db.job(name)
+        await db.own(name, 0, "alive")
+    await db.do("SELECT pg_notify('owners', 'a')")
+    await eventually(lambda: owners.address((JobId("a"), 0)) == "/alive")
+    assert owners.address((JobId("b"), 0)) is None
+    await db.do("SELECT pg_notify('owners', 'b,gone')")
+    await eventually(lambda: owners.address((JobId("b"), 0)) == "/alive")
+    assert not owners.knows(JobId("gone"))
 
 
 async def test_a_branch_that_cannot_be_read_does_not_stop_the_listener(

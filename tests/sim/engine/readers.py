@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import random
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TYPE_CHECKING, Any
 
 from fennel_core.connections.frames import RemoteError
@@ -99,15 +99,13 @@ class Client:
         self._lookups = Lookups(self, self._owners, PATIENCE_S, nothing_hidden)  # type: ignore[arg-type]  # the one method of Slots that is called
         self.answers = 0
 
-    async def read_owners(self) -> Ownership:
+    async def read_owners(self, jobs: Collection[JobId] | None = None) -> Ownership:
+        rows = self._world.registry._rows
+        read = {key: row for key, row in rows.items() if jobs is None or key[0] in jobs}
         return Ownership(
-            {
-                key: row.slot
-                for key, row in self._world.registry._rows.items()
-                if row.slot is not None
-            },
+            {key: row.slot for key, row in read.items() if row.slot is not None},
             {},
-            {job for job, _ in self._world.registry._rows},
+            {job for job, _ in read},
         )
 
     async def call(self, address: str, op: str, argument: Any) -> Any:

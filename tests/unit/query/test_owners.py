@@ -1,0 +1,93 @@
+"""The cache of owners: what is read again, and what concurrent readers see."""
+
+from __future__ import annotations
+
+import asyncio
+
+import pytest
+
+from fennel_core.bank.wakeups import LONGEST_PAYLOAD, jobs_in, payload_of
+from fennel_core.connections.api_errors import DatabaseUnavailable
+from fennel_core.query.owners import Owners, Parked
+from fennel_core.vocab.ids import JobId, PartitionIndex
+from tests.support.fake_slots import FakeRegistry
+
+A, B = JobId("shop.job.a.1"), JobId("shop.job.b.1")
+FIRST = PartitionIndex(0)
+
+
+@pytest.fixture
+def registry() -> FakeRegistry:
+    made = FakeRegistry()
+    made.addresses |= {(A, FIRST): "/one", (B, FIRST): "/one"}
+    return made
+
+
+async def test_only_the_named_jobs_are_read_again(registry: FakeRegistry) -> None:
+    owners = Owners(registry)
+    await owners.reread(None)
+    registry.addresses |= {(A, FIRST): "/two", (B, FIRST): "/two"}
+    await owners.reread({A})
+    assert registry.read_jobs == [None, {A}]
+    assert owners.address((A, FIRST)) == "/two"
+    assert owners.address((B, FIRST)) == "/one", "no notification named it"
+    registry.parked[B, FIRST] = Parked("boom")
+    del registry.addresses[B, FIRST]
+    await owners.reread({B})
+    assert owners.address((B, FIRST)) is None
+    assert owners.parked((B, FIRST)) == Parked("boom")
+    await owners.reread(None)
+    assert owners.address((A, FIRST)) == "/two"
+
+
+async def test_a_job_that_was_deleted_is_known_to_be_gone(registry: FakeRegistry) -> None:
+    owners = Owners(registry)
+    assert owners.knows(A), "nothing was read yet"
+    await owners.reread({B})
+    assert owners.knows(A), "it was not read yet"
+    registry.destroyed.add(A)
+    await owners.reread({A})
+    assert not owners.knows(A)
+    assert owners.knows(B)
+
+
+async def test_a_read_of_other_jobs_does_not_count_for_a_caller_that_was_refused(
+    registry: FakeRegistry,
+) -> None:
+    owners = Owners(registry)
+    await owners.reread(None)
+    seen = owners.epoch
+    await owners.reread({B})
+    registry.addresses[A, FIRST] = "/two"
+    await owners.refresh(seen, {A})
+    assert owners.address((A, FIRST)) == "/two"
+    reads = registry.reads
+    await owners.refresh(seen, {A, B})
+    assert registry.reads == reads, "both were read since"
+
+
+async def test_callers_at_the_same_time_share_a_read(registry: FakeRegistry) -> None:
+    owners = Owners(registry)
+    await asyncio.gather(*(owners.refresh(0, {job}) for job in (A, B) * 20))
+    assert registry.reads <= 2, "one of what the first caller wanted, one of all others"
+
+
+async def test_what_a_failed_read_should_have_covered_is_read_by_the_next_one(
+    registry: FakeRegistry,
+) -> None:
+    owners = Owners(registry)
+    await owners.reread(None)
+    registry.unreachable = True
+    with pytest.raises(DatabaseUnavailable):
+        await owners.reread({A})
+    registry.unreachable = False
+    registry.addresses[A, FIRST] = "/two"
+    await owners.reread({B})
+    assert owners.address((A, FIRST)) == "/two"
+
+
+def test_a_payload_names_the_jobs_unless_they_are_too_many() -> None:
+    assert jobs_in(payload_of([B, A, B])) == {A, B}
+    many = [JobId(f"shop.job.{number:032}.1") for number in range(400)]
+    assert len(payload_of(many[:100]).encode()) <= LONGEST_PAYLOAD
+    assert jobs_in(payload_of(many)) is None
