@@ -104,7 +104,7 @@ AnyEvents = Events | SmallEvents
 
 
 class Aggregator(ABC, Generic[P]):
-    """Computes one aggregated column. `P` is its partial aggregate, which is never mutated."""
+    """Computes one aggregated column. `P` is its partial aggregate; see `accumulate`."""
 
     @abstractmethod
     def prepare(self) -> tuple[str, ...]:
@@ -119,6 +119,13 @@ class Aggregator(ABC, Generic[P]):
     @abstractmethod
     def merge(self, a: P, b: P) -> P:
         """Return the partial of the events of both."""
+
+    def accumulate(self, total: P, part: P) -> P:
+        """As `merge`, for many partials: it may change `total`, which began as `empty` here.
+
+        No other method changes a partial.
+        """
+        return self.merge(total, part)
 
     @abstractmethod
     def delete(self, whole: P, part: P) -> P:

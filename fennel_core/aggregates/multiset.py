@@ -49,13 +49,18 @@ def multisets(elements: Sequence[Any], events: AnyEvents) -> list[Multiset]:
 def union(a: Multiset, b: Multiset, sign: int = 1) -> Multiset:
     """Return a + sign · b."""
     out = dict(a)
-    for element, count in b.items():
-        total = out.get(element, 0) + sign * count
-        if total:
-            out[element] = total
-        else:
-            del out[element]
+    add_to(out, b, sign)
     return out
+
+
+def add_to(total: Multiset, part: Multiset, sign: int = 1) -> None:
+    """Add sign · part to `total`."""
+    for element, count in part.items():
+        sum_ = total.get(element, 0) + sign * count
+        if sum_:
+            total[element] = sum_
+        else:
+            del total[element]
 
 
 def pack_elements(elements: Sequence[Any]) -> list[Any]:
@@ -90,6 +95,11 @@ class MultisetAggregator(Aggregator[Multiset]):
 
     def merge(self, a: Multiset, b: Multiset) -> Multiset:
         return union(a, b)
+
+    def accumulate(self, total: Multiset, part: Multiset) -> Multiset:
+        """Add `part` in place: to copy the total at each part would take quadratic time."""
+        add_to(total, part)
+        return total
 
     def delete(self, whole: Multiset, part: Multiset) -> Multiset:
         return union(whole, part, -1)

@@ -172,6 +172,7 @@ def status(as_json: bool) -> None:
             "services": services,
             "workspaces": answers.workspaces,
             "job_partitions": answers.partitions,
+            "warming": answers.warming,
             "history": answers.history,
             "retained": answers.retained,
             "needed_records": answers.alarms,
@@ -185,6 +186,7 @@ def status(as_json: bool) -> None:
         status_tables.print_parts(context.layout, rows)
         status_tables.print_workspaces(answers.workspaces)
         status_tables.print_partitions(answers.partitions)
+        status_tables.print_warming(answers.warming)
         if context.settings.history:
             status_tables.print_history(answers.history)
         status_tables.print_dead_letters(answers.dead_letters)

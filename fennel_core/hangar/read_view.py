@@ -34,9 +34,15 @@ class ReadView:
 
     def keep(self, batch: WriteBatch) -> None:
         """Keep what `batch` is about to replace."""
-        touched = [key for key in (*batch.puts, *batch.deletes) if key not in self._before]
-        self._before.update(zip(touched, self._state.get_many(touched), strict=True))
-        self._changed = sorted(self._before)
+        self.keep_keys([*batch.puts, *batch.deletes])
+
+    def keep_keys(self, keys: Sequence[bytes]) -> None:
+        """Keep the values of different keys that the next batch may replace."""
+        touched = [key for key in keys if key not in self._before]
+        if touched:
+            self._before.update(zip(touched, self._state.get_many(touched), strict=True))
+            self._changed += sorted(touched)
+            self._changed.sort()  # merges two ordered runs
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found = self._state.get_many(keys)

@@ -43,7 +43,7 @@ from rocksdict import (
 )
 from rocksdict import WriteBatch as RocksBatch
 
-from fennel_core.hangar.store import HangarBusy, HangarClosed, HangarCorrupt, WriteBatch
+from fennel_core.hangar.store import HangarBusy, HangarClosed, HangarCorrupt, WriteBatch, in_order
 
 BLOOM_BITS_PER_KEY = 10
 WRITE_BUFFER_BYTES = 16 * 1024 * 1024
@@ -185,7 +185,7 @@ class RocksHangar:
     def stage(self, batch: WriteBatch) -> None:
         (self._path / _STAGED).mkdir(exist_ok=True)
         folder = Path(mkdtemp(dir=self._path / _STAGED))
-        keys = sorted([*batch.puts, *batch.deletes])
+        keys = list(in_order([*batch.puts, *batch.deletes]))
         for number, first in enumerate(range(0, len(keys), STAGED_FILE_KEYS)):
             file = SstFileWriter(options=options(self._cache))
             file.open(str(folder / f"{number:06d}.sst"))

@@ -30,6 +30,7 @@ class StatusAnswers:
 
     workspaces: Rows | None
     partitions: Rows | None
+    warming: Rows | None
     history: dict[str, dict[str, int]] | None
     retained: Rows | None
     alarms: Rows | None
@@ -45,6 +46,7 @@ def read(settings: Settings) -> StatusAnswers:
     return StatusAnswers(
         workspaces=_rows(settings, f"{settings.definition_url}/api/v1/workspaces", "workspaces"),
         partitions=_rows(settings, f"{settings.query_url}/status", "job_partitions"),
+        warming=_rows(settings, f"{settings.query_url}/status", "warming"),
         history=_history(settings),
         retained=_rows(settings, f"{operations}/retained", "retained"),
         alarms=_rows(settings, f"{operations}/needed", "alarms"),

@@ -91,6 +91,21 @@ def print_workspaces(workspaces: Sequence[AlarmRow] | None) -> None:
         _console().print(f"\nPartitions per topic and job: {shown}", highlight=False)
 
 
+def print_warming(branches: Sequence[AlarmRow] | None) -> None:
+    """Print the branches whose reads stay on an earlier version; at most `MAX_ROWS` lines."""
+    for row in (branches or ())[:MAX_ROWS]:
+        reads = f"stay on commit {row['serving']}" if row["serving"] else "have not begun"
+        _console().print(
+            f"\nBranch {row['workspace']}/{row['branch']} is warming: the jobs of commit "
+            f"{row['target']} have not caught up, reads {reads}",
+            style="yellow",
+            highlight=False,
+            markup=False,
+        )
+    if branches and len(branches) > MAX_ROWS:
+        _console().print(f"… and {len(branches) - MAX_ROWS} more branches", highlight=False)
+
+
 def print_dead_letters(counts: Sequence[AlarmRow] | None) -> None:
     """Print how many rows became dead letters, the newest first; at most `MAX_ROWS` lines."""
     if not counts:

@@ -87,6 +87,6 @@ class Assembler:
             aggregator = aggregators[j]
             # A slice includes its end, so a range begins with the slice after its low end.
             inside = slices[ends.index(low) + 1 : ends.index(high) + 1]
-            partial = reduce(aggregator.merge, (one[j] for one in inside), aggregator.empty)
+            partial = reduce(aggregator.accumulate, (one[j] for one in inside), aggregator.empty)
             found.append(aggregator.finalize(partial, as_of))
         return found

@@ -141,14 +141,14 @@ class PartialsCodec:
         ]
 
     def merge_packed(self, total: Partials, packed: PackedPartials) -> None:
-        """Merge packed partials, all of them kept, into `total` in place."""
+        """Merge packed partials, all of them kept, into `total`, which began as `empty`."""
         for i, aggregator in enumerate(self._aggregators):
-            total[i] = aggregator.merge(total[i], aggregator.unpack(packed[i]))
+            total[i] = aggregator.accumulate(total[i], aggregator.unpack(packed[i]))
 
     def merge(self, total: Partials, partials: Sequence[Any]) -> None:
-        """Merge `partials` into `total` in place."""
+        """Merge `partials` into `total`, which began as `empty`."""
         for i, aggregator in enumerate(self._aggregators):
-            total[i] = aggregator.merge(total[i], partials[i])
+            total[i] = aggregator.accumulate(total[i], partials[i])
 
 
 def child_keys(

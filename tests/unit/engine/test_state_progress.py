@@ -17,6 +17,7 @@ from fennel_core.engine.state_progress import (
     PartitionState,
     StateProgress,
 )
+from fennel_core.hangar import store
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators.step import Outcome
@@ -110,3 +111,49 @@ async def test_a_lease_is_renewed_and_the_state_is_read_while_a_large_batch_is_s
     await applying
     assert (hangar.staged, state.progress.iteration) == (1, 2)
     assert hangar.get_many([b"a"]) == [b"1"]
+
+
+class MeasuredReads(MemoryHangar):
+    """Records the largest number of keys of one read."""
+
+    largest = 0
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        self.largest = max(self.largest, len(keys))
+        return super().get_many(keys)
+
+
+async def test_open_views_keep_a_large_batch_in_slices_between_which_others_run(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(state_progress, "LARGE_BATCH_KEYS", 3)
+    monkeypatch.setattr(state_progress, "KEEP_KEYS", 5)
+    hangar = MeasuredReads()
+    keys = [b"%03d" % number for number in range(100)]
+    hangar.write(WriteBatch(dict.fromkeys(keys, b"old")))
+    state = PartitionState(hangar, Epoch(1))
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    with state.view() as first:
+        hangar.largest, running = 0, asyncio.create_task(others())
+        batch = Outcome(puts=dict.fromkeys(keys[:80], b"new"), deletes=frozenset(keys[80:]))
+        await state.apply(1, batch, 0, {}, Offset(0))
+        running.cancel()
+        assert hangar.largest <= 5
+        assert turns >= 100 / 5
+        assert first.get_many(keys) == [b"old"] * 100
+        assert first.scan(b"0", b"1") == [(key, b"old") for key in keys]
+    assert hangar.get_many(keys) == [b"new"] * 80 + [None] * 20
+
+
+@given(st.lists(st.binary(max_size=3), unique=True), st.integers(1, 4))
+def test_keys_are_in_order_in_how_many_parts_they_are_sorted(keys: list[bytes], part: int) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(store, "SORTED_TOGETHER", part)
+        assert list(store.in_order(keys)) == sorted(keys)

@@ -184,3 +184,20 @@ def test_an_empty_or_unknown_history_is_explained(
 ) -> None:
     status_tables.print_history(topics)
     assert message in capsys.readouterr().out
+
+
+def test_branches_whose_reads_have_not_moved_are_listed(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    row = {"workspace": "shop", "branch": "dev[1]", "serving": "c1", "target": "c2"}
+    status_tables.print_warming([row, row | {"branch": "new", "serving": None}])
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "Branch shop/dev[1] is warming: the jobs of commit c2 have not caught up" in shown
+    assert "reads stay on commit c1" in shown
+    assert "Branch shop/new is warming" in shown
+    assert "reads have not begun" in shown
+    status_tables.print_warming(None)
+    status_tables.print_warming([])
+    assert capsys.readouterr().out == ""
+    status_tables.print_warming([row] * (status_tables.MAX_ROWS + 2))
+    assert "and 2 more branches" in capsys.readouterr().out

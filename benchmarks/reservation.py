@@ -1,0 +1,95 @@
+"""Measure the work of T1 that happens under the lock of a workspace: plan, resolve, encode.
+
+    .venv/bin/python -m benchmarks.reservation [DATASETS ...]
+
+Source datasets with one endpoint each, without a ledger: of a first commit, and of one that changes
+nothing. Decision 0054 has the figures.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+from fennel_core.blueprints import stored_names
+from fennel_core.blueprints.commit_plan import BankFacts, plan_commit, with_replays
+from fennel_core.blueprints.compile import compile_datasets
+from fennel_core.blueprints.compiler_input import DatasetInput
+from fennel_core.blueprints.resolve import resolve_catalog
+from fennel_core.vocab.dtypes import Field, Int, Str
+from fennel_core.vocab.ids import DatasetName, WorkspaceId
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire import connectors, entities
+from fennel_core.wire.pycode import PyCode
+
+SIZES = (200, 500, 1_000)
+PARTITIONS = 4
+SHOP = WorkspaceId("shop")
+T = TypeVar("T")
+
+
+def dataset(number: int) -> DatasetInput:
+    """Return a keyed source dataset with an endpoint of its own."""
+    name = f"Dataset{number}"
+    shape = Schema((Field("user", Int()),), (Field("city", Str()), Field("age", Int())), "at")
+    text = f"class {name}: ..."
+    code = PyCode(name, text, text, text, "", (), ())
+    metadata = entities.Metadata("me@example.com", "", (), deprecated=False, deleted=False)
+    made = entities.Dataset(DatasetName(name), 1, shape, (), 0, True, code, metadata, ())
+    table = connectors.WebhookEndpoint(connectors.Webhook("hook", 7), f"e{number}")
+    source = connectors.Source(
+        DatasetName(name),
+        1,
+        table,
+        connectors.Cdc.UPSERT,
+        14,
+        None,
+        None,
+        None,
+        None,
+        None,
+        False,
+        None,
+        (),
+        None,
+        None,
+    )
+    return DatasetInput(made, (source,), None, online=True, offline=False, looked_up=True)
+
+
+def timed(work: Callable[[], T]) -> tuple[T, float]:
+    """Return a result and how long it took, ms."""
+    began = time.perf_counter()
+    result = work()
+    return result, (time.perf_counter() - began) * 1_000
+
+
+def main() -> None:
+    sizes = [int(size) for size in sys.argv[1:]] or SIZES
+    print("datasets  commit     plan and replays, ms  resolve, ms  encode, ms  encode's part")
+    for size in sizes:
+        compiled = compile_datasets([dataset(number) for number in range(size)], PARTITIONS)
+        facts = BankFacts(SHOP, 1)
+        for kind in ("first", "unchanged"):
+            given = facts
+
+            def planned(given: BankFacts = given) -> tuple[object, dict]:  # type: ignore[type-arg]
+                needed = with_replays(given, compiled)
+                plan = plan_commit(given, needed)
+                return (needed, plan), plan.ids()
+
+            ((needed, plan), ids), plan_ms = timed(planned)
+            catalog, resolve_ms = timed(lambda n=needed, i=ids: resolve_catalog(n, SHOP, i))
+            _, encode_ms = timed(lambda c=catalog: stored_names.dumps(c))
+            part = encode_ms / (plan_ms + resolve_ms + encode_ms)
+            print(
+                f"{size:8}  {kind:9}  {plan_ms:20.0f}  {resolve_ms:11.0f}  {encode_ms:10.0f}"
+                f"  {part:13.0%}"
+            )
+            facts = BankFacts(SHOP, 2, alive=ids, mine=frozenset(ids.values()), before=catalog)
+
+
+if __name__ == "__main__":
+    main()
