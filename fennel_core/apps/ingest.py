@@ -14,6 +14,7 @@ from fennel_core.apps.serve import serve_http
 from fennel_core.connections import erasures, postgres, secrets, tokens
 from fennel_core.connections.audit_events import Action, audited
 from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.kafka import COMMIT_WITHIN_TRANSACTIONS
 from fennel_core.connections.postgres import ListenStarted, Notification, Pool
 from fennel_core.connections.roles import Access
 from fennel_core.connections.secret_uses import SecretUses
@@ -66,7 +67,13 @@ async def serve(settings: Settings) -> None:
                 KafkaTransactionalProducer(settings, f"ingest.{process}.{number}", threads)
                 for number in range(PRODUCERS)
             ]
-            committer = Committer(clock, producers, server, source_metrics.count_transaction)
+            committer = Committer(
+                clock,
+                producers,
+                server,
+                source_metrics.count_transaction,
+                commit_within_s=COMMIT_WITHIN_TRANSACTIONS * settings.transaction_timeout_ms / 1000,
+            )
             log_service = LogService(
                 catalogs, committer, executors, _secrets(settings, pool), settings.log_rows
             )

@@ -21,6 +21,18 @@ _SCRAM_MODULE: Final = "scram.ScramLoginModule"
 CONTROL_HEADER: Final = "c"
 """Messages with this header carry no rows: watermarks and markers."""
 
+COMMIT_WITHIN_TRANSACTIONS: Final = 3
+"""Time-outs of a transaction after which ingest does not commit a request any more, counted from
+the moment at which it asked for the request's stamp. An honest transaction needs up to two: to
+open its producer and to send its records.
+"""
+LATE_REQUEST_TRANSACTIONS: Final = 6
+"""Time-outs of a transaction until every request that ingest stamped is accepted or has failed.
+
+The broker aborts what was begun before the limit above and not committed, at most one time-out
+later; it looks for such transactions every 10 s, which is the default of a time-out.
+"""
+
 
 def client_config(settings: Settings) -> dict[str, Any]:
     """Return the configuration that all clients share."""

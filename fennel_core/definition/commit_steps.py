@@ -24,6 +24,7 @@ from typing import Final, TypeVar, assert_never
 from fennel_core.connections import postgres
 from fennel_core.connections.audit_events import Action, audited_command
 from fennel_core.connections.errors import ConnectionsError
+from fennel_core.connections.kafka import LATE_REQUEST_TRANSACTIONS
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.airflow import AirflowOrchestrator
@@ -70,10 +71,6 @@ DESTROY_POLL_SECONDS: Final = 0.2
 JOBS_START_SECONDS: Final = 3.0
 """How long a commit waits for jobs that its reads do not require: the rows that a client logs next
 are then visible at once. They start in less than a second, on a busy machine in two.
-"""
-LATE_REQUEST_TRANSACTIONS: Final = 6
-"""Time-outs of a Kafka transaction until every request that ingest began is accepted or has failed:
-its records and its commit take up to one each, the broker aborts it after one more, late.
 """
 FAILURE_CHARS: Final = 500
 """Longest message of an unexpected failure that is stored in a commit's row."""

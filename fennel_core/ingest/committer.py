@@ -7,11 +7,17 @@ positions of the rows. The progress of the sources is recorded after the commit 
 acknowledgement, so it applies to every request that is sent after an acknowledgement. If that
 record cannot be written, the rows are committed all the same and the next request is judged more
 leniently.
+
+A transaction has a deadline that begins before its stamp: a process that was stopped in between
+(frozen, or starved of CPU) writes nothing afterwards. Whoever has waited that long after a commit
+knows that no request under the definitions before it will be accepted any more (`ledger.purge`).
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
+import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -53,7 +59,10 @@ class _Queue:
 
 
 class Committer:
-    """Runs the producers; calls `on_commit` with every committed transaction (for metrics)."""
+    """Runs the producers; calls `on_commit` with every committed transaction (for metrics).
+
+    `commit_within_s`: the time from before a stamp until its transaction may be committed.
+    """
 
     def __init__(
         self,
@@ -61,7 +70,11 @@ class Committer:
         producers: Sequence[TransactionalProducer],
         server: int,
         on_commit: Callable[[IngestTransaction], None] = lambda _: None,
+        *,
+        commit_within_s: float = math.inf,
+        now_s: Callable[[], float] = time.monotonic,
     ) -> None:
+        self._commit_within_s, self._now_s = commit_within_s, now_s
         self._clock = clock
         self._server = server
         self._on_commit = on_commit
@@ -130,11 +143,14 @@ class Committer:
             sources = {e.target.binding.identity for w in group for e in w.request.entries}
             # The lock makes the order of this queue the order of stamps.
             async with queue.stamping:
+                deadline_s = self._now_s() + self._commit_within_s
                 start = await self._clock.begin(workspace, sources)
                 before, queue.last = queue.last, ended
             group = _current(group, start)
             if group:
-                await self._write(producer, workspace, [w.request for w in group], start)
+                await self._write(
+                    producer, workspace, [w.request for w in group], start, deadline_s
+                )
             failure = None
         except (SystemUnavailable, TransactionAborted, TransactionOutcomeUnknown) as failed:
             failure = failed
@@ -155,10 +171,11 @@ class Committer:
         workspace: WorkspaceId,
         requests: Sequence[PreparedRequest],
         start: TransactionStart,
+        deadline_s: float,
     ) -> None:
         transaction = build_transaction(requests, start, self._server)
         if transaction.messages:
-            await producer.commit(transaction.messages)
+            await producer.commit(transaction.messages, deadline_s)
         if transaction.advances:
             try:
                 await self._clock.record_accepted(workspace, transaction.advances)

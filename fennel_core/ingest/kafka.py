@@ -10,6 +10,7 @@ them. A transaction that a dead process left open ends after `transaction.timeou
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -22,7 +23,7 @@ from fennel_core.connections.errors import (
     TransactionOutcomeUnknown,
 )
 from fennel_core.connections.kafka import producer_config
-from fennel_core.ingest.store import ProducerRecord
+from fennel_core.ingest.store import ProducerRecord, require_in_time
 from fennel_core.settings.model import Settings
 
 NEW_TOPIC_MS = 2_000
@@ -59,8 +60,12 @@ class KafkaTransactionalProducer:
         with self._lock:
             self._ensure_open()
 
-    async def commit(self, messages: Sequence[ProducerRecord]) -> None:
-        await asyncio.get_running_loop().run_in_executor(self._threads, self._commit, messages)
+    async def commit(
+        self, messages: Sequence[ProducerRecord], deadline_s: float = math.inf
+    ) -> None:
+        await asyncio.get_running_loop().run_in_executor(
+            self._threads, self._commit, messages, deadline_s
+        )
 
     def _ensure_open(self) -> Producer:
         if self._producer is None:
@@ -76,11 +81,15 @@ class KafkaTransactionalProducer:
             self._producer, self.problem = producer, None
         return self._producer
 
-    def _commit(self, messages: Sequence[ProducerRecord]) -> None:
+    def _commit(self, messages: Sequence[ProducerRecord], deadline_s: float) -> None:
         with self._lock:
-            self._transact(self._ensure_open(), messages)
+            producer = self._ensure_open()
+            require_in_time(deadline_s)
+            self._transact(producer, messages, deadline_s)
 
-    def _transact(self, producer: Producer, messages: Sequence[ProducerRecord]) -> None:
+    def _transact(
+        self, producer: Producer, messages: Sequence[ProducerRecord], deadline_s: float
+    ) -> None:
         refused: list[KafkaError] = []
         try:
             producer.begin_transaction()
@@ -104,6 +113,12 @@ class KafkaTransactionalProducer:
                 if refused
                 else f"{missing} records were not acknowledged in {self._timeout_s:g} s",
             )
+        try:
+            # A process that is stopped after this check began its transaction before the deadline,
+            # so the broker aborts it in time.
+            require_in_time(deadline_s)
+        except TransactionAborted as late:
+            raise self._aborted(producer, str(late)) from late
         try:
             producer.commit_transaction(self._timeout_s)
         except KafkaException as failed:

@@ -10,12 +10,15 @@ And rows are never written under definitions that an earlier commit has replaced
 
 from __future__ import annotations
 
+import math
+import time
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.erasures import Erased, ErasedKeys
+from fennel_core.connections.errors import TransactionAborted
 from fennel_core.ingest.acceptance import SourceAdvance, SourceProgress, advance_progress
 from fennel_core.vocab.ids import (
     BranchName,
@@ -114,11 +117,21 @@ class ProducerRecord:
     headers: tuple[tuple[str, bytes], ...]
 
 
+def require_in_time(deadline_s: float) -> None:
+    """Raise TransactionAborted after `deadline_s` of `time.monotonic`."""
+    if time.monotonic() > deadline_s:
+        raise TransactionAborted(
+            "the server took too long between the stamp of the request and its transaction"
+        )
+
+
 class TransactionalProducer(Protocol):
     """A Kafka producer that runs one transaction at a time."""
 
-    async def commit(self, messages: Sequence[ProducerRecord]) -> None:
-        """Write all records in one transaction.
+    async def commit(
+        self, messages: Sequence[ProducerRecord], deadline_s: float = math.inf
+    ) -> None:
+        """Write all records in one transaction, or none after `deadline_s` of `time.monotonic`.
 
         Raises `TransactionAborted`, `TransactionOutcomeUnknown` and `SystemUnavailable`; the
         producer stays usable after each.
@@ -210,6 +223,9 @@ class MemoryTransactionalProducer:
 
     log: dict[tuple[TopicName, int], list[ProducerRecord]]
 
-    async def commit(self, messages: Sequence[ProducerRecord]) -> None:
+    async def commit(
+        self, messages: Sequence[ProducerRecord], deadline_s: float = math.inf
+    ) -> None:
+        require_in_time(deadline_s)
         for message in messages:
             self.log.setdefault((message.topic, message.partition), []).append(message)

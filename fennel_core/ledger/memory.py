@@ -457,6 +457,14 @@ class MemoryLedgerTransaction:
             and self.grace[a.id].since_ms <= self.now_ms() - quiet_ms
         )
 
+    async def released_within(self, workspace: WorkspaceId, ms: Millis) -> frozenset[AssetId]:
+        return frozenset(
+            a.id
+            for a in self.bank.rows.values()
+            if (a.workspace, a.state) == (workspace, AssetState.RETAINED)
+            and self.grace[a.id].since_ms > self.now_ms() - ms
+        )
+
     async def found_empty(self, ids: Iterable[AssetId]) -> None:
         for id_ in ids:
             self.grace[id_] = replace(self.grace[id_], if_empty=False)

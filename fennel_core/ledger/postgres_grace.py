@@ -34,6 +34,10 @@ PRESUMED_EMPTY = """
         AND retained_at <= now() - %s * interval '1 ms'
     ORDER BY id
 """
+RELEASED_WITHIN = """
+    SELECT id FROM asset
+    WHERE workspace = %s AND state = 'retained' AND retained_at > now() - %s * interval '1 ms'
+"""
 FOUND_EMPTY = "UPDATE asset SET if_empty = false WHERE id = ANY(%s::text[])"
 FOUND_ROWS = """
     UPDATE asset SET if_empty = false, destroy_after = NULL WHERE id = ANY(%s::text[])
@@ -142,6 +146,10 @@ class GracePeriods:
     async def presumed_empty(self, workspace: WorkspaceId, quiet_ms: Millis) -> list[AssetId]:
         rows = await self._rows(PRESUMED_EMPTY, (workspace, quiet_ms))
         return [AssetId(id_) for (id_,) in rows]
+
+    async def released_within(self, workspace: WorkspaceId, ms: Millis) -> frozenset[AssetId]:
+        rows = await self._rows(RELEASED_WITHIN, (workspace, ms))
+        return frozenset(AssetId(id_) for (id_,) in rows)
 
     async def found_empty(self, ids: Iterable[AssetId]) -> None:
         await self._execute(FOUND_EMPTY, (list(ids),))

@@ -2,7 +2,8 @@
 
 Purged assets are condemned and destroyed through the same ledger as those whose period is over. The
 requests of an endpoint cannot be computed from anything else, so they are purged only if their loss
-is confirmed, or if it is known that there are none.
+is confirmed, or if it is known that there are none. That is not known for a while after the commit
+that dropped the endpoint: a request that was on its way then may still be accepted.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from collections.abc import Collection
 
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.blueprints.plan_entries import RowAmount
-from fennel_core.blueprints.plan_text import amount_text
+from fennel_core.blueprints.plan_text import amount_text, duration_text
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.errors import DataLossNotConfirmed
@@ -61,6 +62,8 @@ async def _lost_requests(
     endpoints = [a for a in retained if a.kind is AssetKind.RAW and a.id in ids]
     if not endpoints:
         return []
+    quiet_ms = context.timings.late_request_ms
+    recent = await context.ledger.run(lambda tx: tx.released_within(workspace, quiet_ms))
     partitions = await context.ledger.run(lambda tx: tx.partition_count(workspace))
     assert partitions is not None, "a workspace with assets has a number of partitions"
     try:
@@ -71,9 +74,17 @@ async def _lost_requests(
         log.warning("topics could not be measured", error=str(unavailable))
         counts = {}
     return [
-        _line(a, counts.get(TopicName(a.id))) for a in endpoints if counts.get(TopicName(a.id)) != 0
+        _line(a, counts.get(TopicName(a.id)), None if a.id not in recent else quiet_ms)
+        for a in endpoints
+        if a.id in recent or counts.get(TopicName(a.id)) != 0
     ]
 
 
-def _line(asset: ReleasedAsset, messages: int | None) -> str:
-    return f"- purge endpoint of {asset.title} (rows lost: {amount_text(RowAmount(messages))})"
+def _line(asset: ReleasedAsset, messages: int | None, quiet_ms: int | None) -> str:
+    lost = amount_text(RowAmount(messages))
+    if quiet_ms is not None:
+        seen = "none" if messages == 0 else lost
+        lost = (
+            f"{seen} so far; requests may arrive until {duration_text(quiet_ms)} after its release"
+        )
+    return f"- purge endpoint of {asset.title} (rows lost: {lost})"

@@ -469,6 +469,10 @@ class LedgerTransaction(Protocol):
         """
         ...
 
+    async def released_within(self, workspace: WorkspaceId, ms: Millis) -> frozenset[AssetId]:
+        """Return the retained assets that were released less than `ms` ago."""
+        ...
+
     async def found_empty(self, ids: Iterable[AssetId]) -> None:
         """Let assets expire that are empty at the end of their period."""
         ...

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
+import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -25,6 +27,7 @@ from fennel_core.ingest.store import (
     ProducerRecord,
     TransactionalProducer,
     TransactionStart,
+    require_in_time,
 )
 from fennel_core.vocab.dtypes import Field, Float, Int, Str
 from fennel_core.vocab.ids import (
@@ -133,9 +136,12 @@ class ScriptedProducer:
     fails: Callable[[], Exception | None] = lambda: None
     commits: int = 0
 
-    async def commit(self, messages: Sequence[ProducerRecord]) -> None:
+    async def commit(
+        self, messages: Sequence[ProducerRecord], deadline_s: float = math.inf
+    ) -> None:
         for _ in range(self.turns()):
             await asyncio.sleep(0)
+        require_in_time(deadline_s)
         if (failure := self.fails()) is not None:
             raise failure
         self.commits += 1
@@ -166,6 +172,7 @@ class World:
     """Servers over one clock, one directory and one log."""
 
     now_us: Callable[[], Micros] = lambda: Micros(1_700_000_000_000_000)
+    now_s: Callable[[], float] = time.monotonic
     log: dict[tuple[TopicName, int], list[ProducerRecord]] = field(default_factory=dict)
     directory: MemoryDirectory = field(default_factory=MemoryDirectory)
     committers: list[Committer] = field(default_factory=list)
@@ -181,9 +188,14 @@ class World:
         self,
         producers: Sequence[TransactionalProducer] | None = None,
         executors: object | None = None,
+        commit_within_s: float = math.inf,
     ) -> LogService:
         committer = Committer(
-            self.clock, producers or [ScriptedProducer(self.log)], len(self.committers)
+            self.clock,
+            producers or [ScriptedProducer(self.log)],
+            len(self.committers),
+            commit_within_s=commit_within_s,
+            now_s=lambda: self.now_s(),
         )
         self.committers.append(committer)
 

@@ -97,6 +97,9 @@ async def test_what_is_presumed_to_be_empty_expires_only_when_it_was_found_empty
     assert await ledger.run(lambda tx: tx.presumed_empty(SHOP, NO_WAIT)) == ids
     assert await ledger.run(lambda tx: tx.presumed_empty(SHOP, Millis(60_000))) == [], "too early"
     assert await ledger.run(lambda tx: tx.workspaces_with_expired()) == [SHOP]
+    recent = await ledger.run(lambda tx: tx.released_within(SHOP, Millis(60_000)))
+    assert recent == set(ids)
+    assert await ledger.run(lambda tx: tx.released_within(SHOP, NO_WAIT)) == frozenset()
     await ledger.run(lambda tx: tx.found_empty(ids[:1]))
     await ledger.run(lambda tx: tx.found_rows(ids[1:2]))
     assert await expired() == ids[:1]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import random
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -197,7 +198,9 @@ class SlowProducer(ModelProducer):
 
     pause_s: Callable[[], float] = lambda: 0.0
 
-    async def commit(self, messages: Sequence[ProducerRecord]) -> None:
+    async def commit(
+        self, messages: Sequence[ProducerRecord], deadline_s: float = math.inf
+    ) -> None:
         await asyncio.sleep(self.pause_s())
         await ModelProducer.commit(self, messages)
 

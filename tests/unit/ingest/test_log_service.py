@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -319,3 +320,20 @@ async def test_bare_nan_is_a_null(world: World) -> None:
     )
     with pytest.raises(ApiError, match=r"Null values found in non-optional field\."):
         await world.server().log(WORKSPACE, MAIN, raw)
+
+
+async def test_nothing_is_written_by_a_server_that_was_stopped_after_its_stamp(
+    world: World,
+) -> None:
+    """A commit has dropped the endpoint since, and its topic was counted and found empty."""
+    stamped_s = time.monotonic() - 31.0
+    world.now_s = lambda: stamped_s
+    world.commit(main=catalog(binding()))
+    server = world.server(commit_within_s=30.0)
+    with pytest.raises(ApiError) as refused:
+        await server.log(WORKSPACE, MAIN, body(**ANN))
+    assert refused.value.code == "log-not-written"
+    assert world.rows("w.topic.users.1") == []
+    stamped_s += 31.0
+    await server.log(WORKSPACE, MAIN, body(**ANN))
+    assert len(world.rows("w.topic.users.1")) == 1

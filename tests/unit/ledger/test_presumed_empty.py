@@ -7,8 +7,10 @@ import pytest
 from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.logical import Compiled
 from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.ledger.errors import DataLossNotConfirmed
+from fennel_core.ledger.purge import purge_retained
 from fennel_core.ledger.reconcile import reconcile
-from fennel_core.vocab.ids import TopicName
+from fennel_core.vocab.ids import AssetId, TopicName
 from tests.support.compiler_inputs import schema, sourced, webhook
 from tests.support.ledger_world import SHOP, World
 
@@ -101,3 +103,24 @@ async def test_a_commit_that_needs_an_endpoint_revives_it_without_a_grace_period
     await expire(world)
     assert raw in world.topics.partition_counts
     assert not await world.ledger.run(lambda tx: tx.released(SHOP))
+
+
+async def test_a_purge_does_not_count_an_endpoint_before_late_requests_have_ended() -> None:
+    world, raw = await dropped()
+    await world.ledger.run(lambda tx: tx.fix_partition_count(SHOP, 2))
+    with pytest.raises(DataLossNotConfirmed, match="none so far; requests may arrive until 1 min"):
+        await purge_retained(world.context(), SHOP, [AssetId(raw)], allow_data_loss=False)
+    world.now_ms += world.context().timings.late_request_ms
+    purged = await purge_retained(world.context(), SHOP, [AssetId(raw)], allow_data_loss=False)
+    assert purged == [raw]
+
+
+async def test_a_purge_counts_a_request_that_arrived_late() -> None:
+    world, raw = await dropped()
+    await world.ledger.run(lambda tx: tx.fix_partition_count(SHOP, 2))
+    world.now_ms += world.context().timings.late_request_ms
+    world.topics.messages[raw] = 1
+    with pytest.raises(DataLossNotConfirmed, match="at most 1 message"):
+        await purge_retained(world.context(), SHOP, [AssetId(raw)], allow_data_loss=False)
+    confirmed = await purge_retained(world.context(), SHOP, [AssetId(raw)], allow_data_loss=True)
+    assert confirmed == [raw]
