@@ -19,7 +19,7 @@ import jinja2
 import psycopg
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.core_api.security import GetUserDep, requires_access_dag
-from fastapi import Depends, FastAPI, HTTPException, Query
+from fastapi import Depends, FastAPI, Query
 from fastapi.responses import HTMLResponse
 from psycopg.rows import dict_row
 
@@ -97,8 +97,9 @@ def application() -> FastAPI:
         statement_timeout_ms=STATEMENT_TIMEOUT_MS,
     )
 
-    def page(template: str, **values: object) -> HTMLResponse:
-        return HTMLResponse(templates.get_template(template).render(**values), headers=HEADERS)
+    def page(template: str, *, status: int = 200, **values: object) -> HTMLResponse:
+        text = templates.get_template(template).render(**values)
+        return HTMLResponse(text, status, headers=HEADERS)
 
     @app.get("/commits")
     def commits(
@@ -125,7 +126,7 @@ def application() -> FastAPI:
         visible = users.readable(user.get_name())
         rows = _read(dsn, COMMIT, {"commit": commit_id, "visible": visible})
         if not rows:
-            raise HTTPException(404, f"commit {commit_id} does not exist")
+            return page("unknown.html", status=404, commit_id=commit_id)
         entries = _read(dsn, ENTRIES, {"commit": commit_id})
         jobs = _read(dsn, JOBS, {"commit": commit_id})
         stored = rows[0]["plan"]
@@ -133,6 +134,7 @@ def application() -> FastAPI:
         return page(
             "commit.html",
             commit={**rows[0], "run": run_link(rows[0])},
+            options=option_texts(rows[0]["options"]),
             plan=[e for e in plan.entries if e.action is not PlanAction.KEEP],
             notices=plan.notices,
             totals=None if stored is None else totals(plan),
@@ -141,6 +143,15 @@ def application() -> FastAPI:
         )
 
     return app
+
+
+def option_texts(options: Mapping[str, object]) -> list[str]:
+    """Return the options of a commit as its author would read them, in their order."""
+    shown = {True: "yes", False: "no"}
+    return [
+        f"{name.replace('_', ' ')}: {shown[value] if isinstance(value, bool) else value}"
+        for name, value in options.items()
+    ]
 
 
 def run_link(row: Row) -> str | None:

@@ -59,11 +59,12 @@ def client(
                 "INSERT INTO commit"
                 " (id, workspace, branch, state, digest, request, options, error, "
                 "error_code, problems, attempt, created_at, plan)"
-                " VALUES (%s, %s, 'main', 'rejected', '', '', '{}', %s, "
+                " VALUES (%s, %s, 'main', 'rejected', '', '', %s, %s, "
                 "'join-key-type', '[{\"code\": \"cdc-keys\"}]', 2, %s, %s)",
                 (
                     f"c{number:02d}",
                     "bank" if number == 3 else "shop",
+                    '{"incremental": false, "allow_data_loss": true}',
                     EVIL,
                     datetime(2026, 1, 1, tzinfo=UTC) + timedelta(minutes=number),
                     encode_record(PLAN).decode(),
@@ -203,9 +204,22 @@ def test_one_commit_shows_its_plan_its_ledgers_and_its_parked_jobs(
         "[join-key-type]",
         "cdc-keys",
         "<th>Attempts</th><td>2</td>",
+        "<td>incremental: no, allow data loss: yes</td>",
     ):
         assert expected in page, expected
-    assert client.get("/commits/none", headers=login("viewer")).status_code == 404
+
+
+@pytest.mark.parametrize("name", ["none", "%3Cscript%3E"])
+def test_an_unknown_commit_is_a_page_that_says_so(
+    client: TestClient, login: Login, name: str
+) -> None:
+    response = client.get(f"/commits/{name}", headers=login("viewer"))
+    assert response.status_code == 404
+    assert response.headers["content-type"].startswith("text/html")
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    assert "Unknown commit" in response.text
+    assert 'href="../commits"' in response.text
+    assert "<script>" not in response.text
 
 
 @pytest.mark.parametrize("path", ["/commits", "/commits/c59", "/commits?workspace=%3Cscript%3E"])
