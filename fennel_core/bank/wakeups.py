@@ -1,6 +1,6 @@
 """Payloads of the NOTIFY channel `owners`: the jobs whose partitions have other owners.
 
-An empty payload stands for all jobs. Postgres refuses payloads of 8,000 bytes, so a change of many
+An empty payload means all jobs. Postgres refuses payloads of 8,000 bytes, so a change of many
 jobs is announced without their names. A reader of an earlier release ignores the payload.
 """
 

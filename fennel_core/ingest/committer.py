@@ -9,8 +9,8 @@ record cannot be written, the rows are committed all the same and the next reque
 leniently.
 
 A transaction has a deadline that begins before its stamp: a process that was stopped in between
-(frozen, or starved of CPU) writes nothing afterwards. Whoever has waited that long after a commit
-knows that no request under the definitions before it will be accepted any more (`ledger.purge`).
+(frozen, or starved of CPU) writes nothing afterwards. After a commit and that time, no request
+under the definitions before it is accepted any more; `ledger.purge` waits for it.
 """
 
 from __future__ import annotations

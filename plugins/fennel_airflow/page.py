@@ -84,11 +84,7 @@ def application() -> FastAPI:
         redoc_url=None,
         openapi_url=None,
     )
-    folder = Path(__file__).parent / "templates"
-    templates = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined
-    )
-    templates.filters["amount"] = amount_text
+    templates = _templates()
     settings = Settings()
     users = AirflowUsers.parse(settings.airflow_workspaces)
     dsn = conninfo(
@@ -143,6 +139,15 @@ def application() -> FastAPI:
         )
 
     return app
+
+
+def _templates() -> jinja2.Environment:
+    folder = Path(__file__).parent / "templates"
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(folder), autoescape=True, undefined=jinja2.StrictUndefined
+    )
+    templates.filters["amount"] = amount_text
+    return templates
 
 
 def option_texts(options: Mapping[str, object]) -> list[str]:
