@@ -16,7 +16,7 @@ REQUESTS ?= 10000
 MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint format test sim faults commits chaos fuzz hostile fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint format test sim faults commits chaos fuzz hostile hostile-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ fuzz: env jars ## Send mutated and generated requests: `make fuzz REQUESTS=10000
 
 hostile: env ## Run hostile user code against real executors: as root, as an ordinary user, without Landlock
 	.venv/bin/pytest -q tests/hostile
+
+hostile-platform: up ## Commit hostile extractors and pipelines with the client, and query them beside another workspace
+	.venv/bin/pytest -q tests/hostile/on_platform.py
 
 fuzz-arrow: env ## Read mutated Arrow messages as results of user code: `make fuzz-arrow MESSAGES=1000000 SEED=1`
 	.venv/bin/python -m tests.fuzz.arrow_run --messages $(MESSAGES) --seed $(SEED)
