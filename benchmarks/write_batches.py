@@ -1,6 +1,6 @@
 """Measure for how long a large write batch and a large key hold the interpreter of a slot.
 
-    .venv/bin/python benchmarks/write_batches.py [KEYS]
+    .venv/bin/python -m benchmarks.write_batches [KEYS]
 
 Another thread counts time; the longest gap between two of its turns is how long nothing of the slot
 ran: no lease was renewed and no lookup was served. Decision 0053 has the figures.
