@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import polars as pl
+import pytest
 
 from fennel_core.hangar.store import Hangar
 from fennel_core.offline.asof_join import AsOfJoin
@@ -67,6 +68,17 @@ def test_a_version_is_found_by_requests_of_later_chunks() -> None:
     join = AsOfJoin(TableSource(USERS, ("v",)), 0)
     found = pl.concat([join.answer(chunk) for chunk in in_order(parts, 1)])
     assert found["v"].to_list() == [None, 7, 7, 7, 7]
+
+
+@pytest.mark.parametrize("values", [[7, 8], [8, 7]])
+def test_of_versions_with_one_time_the_one_with_the_last_position_is_found(
+    values: list[int],
+) -> None:
+    frame = versions(pl.Series([1, 1]), pl.Series(values), positions(2)).sort("v")
+    parts = [version_rows(frame, 0, ("k",), "t", ("v",)), requests(pl.Series([1]))]
+    join = AsOfJoin(TableSource(USERS, ("v",)), 0)
+    [found] = [join.answer(chunk) for chunk in in_order(parts, CHUNK)]
+    assert found["v"].to_list() == values[1:]
 
 
 def test_a_join_adds_up_the_corrections_of_one_position() -> None:
