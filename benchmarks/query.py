@@ -54,6 +54,7 @@ from fennel_core.operators.spec import TableSpec
 from fennel_core.operators.table.step import TableStep
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners, Ownership
+from fennel_core.query.query_log import QueryLog
 from fennel_core.query.server import QueryApplication
 from fennel_core.query.service import QueryLimits, QueryService
 from fennel_core.query.slot_connections import SlotConnections
@@ -314,10 +315,12 @@ class NothingErased:
 
 
 def query_process(folder: str, port: int, mixed: bool) -> None:
-    uvloop.run(_query(Path(folder), port, mixed=mixed))
+    uvloop.run(serve_queries(Path(folder), port, mixed=mixed))
 
 
-def query_application(folder: Path, *, mixed: bool) -> QueryApplication:
+def query_application(
+    folder: Path, *, mixed: bool, query_log: QueryLog | None = None
+) -> QueryApplication:
     """Return the query server's application over the slot in `folder`."""
     static = Static(definitions(mixed=mixed), str(folder / "slot.sock"))
     slots, owners, views = SlotConnections(), Owners(static), Views(static)
@@ -330,6 +333,7 @@ def query_application(folder: Path, *, mixed: bool) -> QueryApplication:
         secret=no_secret,
         now_us=lambda: time.time_ns() // 1000,
         bounds=QueryLimits(10_000, 30.0, 30.0),
+        query_log=query_log,
     )
     return QueryApplication(
         service=service,
@@ -346,8 +350,11 @@ def query_application(folder: Path, *, mixed: bool) -> QueryApplication:
     )
 
 
-async def _query(folder: Path, port: int, *, mixed: bool) -> None:
-    app = query_application(folder, mixed=mixed)
+async def serve_queries(
+    folder: Path, port: int, *, mixed: bool, query_log: QueryLog | None = None
+) -> None:
+    """Serve the slot in `folder` until the process is killed."""
+    app = query_application(folder, mixed=mixed, query_log=query_log)
     gc.collect()
     gc.freeze()
     tune_interpreter()

@@ -42,7 +42,8 @@ from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.vocab.query_log_blocks import LogBlock
 
-LINGER_S: Final = 0.05
+LINGER_S: Final = 0.2
+"""A block costs about 1 ms, and each query in it some hundredths: so long are they collected."""
 POLL_S: Final = 0.1
 """How often the thread looks for acknowledgements, and for topics, while it waits for any."""
 TOPIC_WAIT_S: Final = 60.0

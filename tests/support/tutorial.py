@@ -21,6 +21,12 @@ def tutorial_files(page: str) -> dict[str, str]:
     return files
 
 
+def printed_training_data(page: str) -> list[str]:
+    """Return the lines of the table that train.py prints."""
+    (table,) = [found[2] for found in FENCE.finditer(page) if found[2].startswith("+----+")]
+    return table.splitlines()
+
+
 def printed_features(page: str) -> list[list[str]]:
     """Return the words of each line of the table of features that the query prints."""
     (table,) = [

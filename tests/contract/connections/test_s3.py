@@ -78,3 +78,18 @@ def test_wrong_credentials_are_an_error_and_not_a_missing_object(
     stranger = s3.client(replace(s3_server, s3_secret_key=SecretStr("wrong")))
     with pytest.raises(ClientError):
         s3.get(stranger, store[1], "a/1")
+
+
+def test_an_object_is_read_in_ranges_like_a_file(store: tuple[S3Client, str]) -> None:
+    client, bucket = store
+    body = bytes(range(256)) * 40
+    assert s3.put_new(client, bucket, "ranges", body)
+    file = s3.RangedObject(client, bucket, "ranges", len(body))
+    assert file.read(10) == body[:10]
+    assert (file.seek(-3, 2), file.tell()) == (len(body) - 3, len(body) - 3)
+    assert file.read() == body[-3:]
+    assert file.read(1) == b""
+    file.seek(5_000)
+    assert file.read(4) == body[5_000:5_004]
+    with pytest.raises(FileNotFoundError):
+        s3.RangedObject(client, bucket, "absent", 9).read()
