@@ -358,16 +358,8 @@ async def serve_queries(
     gc.collect()
     gc.freeze()
     tune_interpreter()
-    config = uvicorn.Config(
-        Timed(app),
-        port=port,
-        loop="none",
-        http="httptools",
-        ws="none",
-        lifespan="off",
-        access_log=False,
-        log_config=None,
-    )
+    how: dict[str, Any] = {"loop": "none", "http": "httptools", "ws": "none", "lifespan": "off"}
+    config = uvicorn.Config(Timed(app), port=port, access_log=False, log_config=None, **how)
     await uvicorn.Server(config).serve()
 
 
