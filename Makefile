@@ -16,7 +16,7 @@ REQUESTS ?= 10000
 MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint format test sim faults commits chaos fuzz hostile hostile-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint scan format test sim faults commits chaos fuzz hostile hostile-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -53,11 +53,15 @@ lint: env ## Run ruff, mypy, import-linter and the house rules (tests/tidy)
 	.venv/bin/lint-imports --no-cache
 	.venv/bin/pytest -q tests/tidy
 
+scan: env ## Look for secrets in the repository and for known vulnerabilities of pinned packages
+	@$(PREPARE) scan
+	.venv/bin/python -m tests.scan.run
+
 format: env ## Format the code and sort imports with ruff
 	.venv/bin/ruff check --fix-only .
 	.venv/bin/ruff format .
 
-test: lint jars ## Run everything that CI runs; leaves the platform running
+test: lint scan jars ## Run everything that CI runs; leaves the platform running
 	$(TESTS) -n logical --maxprocesses 8 --dist worksteal -m "not platform" $(PYTEST_ARGS) tests
 	$(TESTS) -m platform $(PYTEST_ARGS) tests || { \
 	  echo "Retrying the failed tests in isolation"; $(TESTS) -m platform --last-failed --last-failed-no-failures none $(PYTEST_ARGS) tests; }
@@ -102,7 +106,7 @@ clean: env ## Stop the platform and delete its data, logs and generated secrets
 	@$(CLI) clean --yes
 
 distclean: clean ## Also delete both environments, the jars and every cache
-	rm -rf .venv .venv-executor .fennel .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
+	rm -rf .venv .venv-executor .venv-scan .fennel .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
 
 lock: system ## Compile requirements/*.in to requirements/*.lock
 	@$(PREPARE) lock

@@ -215,7 +215,7 @@ def fill(
 def peer_environment(folder: Path) -> Path:
     """The Python of a fresh environment that has the peer."""
     venv.create(folder, with_pip=True)
-    subprocess.run([folder / "bin" / "pip", "install", "-q", PEER], check=True)
+    subprocess.run([folder / "bin" / "pip", "install", "-q", PEER], check=True)  # noqa: S603  # a program of this benchmark, and no shell
     return folder / "bin" / "python"
 
 
@@ -241,7 +241,7 @@ def peer(python: Path, name: str, rows: int, settings: Settings) -> tuple[float,
             str(rows),
             folder,
         ]
-        made = subprocess.run(
+        made = subprocess.run(  # noqa: S603  # a program of this benchmark, and no shell
             command,
             check=True,
             stdout=subprocess.PIPE,

@@ -15,7 +15,7 @@ from tests.support.platform_settings import ENV_COMMAND
 
 def cli(*arguments: str) -> str:
     """Run the project's own command line and return its output."""
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [sys.executable, "-m", "fennel_core.apps.cli", *arguments],
         capture_output=True,
         text=True,

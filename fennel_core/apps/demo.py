@@ -30,7 +30,7 @@ def run_demo(settings: Settings, console: Console) -> None:
         settings.query_url,
         TOKEN,
     ]
-    with subprocess.Popen(
+    with subprocess.Popen(  # noqa: S603  # a fixed list of arguments, and no shell
         command, cwd=PROJECT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
     ) as example:
         assert example.stdout is not None, "stdout is piped"

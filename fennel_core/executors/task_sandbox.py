@@ -93,7 +93,7 @@ class TaskSandbox:
         with owned:
             variables = launch.environment(limits, _socket_in(folder), os.environ)
             variables[protocol.OWNER_ENV] = str(owned.fileno())
-            host = subprocess.Popen(
+            host = subprocess.Popen(  # noqa: S603  # a fixed list of arguments, and no shell
                 launch.command(limits),
                 env=variables,
                 cwd=folder,

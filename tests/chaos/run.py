@@ -90,7 +90,7 @@ async def chaos(arguments: argparse.Namespace) -> int:
     print(f"commits by outcome: {dict(outcomes.commits)}; the last one: {last}")
     for line in (*result.lost, *outcomes.refused):
         print(line)
-    values = subprocess.run(
+    values = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [sys.executable, str(AUDIT), settings.query_url, f"dev-{workspace}", str(accepted)],
         check=False,
     )
@@ -122,7 +122,7 @@ def print_recoveries(result: Recoveries) -> None:
 
 
 def cli(*arguments: str) -> str:
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [sys.executable, "-m", "fennel_core.apps.cli", *arguments],
         capture_output=True,
         text=True,

@@ -28,7 +28,7 @@ class CannotRun(Exception):
 
 def run(*words: str, env: dict[str, str] | None = None, quiet: bool = False) -> str:
     """Return the standard output of a command that must succeed; `quiet` hides its errors."""
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         words,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE if quiet else None,
@@ -48,7 +48,9 @@ def compose_program() -> list[str]:
     """Return the command of Compose 2, or of Compose 1 if only that is installed."""
     if (
         subprocess.run(
-            ["docker", "compose", "version"], capture_output=True, check=False
+            ["docker", "compose", "version"],  # noqa: S607  # found on the PATH, as by its users
+            capture_output=True,
+            check=False,
         ).returncode
         == 0
     ):
@@ -71,7 +73,7 @@ def docker_engine(data: Path, *, keep: bool) -> Iterator[dict[str, str]]:
             f"{', '.join(missing)} is missing: run apt-get install -y "
             f"--no-install-recommends {PACKAGES}"
         )
-    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0:
+    if subprocess.run(["docker", "info"], capture_output=True, check=False).returncode == 0:  # noqa: S607  # found on the PATH, as by its users
         print("Docker: the running engine")
         yield {}
         return
@@ -95,8 +97,8 @@ def docker_engine(data: Path, *, keep: bool) -> Iterator[dict[str, str]]:
             "--pidfile",
             f"{run_folder}/pid",
         ]
-        process = subprocess.Popen(
-            ["dockerd", "--host", address, *folders],
+        process = subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
+            ["dockerd", "--host", address, *folders],  # noqa: S607  # found on the PATH, as by its users
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
@@ -108,8 +110,8 @@ def docker_engine(data: Path, *, keep: bool) -> Iterator[dict[str, str]]:
         finally:
             process.terminate()
             process.wait(STOP_S)
-            subprocess.run(["ip", "link", "delete", "docker0"], capture_output=True, check=False)
-            subprocess.run(["iptables-restore"], input=packet_filter, text=True, check=True)
+            subprocess.run(["ip", "link", "delete", "docker0"], capture_output=True, check=False)  # noqa: S607  # found on the PATH, as by its users
+            subprocess.run(["iptables-restore"], input=packet_filter, text=True, check=True)  # noqa: S607  # found on the PATH, as by its users
     if not keep:
         shutil.rmtree(data)
 
@@ -129,7 +131,10 @@ def _wait_until_ready(process: subprocess.Popen[bytes], env: dict[str, str], log
     deadline = time.monotonic() + READY_S
     while (
         subprocess.run(
-            ["docker", "info"], env={**os.environ, **env}, capture_output=True, check=False
+            ["docker", "info"],  # noqa: S607  # found on the PATH, as by its users
+            env={**os.environ, **env},
+            capture_output=True,
+            check=False,
         ).returncode
         != 0
     ):

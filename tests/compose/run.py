@@ -31,7 +31,7 @@ ROOT: Final = Path(__file__).resolve().parents[2]
 WORK: Final = ROOT / ".fennel" / "compose-test"
 PREFIX: Final = "fennel-compose-test"
 CLIENT_PYTHON: Final = ROOT / ".venv-executor" / "bin" / "python"
-TOKEN: Final = "dev-demo"
+TOKEN: Final = "dev-demo"  # noqa: S105  # a fixed value of a test
 HEALTHY_S: Final = 600.0
 RUN_S: Final = 180.0
 REMOVED_VARIABLES: Final = ("FENNEL_", "AIRFLOW__", "COMPOSE_")
@@ -80,7 +80,7 @@ class Stack:
 
     def compose(self, *words: str) -> None:
         """Run a compose command and show its output."""
-        done = subprocess.run([*self.words, *words], env=self.env, cwd=ROOT, check=False)
+        done = subprocess.run([*self.words, *words], env=self.env, cwd=ROOT, check=False)  # noqa: S603  # a program of this test, and no shell
         if done.returncode != 0:
             raise AssertionError(f"compose {' '.join(words)} ended with {done.returncode}")
 
@@ -89,7 +89,7 @@ class Stack:
 
     def failing_output(self, *words: str) -> str:
         """Return the output of a command that must fail."""
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
             [*self.words, *words],
             env=self.env,
             cwd=ROOT,
@@ -141,8 +141,10 @@ class Stack:
                         for each in state.get("Health", {}).get("Log", [])[-2:]
                     )
                 )
-                subprocess.run(
-                    ["docker", "logs", "--tail", "40", container["Id"]], env=self.env, check=False
+                subprocess.run(  # noqa: S603  # a program of this test, and no shell
+                    ["docker", "logs", "--tail", "40", container["Id"]],  # noqa: S607  # found on the PATH, as by its users
+                    env=self.env,
+                    check=False,
                 )
 
     def up(self) -> None:
@@ -168,10 +170,10 @@ class Airflow:
             {"Authorization": f"Bearer {self._token}"} if self._token else {}
         )
         data = json.dumps(body).encode() if body is not None else None
-        request = urllib.request.Request(
+        request = urllib.request.Request(  # noqa: S310  # an address of this machine
             self._url + path, data=data, method=method, headers=headers
         )
-        with urllib.request.urlopen(request, timeout=60) as output:
+        with urllib.request.urlopen(request, timeout=60) as output:  # noqa: S310  # an address of this machine
             return json.loads(output.read())
 
     def runs(self, dag: str) -> list[dict[str, Any]]:
@@ -203,7 +205,7 @@ class Airflow:
 
 def demo(stack: Stack) -> list[dict[str, Any]]:
     """Run the fraud example from this machine with the real client and return its features."""
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [str(CLIENT_PYTHON), "-m", "examples.fraud.demo", stack.url, TOKEN],
         cwd=ROOT,
         capture_output=True,
@@ -234,7 +236,7 @@ def query_cards(stack: Stack, cards: list[int]) -> list[dict[str, Any]]:
     ]
     env, deadline = {**stack.env, "PYTHONPATH": str(ROOT)}, time.monotonic() + RUN_S
     while True:
-        done = subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, check=False)
+        done = subprocess.run(words, env=env, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603  # a program of this test, and no shell
         if done.returncode == 0:
             found: list[dict[str, Any]] = json.loads(done.stdout)
             return found
@@ -298,7 +300,7 @@ def check_airflow(stack: Stack) -> None:
 def kill_the_query_server(stack: Stack) -> None:
     """Kill the process under the container's init, without compose."""
     child = "int(open('/proc/1/task/1/children').read().split()[0])"
-    subprocess.run(
+    subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [*stack.words, "exec", "-T", "query", "python", "-c", f"import os; os.kill({child}, 9)"],
         env=stack.env,
         check=False,

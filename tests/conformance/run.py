@@ -52,7 +52,7 @@ def listed(file: Path) -> list[str]:
 
 def environment() -> dict[str, str]:
     """Return the platform's addresses and tokens, as `fennel-core env` prints them."""
-    output = subprocess.run(
+    output = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [sys.executable, "-m", "fennel_core.apps.cli", *ENV_COMMAND],
         capture_output=True,
         text=True,
@@ -94,7 +94,7 @@ def run(tests: list[str], orchestrator: str, report: Path) -> list[Result]:
     command += tests or [PACKAGE]
     log = report.with_suffix(".log")
     with log.open("w") as out:
-        subprocess.run(
+        subprocess.run(  # noqa: S603  # a program of this test, and no shell
             command,
             cwd=site,
             env={**os.environ, **variables, **ours},

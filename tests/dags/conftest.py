@@ -47,7 +47,7 @@ def airflow_home() -> Path:
     pools = HOME / "pools.json"
     pools.write_text(json.dumps(airflow.POOLS))
     for words in (("db", "migrate"), ("pools", "import", str(pools))):
-        subprocess.run(
+        subprocess.run(  # noqa: S603  # a program of this test, and no shell
             [sys.executable, "-m", "airflow", *words],
             check=True,
             capture_output=True,

@@ -96,7 +96,7 @@ CASES: dict[str, tuple[dict[str, Any], str]] = {
 @pytest.fixture(scope="module")
 def results(airflow_home: Path) -> dict[str, dict[str, Any]]:
     words = [sys.executable, "-c", RUN, str(ROOT / "dags" / "commit.py"), json.dumps(CASES)]
-    ran = subprocess.run(
+    ran = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         words,
         env={"PATH": "/usr/bin:/bin", **OPTIONS},
         cwd=airflow_home,

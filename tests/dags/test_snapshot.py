@@ -45,7 +45,7 @@ print(json.dumps({"run": str(run.state), "tasks": states, "calls": sorted(calls)
 @pytest.fixture(scope="module")
 def result(airflow_home: Path) -> dict[str, Any]:
     words = [sys.executable, "-c", RUN, str(ROOT / "dags" / "snapshot.py")]
-    ran = subprocess.run(
+    ran = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         words,
         env={"PATH": "/usr/bin:/bin", **OPTIONS},
         cwd=airflow_home,

@@ -27,7 +27,7 @@ from fennel_core.executors.protocol import TS
 from fennel_core.vocab.dtypes import Field, Int
 from fennel_core.wire.pycode import PyCode
 
-SECRET_TEXT = "LEAK of a secret"
+SECRET_TEXT = "LEAK of a secret"  # noqa: S105  # a fixed value of a test
 SHORT_MS = 1_000
 """The limit of programs that are to reach it."""
 ONE = pa.table({TS: pa.array([0], pa.timestamp("us", "UTC")), "F.given": [1]})

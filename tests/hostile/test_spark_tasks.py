@@ -83,7 +83,7 @@ def spark_run(request: pytest.FixtureRequest) -> Iterator[SparkRun]:
         variables |= {"TMPDIR": str(folder / "tmp"), "SPARK_LOCAL_IP": "127.0.0.1"}
         with socket.create_server(("127.0.0.1", 0)) as service:
             port = str(service.getsockname()[1])
-            done = subprocess.run(
+            done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
                 [*python, "-m", "tests.hostile.spark_tasks", str(folder), str(executor), port],
                 env=dict(os.environ) | {"AWS_SECRET_ACCESS_KEY": "canary"} | variables,
                 user=request.param,

@@ -53,7 +53,7 @@ def running_host(folder: Path, start: HostStart | None = None, **limits: int) ->
     if start.module is not None:
         command = [*command[:-1], start.module]
     with (folder / "executors.log").open("wb") as log:
-        process = subprocess.Popen(
+        process = subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
             command,
             env={
                 **launch.environment(at_most, settings.executors_socket, os.environ),
@@ -124,5 +124,5 @@ def written_by_the_client(definitions: Path, target: Path) -> bytes:
     """Run a module of client definitions with the client's interpreter: the bytes of the commit it
     writes.
     """
-    subprocess.run([str(CLIENT_PYTHON), str(definitions), str(target)], check=True)
+    subprocess.run([str(CLIENT_PYTHON), str(definitions), str(target)], check=True)  # noqa: S603  # a program of this test, and no shell
     return target.read_bytes()

@@ -57,7 +57,7 @@ class OwnPlatform:
         """Run `fennel-core` and return its output; AssertionError if it fails."""
         inherited = {k: v for k, v in os.environ.items() if not k.startswith("FENNEL_")}
         path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
             [sys.executable, "-m", "fennel_core.apps.cli", *words],
             env=inherited | self.settings | {"PYTHONPATH": path},
             capture_output=True,

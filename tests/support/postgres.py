@@ -54,7 +54,7 @@ def postgres_server() -> Iterator[str]:
     )
     run = {"check": True, "stdout": subprocess.DEVNULL}
     try:
-        subprocess.run(
+        subprocess.run(  # noqa: S603  # a program of this test, and no shell
             [
                 *prefix,
                 str(binaries / "initdb"),
@@ -74,7 +74,7 @@ def postgres_server() -> Iterator[str]:
             f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c "
             "fsync=off -c max_connections=100"
         )
-        subprocess.run(
+        subprocess.run(  # noqa: S603  # a program of this test, and no shell
             [
                 *prefix,
                 str(binaries / "pg_ctl"),
@@ -92,7 +92,7 @@ def postgres_server() -> Iterator[str]:
         try:
             yield f"postgresql://fennel@127.0.0.1:{port}/postgres"
         finally:
-            subprocess.run(
+            subprocess.run(  # noqa: S603  # a program of this test, and no shell
                 [*prefix, str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"],
                 **run,
             )

@@ -81,7 +81,7 @@ def s3_server() -> Iterator[S3Server]:
         str(folder / "conf"),
     ]
     with (folder / "log").open("wb") as log:
-        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(words, stdout=log, stderr=subprocess.STDOUT)  # noqa: S603  # a program of this test, and no shell
     try:
         _wait(port, process)
         yield server

@@ -19,6 +19,7 @@ def test_each_direct_requirement_is_in_its_lock() -> None:
     for inputs, lock in (
         (("platform.in", "dev.in"), "platform.lock"),
         (("executor.in",), "executor.lock"),
+        (("scan.in",), "scan.lock"),
     ):
         locked = {
             line.split("==")[0]

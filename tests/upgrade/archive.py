@@ -70,7 +70,7 @@ def version_of(fixture: Path) -> str:
 def collect(platform: OwnPlatform, folder: Path) -> None:
     """Copy what a running platform keeps in Postgres and S3 to `folder`."""
     dump = [str(postgres.binaries() / "pg_dump"), "--no-owner", "--no-privileges"]
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [*dump, "--dbname", platform.value("POSTGRES_DSN"), "--file", str(folder / DUMP)],
         capture_output=True,
         text=True,
@@ -143,7 +143,7 @@ def restore(folder: Path, platform: OwnPlatform) -> None:
         connection.execute(f"DROP DATABASE {database} WITH (FORCE)")
         connection.execute(f"CREATE DATABASE {database}")
     psql = [str(postgres.binaries() / "psql"), "--quiet", "--no-psqlrc", "-v", "ON_ERROR_STOP=1"]
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [*psql, "--dbname", dsn, "--file", str(folder / DUMP)],
         capture_output=True,
         text=True,

@@ -21,7 +21,7 @@ OTHER: Final = "other"
 START: Final = datetime(2024, 3, 1, tzinfo=UTC)
 USERS: Final = tuple(f"user {n}" for n in range(12))
 ERASED: Final = "user 7"
-SECRET: Final = "eleven signs"
+SECRET: Final = "eleven signs"  # noqa: S105  # a fixed value of a test
 REQUEST_S: Final = 150.0
 
 

@@ -158,7 +158,7 @@ class Launcher:
         layout = self.context.layout
         rotate(layout, service)
         with layout.log(service.name).open("ab") as log:
-            process = subprocess.Popen(
+            process = subprocess.Popen(  # noqa: S603  # a fixed list of arguments, and no shell
                 service.command,
                 cwd=layout.root,
                 env=environment_of(service),

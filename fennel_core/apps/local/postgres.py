@@ -122,7 +122,7 @@ def make_cluster(layout: FileLayout, keys: PlatformKeys, host: HostEnvironment) 
         "--no-instructions",
     ]
     try:
-        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")
+        done = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")  # noqa: S603  # a fixed list of arguments, and no shell
     finally:
         password_file.unlink()
     if done.returncode != 0:
@@ -146,7 +146,7 @@ def _assert_reachable(folder: Path, host: HostEnvironment) -> None:
     for path in (folder, binaries()):
         if (
             host.unprivileged
-            and subprocess.run(
+            and subprocess.run(  # noqa: S603  # a fixed list of arguments, and no shell
                 [*host.unprivileged, "test", "-x", str(path)], check=False
             ).returncode
             != 0

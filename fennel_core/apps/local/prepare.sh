@@ -4,6 +4,7 @@
 #   prepare.sh system    Python 3.11, Java 17 and Maven: install Debian's packages as root, else print the command to run
 #   prepare.sh env       create .venv (platform) and .venv-executor (the client's environment) from requirements/*.lock
 #   prepare.sh jars      resolve the Kafka, S3 and Spark jars of fennel_core/apps/local/jars into .fennel/jars
+#   prepare.sh scan      create .venv-scan (scanners of `make scan`) from requirements/scan.lock
 #   prepare.sh lock      compile requirements/*.in to *.lock
 #
 # Shell, because it runs before a usable Python is known. Every step is idempotent: a stamp holds the hash of its inputs, so a
@@ -156,6 +157,44 @@ add_checkout_to_path() {
   printf '%s\n' "$ROOT" >"$site/fennel_core.pth"
 }
 
+# The packages of the installation, beside the client's: FENNEL_EXECUTOR_REQUIREMENTS names a requirements file. They are resolved
+# once, under the client's pins, into a lock file of the installation, which is resolved again when the file or the pins change.
+EXECUTOR_LOCK=.fennel/executor-requirements.lock
+
+resolve_executor_requirements() { # prints the lock file of the executors' environment
+  local given="${FENNEL_EXECUTOR_REQUIREMENTS:-}" want problem
+  if [ -z "$given" ]; then
+    printf 'requirements/executor.lock'
+    return 0
+  fi
+  { [ -f "$given" ] && [ -r "$given" ]; } || die "FENNEL_EXECUTOR_REQUIREMENTS=$given is not a file that can be read (relative to $ROOT). Name a requirements file, or unset it."
+  want="$(hash_of "$given" requirements/executor.lock)"
+  if ! is_fresh "$EXECUTOR_LOCK.made-from" "$want" || [ ! -f "$EXECUTOR_LOCK" ]; then
+    say "Resolving $given with the client's pins into $EXECUTOR_LOCK" >&2
+    ensure_uv >&2
+    use_pips_index
+    mkdir -p .fennel
+    problem="$(mktemp)"
+    if ! UV_HTTP_TIMEOUT="${UV_HTTP_TIMEOUT:-180}" "$UV" pip compile -q --python-version 3.11 --generate-hashes --no-emit-index-url --no-header \
+      -c requirements/executor.lock requirements/executor.in "$given" -o "$EXECUTOR_LOCK.new" >/dev/null 2>"$problem"; then
+      cat "$problem" >&2
+      rm -f "$problem" "$EXECUTOR_LOCK.new"
+      die "the packages in $given cannot be installed beside the client's (see above). Ask for versions that agree with requirements/executor.lock."
+    fi
+    rm -f "$problem"
+    mv "$EXECUTOR_LOCK.new" "$EXECUTOR_LOCK"
+    printf '%s' "$want" >"$EXECUTOR_LOCK.made-from"
+  fi
+  printf '%s' "$EXECUTOR_LOCK"
+}
+
+# Which requirements file the environment was made from: `fennel-core up` compares it with the present one.
+record_executor_requirements() {
+  local stamp=.venv-executor/.requirements want=none
+  [ -n "${FENNEL_EXECUTOR_REQUIREMENTS:-}" ] && want="$(hash_of "$FENNEL_EXECUTOR_REQUIREMENTS")"
+  is_fresh "$stamp" "$want" || printf '%s' "$want" >"$stamp"
+}
+
 install_command() {
   printf '#!/bin/sh\nexec "%s/.venv/bin/python" -m fennel_core.apps.cli "$@"\n' "$ROOT" >.venv/bin/fennel-core
   chmod 755 .venv/bin/fennel-core
@@ -164,10 +203,18 @@ install_command() {
 ensure_environments() {
   find_python >/dev/null || die "$(python_problem). Run 'make system' or set PYTHON=/path/to/python3.11."
   { venv_is_usable .venv && venv_is_usable .venv-executor; } || ensure_disk
+  local executor_lock
   lock_preparation
   make_environment .venv requirements/platform.lock "the platform"
   [ -x .venv/bin/fennel-core ] || install_command
-  make_environment .venv-executor requirements/executor.lock "the client's environment, in which user code runs"
+  executor_lock="$(resolve_executor_requirements)"
+  make_environment .venv-executor "$executor_lock" "the client's environment, in which user code runs"
+  record_executor_requirements
+}
+
+ensure_scanners() {
+  lock_preparation
+  make_environment .venv-scan requirements/scan.lock "scanners of the repository"
 }
 
 # --- jars -------------------------------------------------------------------------------------------------------------
@@ -199,12 +246,14 @@ compile_locks() {
   "${compile[@]}" requirements/bootstrap.in -o requirements/bootstrap.lock
   "${compile[@]}" requirements/platform.in requirements/dev.in -o requirements/platform.lock
   "${compile[@]}" requirements/executor.in -o requirements/executor.lock
+  "${compile[@]}" requirements/scan.in -o requirements/scan.lock
 }
 
 case "${1:-}" in
   system) ensure_system ;;
   env) ensure_environments ;;
   jars) ensure_jars ;;
+  scan) ensure_scanners ;;
   lock) compile_locks ;;
-  *) die "usage: prepare.sh system | env | jars | lock" ;;
+  *) die "usage: prepare.sh system | env | jars | scan | lock" ;;
 esac

@@ -298,7 +298,7 @@ async def test_concurrent_statements_of_slots_do_not_deadlock(
     monkeypatch.setattr(
         postgres_registry, "in_transaction", partial(postgres.in_transaction, attempts=1)
     )
-    registry, orders = PostgresRegistry(many), random.Random(1)
+    registry, orders = PostgresRegistry(many), random.Random(1)  # noqa: S311  # repeatable, and no secret
     epochs = await registry.claim([(key, NEVER) for key in MANY], A.id, Millis(60_000))
     await registry.heartbeat(A, Millis(60_000))
     assert len(epochs) == len(MANY)

@@ -452,7 +452,7 @@ async def test_lineage_leads_from_sources_to_features(client: httpx.AsyncClient)
     assert all(e["from"] in ids and e["to"] in ids for e in graph["edges"])
 
 
-PASSWORD = "hunter2-in-a-connector"  # the subject of these tests
+PASSWORD = "hunter2-in-a-connector"  # noqa: S105  # a fixed value of a test. the subject of these tests
 
 
 def with_password(message: services_pb2.SyncRequest) -> None:

@@ -35,7 +35,7 @@ async def broker(request: pytest.FixtureRequest) -> AsyncIterator[Broker]:
         yield MemoryBroker(MemoryLog())
         return
     if request.param == "model":
-        never_fails = Dice(random.Random(1), 0.0, held_s=(0.0,))
+        never_fails = Dice(random.Random(1), 0.0, held_s=(0.0,))  # noqa: S311  # repeatable, and no secret
         yield SimBroker(Process(never_fails), ModelLog(timeout_ms=10_000), SMALL_BUFFERS)
         return
     request.getfixturevalue("infra")

@@ -69,7 +69,7 @@ def copied(workspace: str) -> None:
 
 def commanded(*words: str) -> str:
     """Run `fennel-core` and return its output."""
-    ran = subprocess.run(
+    ran = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [sys.executable, "-m", "fennel_core.apps.cli", *words],
         capture_output=True,
         text=True,

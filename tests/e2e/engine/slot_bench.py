@@ -135,7 +135,7 @@ def jobs(run: str) -> tuple[Job, Job]:
 async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Bench]:
     run = uuid.uuid4().hex[:8]
     pair = jobs(run)
-    sockets = Path("/tmp") / f"fc-{run}"  # Unix socket paths are short
+    sockets = Path("/tmp") / f"fc-{run}"  # noqa: S108  # a path of the machine of the test. Unix socket paths are short
     settings = Settings().model_copy(
         update={
             "postgres_dsn": SecretStr(database),

@@ -213,7 +213,7 @@ async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Ben
         update={
             "postgres_dsn": SecretStr(database),
             "data_dir": tmp_path,
-            "run_dir": Path("/tmp") / f"fc-{run}",
+            "run_dir": Path("/tmp") / f"fc-{run}",  # noqa: S108  # a path of the machine of the test
             "s3_prefix": f"test-{run}/",
             "supervisor_poll_ms": 300,
         }

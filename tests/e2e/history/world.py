@@ -44,7 +44,7 @@ from tests.support.installation import own_prefix
 from tests.support.s3 import object_keys
 
 WORKSPACE = WorkspaceId("shop")
-TOKEN = "a-token-of-the-test"
+TOKEN = "a-token-of-the-test"  # noqa: S105  # a fixed value of a test
 PARTITIONS = 3
 KEYED = Schema((Field("user", Int()),), (Field("city", Optional(Str())),), "at")
 KEYLESS = Schema((), (Field("amount", Int()),), "at")

@@ -41,7 +41,7 @@ from tests.support.ingest_world import (
 from tests.support.polling import eventually
 
 pytestmark = pytest.mark.platform
-TOKEN = "a-token-of-the-test"
+TOKEN = "a-token-of-the-test"  # noqa: S105  # a fixed value of a test
 AT_MS = 1_700_000_000_000
 LIMIT = 200_000
 
@@ -255,7 +255,7 @@ async def test_refusals_name_the_problem(server: Server) -> None:
     )
     assert (await server.log(b"{not json"))[0] == 400
     assert (await server.log(body(user=["ann"], age=[])))[0] == 400
-    assert (await server.log(body(user=["ann"]), token="wrong"))[0] == 401
+    assert (await server.log(body(user=["ann"]), token="wrong"))[0] == 401  # noqa: S106  # a fixed value of a test
     assert (await server.log(body(user=["ann"] * 1001)))[0] == 413
     assert (await server.log(b"x" * (LIMIT + 1)))[0] == 413
 

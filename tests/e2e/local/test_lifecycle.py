@@ -38,7 +38,7 @@ class Platform:
 
     def run(self, *words: str, **more: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "fennel_core.apps.cli", *words]
-        return subprocess.run(
+        return subprocess.run(  # noqa: S603  # a program of this test, and no shell
             command,
             env=self.environment | more,
             capture_output=True,
@@ -152,7 +152,7 @@ def test_data_survives_down_and_up(ours: Platform) -> None:
     admin = AdminClient({"bootstrap.servers": bootstrap})
     admin.create_topics([NewTopic("kept", 1, 1)])["kept"].result(timeout=10)
     pids = ours.pids()
-    bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)
+    bystander = subprocess.Popen(["sleep", "60"], start_new_session=True)  # noqa: S607  # found on the PATH, as by its users
 
     done = ours.run("down")
 
@@ -202,14 +202,14 @@ def test_env_prints_shell_exports_without_passwords(ours: Platform) -> None:
         f"export FENNEL_URL=http://127.0.0.1:{ours.ports['QUERY']}\nexport FENNEL_TOKEN=dev-demo\n"
     )
     script = ours.run("env", "--all").stdout + 'echo "$FENNEL_S3_ENDPOINT"'
-    everything = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)
+    everything = subprocess.run(["bash", "-c", script], capture_output=True, text=True, check=True)  # noqa: S603, S607  # a program of this test, and no shell; found on the PATH, as by its users
     assert everything.stdout == f"http://127.0.0.1:{ours.ports['S3']}\n"
 
 
 def test_ctrl_c_stops_waiting_and_keeps_every_record(ours: Platform) -> None:
     ours.run("down")
     command = [sys.executable, "-m", "fennel_core.apps.cli", "up", "--only", SERVICES]
-    waiting = subprocess.Popen(
+    waiting = subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
         command,
         env=ours.environment,
         stdout=subprocess.PIPE,

@@ -63,7 +63,7 @@ def test_spark_reads_kafka_and_writes_parquet_to_s3(infra: None) -> None:
         for value in ("one", "two"):
             producer.produce(topic, value)
         producer.flush(10)
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
             [sys.executable, "-c", PROGRAM, topic],
             capture_output=True,
             text=True,

@@ -80,7 +80,7 @@ def test_lookups_and_queries_equal_the_recompute_over_everything_that_was_logged
     workspace: str,
 ) -> None:
     settings = Settings()
-    logs = calls(random.Random(25))
+    logs = calls(random.Random(25))  # noqa: S311  # repeatable, and no secret
     accepted = Accepted()
     for endpoint, rows in logs:
         accepted.take(endpoint, [{**row, "at": row["at"] * 1000} for row in rows])
@@ -97,7 +97,7 @@ def test_lookups_and_queries_equal_the_recompute_over_everything_that_was_logged
         lookups.append([dataset, name, keys, None])
     calls_json = json.dumps({"logs": logs, "lookups": lookups, "cities": CITIES})
     command = [str(settings.executor_python), str(SCRIPT), settings.query_url, f"dev-{workspace}"]
-    done = subprocess.run(command, input=calls_json, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, input=calls_json, capture_output=True, text=True, check=False)  # noqa: S603  # a program of this test, and no shell
     assert done.returncode == 0, done.stderr[-3000:]
     responses = json.loads(done.stdout.splitlines()[-1])
 

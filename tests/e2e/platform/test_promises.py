@@ -183,7 +183,10 @@ async def test_a_body_of_100_mib_is_refused_without_harm(
 def paused_engine(settings: Settings) -> Iterator[None]:
     """Freeze the engine's slots, and resume them afterwards."""
     found = subprocess.run(
-        ["pgrep", "-f", "pyspark.daemon"], capture_output=True, text=True, check=True
+        ["pgrep", "-f", "pyspark.daemon"],  # noqa: S607  # found on the PATH, as by its users
+        capture_output=True,
+        text=True,
+        check=True,
     ).stdout.split()
     ours = [
         int(pid)
@@ -237,8 +240,8 @@ async def test_a_secret_is_usable_and_never_stored_or_logged_in_clear(
 
 def logs_with(value: str, settings: Settings) -> list[str]:
     folders = [settings.logs_dir, settings.data_dir / "airflow"]
-    found = subprocess.run(
-        ["grep", "-rlaF", value, *(str(f) for f in folders if f.exists())],
+    found = subprocess.run(  # noqa: S603  # a program of this test, and no shell
+        ["grep", "-rlaF", value, *(str(f) for f in folders if f.exists())],  # noqa: S607  # found on the PATH, as by its users
         capture_output=True,
         text=True,
         check=False,
@@ -262,7 +265,7 @@ def rows_with(value: str, settings: Settings) -> list[str]:
                 "WHERE schemaname NOT IN ('pg_catalog', 'information_schema')"
             ).fetchall()
             for (table,) in tables:
-                query = f"SELECT 1 FROM {table} t WHERE t::text LIKE %s LIMIT 1"
+                query = f"SELECT 1 FROM {table} t WHERE t::text LIKE %s LIMIT 1"  # noqa: S608  # the text is a constant of this test
                 if connection.execute(query, (f"%{value}%",)).fetchone():  # type: ignore[arg-type]  # names come quoted from the server
                     found.append(f"{name}.{table}")
     return found

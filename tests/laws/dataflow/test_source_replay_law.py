@@ -216,7 +216,7 @@ class SwitchedWorld:
     erased: dict[DatasetName, tuple[ErasedKeys, ...]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
+        self.random = random.Random(self.seed)  # noqa: S311  # repeatable, and no secret
         self.log = ModelLog(FAR_FUTURE_MS)
         process = Process(Dice(self.random, 0.0, held_s=(0.0, 0.0, 0.5, 3.0)))
         self.broker, self.pool = SimBroker(process, self.log), ProcessPool(process)

@@ -39,7 +39,7 @@ pytestmark = pytest.mark.skipif(
 
 def run_in_client(script: str, *arguments: str) -> tuple[dict[str, Frame], list[Case]]:
     """Return the frames and cases that a script in the client's environment reports."""
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [CLIENT_PYTHON, Path(__file__).with_name(script), *arguments],
         capture_output=True,
         text=True,

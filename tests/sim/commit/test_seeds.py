@@ -56,7 +56,7 @@ def test_after_any_faults_commits_settle_and_no_law_is_broken(seed: int) -> None
 def test_a_seed_produces_the_same_events_in_every_process() -> None:
     call = [sys.executable, "-m", "tests.sim.run", "--world", "commit", "--first", "4"]
     first, second = (
-        subprocess.run(
+        subprocess.run(  # noqa: S603  # a program of this test, and no shell
             [*call, "--seeds", "1", "--events"],
             capture_output=True,
             check=True,

@@ -188,7 +188,7 @@ class World:
     broken: LawViolated | None = None
 
     def __post_init__(self) -> None:
-        self.random = random.Random(self.seed)
+        self.random = random.Random(self.seed)  # noqa: S311  # repeatable, and no secret
         rate = self.random.choice([0.0, 0.0, 0.005, 0.02, 0.05])
         self.dice = Dice(self.random, rate, self.random.choice([0.0, 0.0, 150.0]))
         self.without_faults = rate == 0.0

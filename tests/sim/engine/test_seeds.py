@@ -76,7 +76,7 @@ def test_the_seeds_cover_the_lines_of_the_simulated_classes() -> None:
 def test_a_seed_produces_the_same_events_in_every_process() -> None:
     call = [sys.executable, "-m", "tests.sim.run", "--first", "3", "--seeds", "1", "--events"]
     outputs = [
-        subprocess.run(
+        subprocess.run(  # noqa: S603  # a program of this test, and no shell
             call,
             capture_output=True,
             check=True,

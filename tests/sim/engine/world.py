@@ -94,7 +94,7 @@ class World:
     _events: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        chosen = random.Random(self.seed)
+        chosen = random.Random(self.seed)  # noqa: S311  # repeatable, and no secret
         self.dice = Dice(chosen, chosen.choice([0.0, 0.01, 0.04, 0.08]))
         self.log = ModelLog(TRANSACTION_TIMEOUT_MS)
         self.registry = RecordingRegistry(now_ms)

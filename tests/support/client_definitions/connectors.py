@@ -44,7 +44,7 @@ mysql = MySQL(
     host="my.example",
     db_name="shop",
     username="reader",
-    password="mysql-password",
+    password="mysql-password",  # noqa: S106  # a fixed value of a test
     jdbc_params="useSSL=true",
 )
 postgres = Postgres(
@@ -54,7 +54,7 @@ postgres = Postgres(
     username=secret["user"],
     password=secret["password"],
 )
-s3 = S3(name="s3", aws_access_key_id="key-id", aws_secret_access_key="secret-key")
+s3 = S3(name="s3", aws_access_key_id="key-id", aws_secret_access_key="secret-key")  # noqa: S106  # a fixed value of a test
 own_s3 = S3(name="own_s3")
 bigquery = BigQuery(
     name="bigquery",
@@ -67,7 +67,7 @@ snowflake = Snowflake(
     account="acme",
     db_name="shop",
     username="u",
-    password="p",
+    password="p",  # noqa: S106  # a fixed value of a test
     warehouse="wh",
     schema="public",
     role="reader",
@@ -91,20 +91,24 @@ redshift = Redshift(
 redshift_login = Redshift(
     name="redshift_login",
     username="u",
-    password="p",
+    password="p",  # noqa: S106  # a fixed value of a test
     db_name="shop",
     host="rs.example",
     schema="public",
 )
-mongo = Mongo(name="mongo", host="mongo.example", db_name="shop", username="u", password="p")
+mongo = Mongo(name="mongo", host="mongo.example", db_name="shop", username="u", password="p")  # noqa: S106  # a fixed value of a test
 pubsub = PubSub(name="pubsub", project_id="proj", service_account_key={"type": "service_account"})
 http = HTTP(
     name="http", host="https://hook.example", healthz="/health", ca_cert=Certificate("certificate")
 )
 avro = Avro(
-    registry="confluent", url="https://registry.example", username="u", password="p", token=None
+    registry="confluent",
+    url="https://registry.example",
+    username="u",
+    password="p",  # noqa: S106  # a fixed value of a test
+    token=None,
 )
-protobuf = Protobuf(registry="confluent", url="https://registry.example", token="token")
+protobuf = Protobuf(registry="confluent", url="https://registry.example", token="token")  # noqa: S106  # a fixed value of a test
 
 
 def positive_id(df):

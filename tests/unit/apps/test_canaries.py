@@ -63,7 +63,7 @@ def test_a_process_whose_stores_fail_prints_no_secret(process: str, tmp_path: Pa
         "FENNEL_KAFKA_SECURITY": "SASL_PLAINTEXT",
         "FENNEL_S3_ENDPOINT": "http://127.0.0.1:1",
     }
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [sys.executable, "-c", PROGRAM, process],
         env={**os.environ, **own, "FENNEL_DATA_DIR": str(tmp_path)},
         cwd=ROOT,

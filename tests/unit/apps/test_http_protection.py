@@ -128,7 +128,7 @@ async def test_a_page_with_a_rebinding_name_or_another_origin_reads_and_writes_n
     """What a browser sends for such a page, for each kind of request that it can make."""
     rebinding = ("Host: evil.example:7400", "Origin: http://evil.example:7400")
     other_origin = ("Host: localhost:7400", "Origin: http://evil.example")
-    token = "Authorization: Bearer dev-demo"  # a development token
+    token = "Authorization: Bearer dev-demo"  # noqa: S105  # a fixed value of a test. a development token
     async with serving(Protection()) as served:
         for headers, code in (
             (rebinding, "host-not-allowed"),
@@ -153,7 +153,7 @@ async def test_a_page_with_a_rebinding_name_or_another_origin_reads_and_writes_n
 
 
 async def test_development_tokens_need_a_host_of_this_machine() -> None:
-    token = "Authorization: bearer DEV-demo"  # a development token
+    token = "Authorization: bearer DEV-demo"  # noqa: S105  # a fixed value of a test. a development token
     async with serving(Protection()) as served:
         refused = await served.get(token, "Host: 10.0.0.1")
         assert code_of(refused) == (401, "development-token-host")
@@ -300,7 +300,7 @@ def write_certificate(folder: Path, name: str) -> TlsFiles:
 
 async def presented(served: Served) -> str:
     """Return the common name of the certificate that the server presents."""
-    context = ssl._create_unverified_context()
+    context = ssl._create_unverified_context()  # noqa: S323  # the certificate is this test's own
     _, writer = await served.connect(context)
     connection = writer.get_extra_info("ssl_object")
     certificate = x509.load_der_x509_certificate(connection.getpeercert(binary_form=True))
@@ -327,7 +327,7 @@ async def test_a_certificate_is_reloaded_and_a_broken_one_is_not(
     )
     files = write_certificate(tmp_path, "first")
     async with serving(replace(Protection(), tls=files)) as served:
-        context = ssl._create_unverified_context()
+        context = ssl._create_unverified_context()  # noqa: S323  # the certificate is this test's own
         response = await served.send(request("GET", "/quick"), context)
         assert status_of(response) == 200
         assert "strict-transport-security" in headers_of(response)

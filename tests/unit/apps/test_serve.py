@@ -59,7 +59,7 @@ def test_a_signal_finishes_the_request_and_runs_the_callers_cleanup(
     number: signal.Signals, tmp_path: Path
 ) -> None:
     port, closed = free_port(), tmp_path / "closed"
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
         [sys.executable, "-c", SERVER, str(port), str(closed)],
         cwd=ROOT,
     )

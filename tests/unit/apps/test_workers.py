@@ -76,7 +76,7 @@ class Server:
     def __init__(self, folder: Path) -> None:
         self.folder, self.port = folder, free_port()
         (folder / "served.py").write_text(WORKER)
-        self.parent = subprocess.Popen(
+        self.parent = subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
             [sys.executable, "-c", PARENT, str(self.port)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "TMPDIR": str(folder)},

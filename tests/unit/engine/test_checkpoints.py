@@ -27,7 +27,7 @@ from tests.sim.engine.faulty_components import Dice, Process
 
 T = TypeVar("T")
 JOB, PART = JobId("job"), PartitionIndex(0)
-NO_PROCESS = Process(Dice(random.Random(1), 0.0))
+NO_PROCESS = Process(Dice(random.Random(1), 0.0))  # noqa: S311  # repeatable, and no secret
 SPEC = Job(
     JOB,
     WorkspaceId("w"),

@@ -22,7 +22,7 @@ with SlotLock(Path(sys.argv[1]), "e-0") as held:
 
 def test_only_a_killed_predecessor_is_dead(tmp_path: Path) -> None:
     lock = tmp_path / "run" / "e-0.lock"
-    process = subprocess.Popen(
+    process = subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
         [sys.executable, "-c", HOLD, str(lock)], stdout=subprocess.PIPE, text=True
     )
     assert process.stdout is not None

@@ -412,7 +412,7 @@ def frozen_owner(slot: Slot) -> Iterator[Callable[[], None]]:
     """A process of the first epoch that has its store open and is frozen; yields its wake-up."""
     command = [sys.executable, "-c", OWNER, str(slot.root), JOB, str(PART)]
     pipe = subprocess.PIPE
-    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as owner:
+    with subprocess.Popen(command, stdin=pipe, stdout=pipe, text=True) as owner:  # noqa: S603  # a program of this test, and no shell
         assert owner.stdout is not None
 
         def wakes_and_closes() -> None:

@@ -31,7 +31,7 @@ time.sleep(600)
 def process_that_holds(folder: Path) -> Iterator[subprocess.Popen[str]]:
     """A frozen process that holds a folder."""
     command = [sys.executable, "-c", HOLDER, str(folder)]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:  # noqa: S603  # a program of this test, and no shell
         try:
             assert process.stdout is not None
             assert process.stdout.readline() == "held\n"

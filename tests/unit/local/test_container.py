@@ -32,7 +32,7 @@ from fennel_core.apps.local.readiness import (
 from fennel_core.apps.local.setup_steps import PlatformContext
 from fennel_core.settings.model import Settings
 
-CONTAINED = {"host": "0.0.0.0", "published_host": "127.0.0.1", "reach_by_name": True}
+CONTAINED = {"host": "0.0.0.0", "published_host": "127.0.0.1", "reach_by_name": True}  # noqa: S104  # a value under test, never bound
 
 
 @pytest.fixture
@@ -74,7 +74,8 @@ def test_airflow_uses_the_published_address_for_browsers_and_its_name_for_tasks(
 
 
 @pytest.mark.parametrize(
-    ("host", "admitted"), [("127.0.0.1", False), ("0.0.0.0", True), ("192.168.1.5", True)]
+    ("host", "admitted"),
+    [("127.0.0.1", False), ("0.0.0.0", True), ("192.168.1.5", True)],  # noqa: S104  # a value under test, never bound
 )
 def test_postgres_requires_passwords_and_admits_other_hosts_only_beyond_loopback(
     context: PlatformContext, host: str, admitted: bool
@@ -109,7 +110,7 @@ def test_keys_are_read_from_a_read_only_mount(tmp_path: Path) -> None:
         f"exec {sys.executable} -c '{reading}' {tmp_path}"
     )
     command = ["unshare", "--user", "--map-root-user", "--mount", "sh", "-c", read_only]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)  # noqa: S603  # a program of this test, and no shell
     if "mount" in done.stderr or "unshare" in done.stderr:
         pytest.skip("mounting is not permitted here")
     assert done.stdout.strip() == made.admin_token, done.stderr
@@ -156,7 +157,7 @@ def test_the_health_check_imports_no_heavy_module(tmp_path: Path) -> None:
     )
     check_file = tmp_path / "check"
     check_file.write_text(to_json(HttpResponds("http://127.0.0.1:1")))
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [sys.executable, "-c", probe, str(check_file)],
         cwd=ROOT,
         capture_output=True,

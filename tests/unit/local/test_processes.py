@@ -36,7 +36,7 @@ def children() -> Iterator[list[subprocess.Popen[str]]]:
 
 
 def start(children: list[subprocess.Popen[str]], code: str) -> processes.ProcessRecord:
-    child = subprocess.Popen(
+    child = subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
         [sys.executable, "-c", code], start_new_session=True, stdout=subprocess.PIPE, text=True
     )
     children.append(child)

@@ -46,7 +46,7 @@ def test_passwords_are_not_printed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_dev_tokens_are_refused_off_loopback(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENNEL_DEV_TOKENS", "true")
-    monkeypatch.setenv("FENNEL_HOST", "0.0.0.0")
+    monkeypatch.setenv("FENNEL_HOST", "0.0.0.0")  # noqa: S104  # a value under test, never bound
     with pytest.raises(ValidationError, match="not loopback"):
         Settings()
 
@@ -55,11 +55,11 @@ def test_dev_tokens_are_refused_off_loopback(monkeypatch: pytest.MonkeyPatch) ->
     ("host", "published", "accepted"),
     [
         ("127.0.0.1", "", True),
-        ("0.0.0.0", "127.0.0.1", True),  # a container whose ports are published on loopback
+        ("0.0.0.0", "127.0.0.1", True),  # noqa: S104  # a value under test, never bound. a container whose ports are published on loopback
         ("::", "::1", True),
-        ("0.0.0.0", "", False),
-        ("0.0.0.0", "0.0.0.0", False),
-        ("0.0.0.0", "192.168.1.5", False),
+        ("0.0.0.0", "", False),  # noqa: S104  # a value under test, never bound
+        ("0.0.0.0", "0.0.0.0", False),  # noqa: S104  # a value under test, never bound
+        ("0.0.0.0", "192.168.1.5", False),  # noqa: S104  # a value under test, never bound
         (
             "192.168.1.5",
             "127.0.0.1",
@@ -86,7 +86,7 @@ def test_containers_use_names_and_users_the_published_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     for name, value in {
-        "HOST": "0.0.0.0",
+        "HOST": "0.0.0.0",  # noqa: S104  # a value under test, never bound
         "PUBLISHED_HOST": "127.0.0.1",
         "REACH_BY_NAME": "true",
     }.items():
@@ -122,7 +122,7 @@ def test_an_invalid_value_names_the_variable(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_settings_are_frozen() -> None:
     with pytest.raises(ValidationError):
-        Settings().host = "0.0.0.0"
+        Settings().host = "0.0.0.0"  # noqa: S104  # a value under test, never bound
 
 
 def test_importing_the_model_opens_no_project_file_and_no_socket() -> None:
@@ -137,7 +137,7 @@ sys.addaudithook(hook)
 import fennel_core.settings.model
 sys.exit(str(seen) if seen else 0)
 """
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr

@@ -49,7 +49,7 @@ def test_several_processes_add_up_to_one_page(tmp_path: Path) -> None:
     env = {**os.environ, metrics.MULTIPROCESS_VARIABLE: str(tmp_path)}
     root = Path(__file__).parents[3]
     for _ in range(2):
-        subprocess.run([sys.executable, "-c", work], env=env, cwd=root, check=True)
+        subprocess.run([sys.executable, "-c", work], env=env, cwd=root, check=True)  # noqa: S603  # a program of this test, and no shell
     page = subprocess.run(
         [
             sys.executable,

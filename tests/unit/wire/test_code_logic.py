@@ -193,7 +193,7 @@ def other_pythons() -> list[Path]:
 
 def runs(python: Path) -> bool:
     """Return whether the file is a working interpreter; version managers leave stubs that fail."""
-    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0
+    return subprocess.run([python, "-c", ""], capture_output=True, check=False).returncode == 0  # noqa: S603  # a program of this test, and no shell
 
 
 def test_every_python_that_is_installed_computes_the_same_digests() -> None:
@@ -205,7 +205,7 @@ def test_every_python_that_is_installed_computes_the_same_digests() -> None:
     )
     results = {}
     for python in other_pythons():
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
             [python, "-I", "-c", program, code_logic.__file__],
             input=json.dumps(list(TEXTS.values())),
             capture_output=True,

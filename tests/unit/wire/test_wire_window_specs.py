@@ -49,7 +49,7 @@ def test_only_pipelines_that_may_lack_specs_are_run():
 def test_the_programs_output_adds_the_specs_to_the_commits_bytes():
     sent = decode_sync_request(BODY)
     program = extraction_program(sent)
-    done = subprocess.run(
+    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
         [str(EXECUTOR_PYTHON), "-c", program], capture_output=True, text=True, check=True, cwd=ROOT
     )
     body = insert_window_specs(BODY, pipelines_without_specs(sent), done.stdout)
