@@ -32,6 +32,11 @@ class PathSettings(BaseSettings):
         Path(".venv-executor/bin/python"),
         description="Python of the client's environment, in which user code runs.",
     )
+    executor_requirements: Path | None = Field(
+        None,
+        description="Requirements file of the installation: packages for user code, which "
+        "`make env` (and `make up`) installs beside the client's.",
+    )
     log_level: str = Field("INFO", description="Minimum level of log lines.")
     otlp_endpoint: str | None = Field(
         None, description="OpenTelemetry collector (OTLP over HTTP). Unset: no traces are sent."

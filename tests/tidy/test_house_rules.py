@@ -214,7 +214,7 @@ def test_no_file_names_a_folder_of_one_machine() -> None:
 
 def test_lock_files_name_no_index() -> None:
     locks = sorted((ROOT / "requirements").glob("*.lock"))
-    assert len(locks) == 3
+    assert len(locks) == 4
     assert [p.name for p in locks if re.search(r"(?m)^-|https?://", p.read_text())] == []
 
 

@@ -3,6 +3,7 @@
 Each problem is one message that names the next action.
 """
 
+import hashlib
 import re
 import shutil
 import socket
@@ -21,6 +22,9 @@ from fennel_core.settings.model import MIB, Settings
 DISK_NEEDED_BYTES: Final = 1024 * MIB
 """Kafka, Postgres and RocksDB fail badly on a full disk; one GiB holds a day of the demo."""
 JAVA_NEEDED: Final = 17
+MADE_FROM_REQUIREMENTS: Final = ".requirements"
+"""File in the executors' environment: digest of the requirements file that it was made from."""
+NO_REQUIREMENTS: Final = "none"
 
 
 def preflight_problems(
@@ -65,7 +69,7 @@ def _disk(folder: Path) -> Iterable[str]:
 
 
 def _java(host: HostEnvironment) -> Iterable[str]:
-    done = subprocess.run([host.java, "-version"], capture_output=True, text=True, check=False)
+    done = subprocess.run([host.java, "-version"], capture_output=True, text=True, check=False)  # noqa: S603  # a fixed list of arguments, and no shell
     found = re.search(r'version "(\d+)', done.stderr)
     if found is None or int(found.group(1)) < JAVA_NEEDED:
         version = found.group(1) if found else "unknown"
@@ -84,6 +88,32 @@ def _executor_environment(settings: Settings, layout: FileLayout) -> Iterable[st
     python = layout.root / settings.executor_python
     if not python.exists():
         yield f"The client's environment is missing ({python}): run `make env`."
+        return
+    yield from executor_requirements_problems(settings, layout, python.parent.parent)
+
+
+def executor_requirements_problems(
+    settings: Settings, layout: FileLayout, environment: Path
+) -> Iterable[str]:
+    """Compare the installation's requirements file with the one of the environment.
+
+    An environment that something else than `make env` made has no record, and is its owner's.
+    """
+    stamp = environment / MADE_FROM_REQUIREMENTS
+    if settings.executor_requirements is None:
+        wanted = NO_REQUIREMENTS
+    else:
+        file = layout.root / settings.executor_requirements
+        if not file.is_file():
+            yield f"FENNEL_EXECUTOR_REQUIREMENTS={file} does not exist: name a file, or unset it."
+            return
+        wanted = hashlib.sha256(file.read_bytes()).hexdigest()
+    made_from = stamp.read_text() if stamp.exists() else NO_REQUIREMENTS
+    if made_from != wanted:
+        what = "has changed" if made_from != NO_REQUIREMENTS else "is not installed yet"
+        if wanted == NO_REQUIREMENTS:
+            what = "is unset, and its packages are still installed"
+        yield f"FENNEL_EXECUTOR_REQUIREMENTS {what}: run `make env` with the same value."
 
 
 def _port(service: Service, port: Port, host: str) -> Iterable[str]:

@@ -45,7 +45,7 @@ def compose() -> dict[str, dict[str, Any]]:
 @pytest.fixture(scope="module")
 def context() -> PlatformContext:
     """Return the context as a container sees it; creates no folder."""
-    words = {"host": "0.0.0.0", "published_host": "127.0.0.1", "reach_by_name": True}
+    words = {"host": "0.0.0.0", "published_host": "127.0.0.1", "reach_by_name": True}  # noqa: S104  # a value under test, never bound
     folders = {"data_dir": Path("/data"), "executors_dir": Path("/data/executors")}
     layout = FileLayout(root=ROOT, data=Path("/data"))
     keys = PlatformKeys(*("secret" for _ in PlatformKeys.__dataclass_fields__))
@@ -92,7 +92,8 @@ def test_each_service_is_built_from_a_base_that_can_be_chosen(compose: dict[str,
     for name, service in compose.items():
         build = service["build"]
         assert (ROOT / build["dockerfile"]) == DOCKERFILE, name
-        assert build["args"] == {"BASE": default, "BUILDER": None}, name
+        chosen = {"BASE": default, "BUILDER": None, "EXECUTOR_REQUIREMENTS": None}
+        assert build["args"] == chosen, name
         assert build["target"] in targets, name
         assert "image" not in service, (
             f"{name}: services that share a name would overwrite each other's image "
@@ -149,7 +150,7 @@ def test_development_tokens_are_refused_off_loopback(
     keys = PlatformKeys(*("secret" for _ in PlatformKeys.__dataclass_fields__))
     layout = FileLayout(root=ROOT, data=Path("/data"))
     assert local_settings(Settings(), layout, keys).dev_tokens
-    monkeypatch.setenv("FENNEL_PUBLISHED_HOST", "0.0.0.0")
+    monkeypatch.setenv("FENNEL_PUBLISHED_HOST", "0.0.0.0")  # noqa: S104  # a value under test, never bound
     assert not local_settings(Settings(), layout, keys).dev_tokens
     monkeypatch.setenv("FENNEL_DEV_TOKENS", "true")
     with pytest.raises(ValueError, match="not loopback"):
@@ -221,7 +222,7 @@ def test_containers_bind_beyond_loopback_only_where_others_must_reach_them(
     compose: dict[str, Any],
 ) -> None:
     assert compose["engine"]["environment"]["FENNEL_HOST"] in LOOPBACK
-    assert compose["query"]["environment"]["FENNEL_HOST"] == "0.0.0.0"
+    assert compose["query"]["environment"]["FENNEL_HOST"] == "0.0.0.0"  # noqa: S104  # a value under test, never bound
 
 
 def composes() -> list[list[str]]:
@@ -230,7 +231,9 @@ def composes() -> list[list[str]]:
     plugin = (
         shutil.which("docker")
         and subprocess.run(
-            ["docker", "compose", "version"], capture_output=True, check=False
+            ["docker", "compose", "version"],  # noqa: S607  # found on the PATH, as by its users
+            capture_output=True,
+            check=False,
         ).returncode
         == 0
     )
@@ -243,7 +246,7 @@ def test_compose_itself_accepts_the_file() -> None:
         name: value for name, value in os.environ.items() if not name.startswith("FENNEL_")
     }
     for program in composes():
-        done = subprocess.run(
+        done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
             [*program, "-f", str(FILE), "config", "-q"],
             capture_output=True,
             text=True,
