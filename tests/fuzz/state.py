@@ -1,7 +1,8 @@
 """The state that a refused request must not change: tables and the ends of ingest's topics.
 
-Tables that background work changes at any time (leases, progress, snapshots, history) and topics
-that jobs write are left out: only a request can change the others.
+Tables that background work changes at any time (leases, progress, snapshots, history), the audit
+log, which records refused requests on purpose, and topics that jobs write are left out: only a
+request can change the others.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ BACKGROUND: Final = frozenset(
         "orphan_topic",
         "backfill",
         "drill",
+        "audit_event",
+        "audit_export",
     }
 )
 TABLES: Final = """
