@@ -23,7 +23,7 @@ from typing import Final
 import msgspec
 
 from fennel_core.engine.errors import EpochSuperseded, StateFormatError
-from fennel_core.hangar.read_view import ReadView
+from fennel_core.hangar.read_view import ReadView, keep_in_slices
 from fennel_core.hangar.store import Hangar, HangarBusy, WriteBatch, in_order
 from fennel_core.operators.step import Outcome, StateReader
 from fennel_core.snapshots.manifest import StatePosition
@@ -41,8 +41,6 @@ LARGE_BATCH_KEYS: Final = 50_000
 """A batch with more keys is staged on another thread first: RocksDB writes that many in a third of
 a second, in which the slot renews no lease and serves no lookup.
 """
-KEEP_KEYS: Final = 5_000
-"""Keys of such a batch that an open view keeps at once: 25 ms."""
 _HASH_BYTES: Final = 16
 _MODULUS: Final = 1 << (8 * _HASH_BYTES)
 _encode = msgspec.msgpack.Encoder().encode
@@ -216,27 +214,13 @@ class PartitionState:
         try:
             if len(batch.puts) + len(batch.deletes) > LARGE_BATCH_KEYS:
                 await asyncio.to_thread(self.hangar.stage, batch)
-                await self._keep_in_slices([*batch.puts, *batch.deletes])
+                await keep_in_slices(self._views, [*batch.puts, *batch.deletes])
             while not self._write(batch):
                 await asyncio.sleep(pause_s)
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
         finally:
             self._applying = False
         self.progress = after
-
-    async def _keep_in_slices(self, keys: Sequence[bytes]) -> None:
-        """Let open views keep what a large batch replaces, and give way in between.
-
-        `_write` does the same for views that are opened after the second pass.
-        """
-        done: list[ReadView] = []
-        for _ in range(2):
-            views = [view for view in self._views if view not in done]
-            for start in range(0, len(keys) if views else 0, KEEP_KEYS):
-                for view in views:
-                    view.keep_keys(keys[start : start + KEEP_KEYS])
-                await asyncio.sleep(0)
-            done += views
 
     def _write(self, batch: WriteBatch) -> bool:
         """Return False if the store is busy and has written nothing."""

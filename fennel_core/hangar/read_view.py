@@ -15,11 +15,16 @@ is open; readers have a deadline.
 
 from __future__ import annotations
 
+import asyncio
 from bisect import bisect_left
 from collections.abc import Sequence
+from typing import Final
 
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators.step import StateReader
+
+KEEP_KEYS: Final = 5_000
+"""Keys of a large batch that an open view keeps at once: 25 ms."""
 
 
 class ReadView:
@@ -30,7 +35,8 @@ class ReadView:
         self._before: dict[bytes, bytes | None] = {}
         """The values that were replaced since, None where there was none."""
         self._changed: list[bytes] = []
-        """Their keys in order."""
+        """Their keys in order, without those in `_unordered`."""
+        self._unordered: list[bytes] = []
 
     def keep(self, batch: WriteBatch) -> None:
         """Keep what `batch` is about to replace."""
@@ -41,8 +47,7 @@ class ReadView:
         touched = [key for key in keys if key not in self._before]
         if touched:
             self._before.update(zip(touched, self._state.get_many(touched), strict=True))
-            self._changed += sorted(touched)
-            self._changed.sort()  # merges two ordered runs
+            self._unordered += touched
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         found = self._state.get_many(keys)
@@ -53,6 +58,10 @@ class ReadView:
     def scan(
         self, start: bytes, stop: bytes, *, reverse: bool = False, limit: int | None = None
     ) -> list[tuple[bytes, bytes]]:
+        if self._unordered:
+            self._changed += self._unordered
+            self._changed.sort()
+            self._unordered = []
         changed = self._changed[
             bisect_left(self._changed, start) : bisect_left(self._changed, stop)
         ]
@@ -65,3 +74,19 @@ class ReadView:
         shown += [(key, old) for key in changed if (old := self._before[key]) is not None]
         shown.sort(reverse=reverse)
         return shown[:limit]
+
+
+async def keep_in_slices(views: Sequence[ReadView], keys: Sequence[bytes]) -> None:
+    """Let open views keep what a large batch replaces, and give way in between.
+
+    `views` may change meanwhile. Those that are opened after the second pass must keep the batch
+    when it is written.
+    """
+    done: list[ReadView] = []
+    for _ in range(2):
+        missing = [view for view in views if view not in done]
+        for start in range(0, len(keys) if missing else 0, KEEP_KEYS):
+            for view in missing:
+                view.keep_keys(keys[start : start + KEEP_KEYS])
+            await asyncio.sleep(0)
+        done += missing

@@ -17,7 +17,7 @@ from fennel_core.engine.state_progress import (
     PartitionState,
     StateProgress,
 )
-from fennel_core.hangar import store
+from fennel_core.hangar import read_view, store
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators.step import Outcome
@@ -127,7 +127,7 @@ async def test_open_views_keep_a_large_batch_in_slices_between_which_others_run(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(state_progress, "LARGE_BATCH_KEYS", 3)
-    monkeypatch.setattr(state_progress, "KEEP_KEYS", 5)
+    monkeypatch.setattr(read_view, "KEEP_KEYS", 5)
     hangar = MeasuredReads()
     keys = [b"%03d" % number for number in range(100)]
     hangar.write(WriteBatch(dict.fromkeys(keys, b"old")))
