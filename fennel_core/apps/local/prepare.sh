@@ -164,10 +164,15 @@ EXECUTOR_LOCK=.fennel/executor-requirements.lock
 resolve_executor_requirements() { # prints the lock file of the executors' environment
   local given="${FENNEL_EXECUTOR_REQUIREMENTS:-}" want problem
   if [ -z "$given" ]; then
+    [ "$(cat .venv-executor/.requirements 2>/dev/null || echo none)" = none ] \
+      || die "the executors' environment has packages of FENNEL_EXECUTOR_REQUIREMENTS, which is not set. Set it as before, or remove .venv-executor to go on without them."
     printf 'requirements/executor.lock'
     return 0
   fi
   { [ -f "$given" ] && [ -r "$given" ]; } || die "FENNEL_EXECUTOR_REQUIREMENTS=$given is not a file that can be read (relative to $ROOT). Name a requirements file, or unset it."
+  if grep -nE '^[[:space:]]*(-r|-c|-e|--requirement|--constraint|--editable)' "$given" >&2; then
+    die "$given includes other files (lines above), whose changes would not be noticed. Write their packages into it."
+  fi
   want="$(hash_of "$given" requirements/executor.lock)"
   if ! is_fresh "$EXECUTOR_LOCK.made-from" "$want" || [ ! -f "$EXECUTOR_LOCK" ]; then
     say "Resolving $given with the client's pins into $EXECUTOR_LOCK" >&2
@@ -179,7 +184,7 @@ resolve_executor_requirements() { # prints the lock file of the executors' envir
       -c requirements/executor.lock requirements/executor.in "$given" -o "$EXECUTOR_LOCK.new" >/dev/null 2>"$problem"; then
       cat "$problem" >&2
       rm -f "$problem" "$EXECUTOR_LOCK.new"
-      die "the packages in $given cannot be installed beside the client's (see above). Ask for versions that agree with requirements/executor.lock."
+      die "the packages in $given could not be resolved beside the client's (see above). Ask for versions that agree with requirements/executor.lock, or repeat this if the package index was not reached."
     fi
     rm -f "$problem"
     mv "$EXECUTOR_LOCK.new" "$EXECUTOR_LOCK"
@@ -207,7 +212,7 @@ ensure_environments() {
   lock_preparation
   make_environment .venv requirements/platform.lock "the platform"
   [ -x .venv/bin/fennel-core ] || install_command
-  executor_lock="$(resolve_executor_requirements)"
+  executor_lock="$(resolve_executor_requirements)" || exit 1
   make_environment .venv-executor "$executor_lock" "the client's environment, in which user code runs"
   record_executor_requirements
 }

@@ -123,9 +123,30 @@ def test_a_conflict_with_the_pins_is_an_error_and_installs_nothing(checkout: Che
     done = checkout.make_env("my.txt")
     assert done.returncode == 1
     assert "no solution" in done.stderr
-    assert "cannot be installed beside the client's" in done.stderr
+    assert "could not be resolved beside the client's" in done.stderr
     assert not (checkout.folder / LOCK).exists()
     assert [c for c in checkout.calls("sync") if ".venv-executor" in c] == []
+
+
+@pytest.mark.parametrize("line", ["-r base.txt", " --constraint base.txt", "-e ."])
+def test_a_file_that_includes_others_is_refused(checkout: Checkout, line: str) -> None:
+    checkout.write("my.txt", f"phonenumbers\n{line}\n")
+    done = checkout.make_env("my.txt")
+    assert done.returncode == 1
+    assert f"2:{line}" in done.stderr
+    assert "includes other files" in done.stderr
+
+
+def test_packages_of_the_installation_stay_when_the_setting_is_forgotten(
+    checkout: Checkout,
+) -> None:
+    checkout.write("my.txt", "phonenumbers\n")
+    assert checkout.make_env("my.txt").returncode == 0
+    checkout.calls("pip")
+    done = checkout.make_env()
+    assert done.returncode == 1
+    assert "FENNEL_EXECUTOR_REQUIREMENTS, which is not set" in done.stderr
+    assert checkout.calls("pip") == []
 
 
 def test_a_missing_file_is_an_error(checkout: Checkout) -> None:
