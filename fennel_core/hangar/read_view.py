@@ -79,8 +79,8 @@ class ReadView:
 async def keep_in_slices(views: Sequence[ReadView], keys: Sequence[bytes]) -> None:
     """Let open views keep what a large batch replaces, and give way in between.
 
-    `views` may change meanwhile. Those that are opened after the second pass must keep the batch
-    when it is written.
+    `views` may change while this runs. Those that are opened after the second pass must keep the
+    batch when it is written.
     """
     done: list[ReadView] = []
     for _ in range(2):
