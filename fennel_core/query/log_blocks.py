@@ -30,6 +30,13 @@ BLOCK_ROWS: Final = 2_000
 """Rows of one block: building a column of so many values holds the interpreter lock for some tenths
 of a millisecond, for which the event loop waits.
 """
+ENCODING_ERRORS: Final = (
+    pl.exceptions.PolarsError,
+    pl.exceptions.PanicException,
+    ValueError,
+    TypeError,
+)
+"""What building a column raises when a value does not have the column's type."""
 _encode_key = msgspec.msgpack.Encoder().encode
 
 
@@ -45,8 +52,9 @@ class LogOptions:
 class LoggedQuery:
     """A query that has been served.
 
-    `columns`: its inputs and outputs by name. `kept`: the numbers of the rows to log. `size_bytes`:
-    of request and response, by which the queue is bounded.
+    `kept`: the numbers of the rows to log. `columns`: its inputs and outputs by name; they and the
+    registers of `trace` have the kept rows only, because the query may wait long in the queue.
+    `size_bytes`: the part of request and response that these are, by which the queue is bounded.
     """
 
     key: BranchKey
@@ -63,10 +71,13 @@ class LoggedQuery:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Some of the rows of a query, few enough for one block."""
+    """Some of the kept rows of a query, few enough for one block.
+
+    `rows`: their places in the columns.
+    """
 
     query: LoggedQuery
-    rows: Sequence[int]
+    rows: range
     size_bytes: int
 
 
@@ -80,6 +91,24 @@ def sampled_rows(request_id: str, rows: int, rate: float) -> Sequence[int]:
         return range(rows)
     numbers = random.Random(request_id)  # noqa: S311  # a sample, not a secret
     return [row for row in range(rows) if numbers.random() < rate]
+
+
+def kept_rows(column: QueryColumn, kept: Sequence[int]) -> QueryColumn:
+    """Return the values of the rows `kept`, in a column that does not hold the others."""
+    if len(kept) == len(column):
+        return column
+    values = column.values
+    return QueryColumn(column.dtype, [values[row] for row in kept])
+
+
+def unencodable_column(query: LoggedQuery) -> str | None:
+    """Return the name of the first column with a value that is not of the column's type."""
+    for name, column in query.columns.items():
+        try:
+            QueryColumn(column.dtype, column.values).series  # noqa: B018  # builds the column
+        except ENCODING_ERRORS:
+            return name
+    return None
 
 
 def blocks_of_queries(queries: Iterable[LoggedQuery]) -> Iterator[tuple[LogBlock, int]]:
@@ -116,7 +145,7 @@ def _pieces(query: LoggedQuery) -> Iterator[_Piece]:
     row_bytes = max(1, query.size_bytes // count)
     step = max(1, min(BLOCK_ROWS, BLOCK_BYTES // row_bytes))
     for start in range(0, count, step):
-        rows = query.kept[start : start + step]
+        rows = range(start, min(start + step, count))
         yield _Piece(query, rows, row_bytes * len(rows))
 
 
@@ -142,7 +171,7 @@ def _frame(pieces: Sequence[_Piece]) -> pl.DataFrame:
     empty: list[bytes] = []
     own = {
         query_log_blocks.REQUEST_ID: [p.query.request_id for p in pieces for _ in p.rows],
-        query_log_blocks.ROW: [row for p in pieces for row in p.rows],
+        query_log_blocks.ROW: [p.query.kept[row] for p in pieces for row in p.rows],
         query_log_blocks.TIMESTAMP: pl.Series(
             [p.query.now_us for p in pieces for _ in p.rows], dtype=pl.Int64
         ).cast(query_log_blocks.TIME),
@@ -162,12 +191,12 @@ def _frame(pieces: Sequence[_Piece]) -> pl.DataFrame:
     return frame.with_columns(features)
 
 
-def _taken(values: Sequence[object], rows: Sequence[int]) -> Sequence[object]:
+def _taken(values: Sequence[object], rows: range) -> Sequence[object]:
     """Return the values of `rows`."""
-    return values if len(rows) == len(values) else [values[row] for row in rows]
+    return values if len(rows) == len(values) else values[rows.start : rows.stop]
 
 
-def row_subjects(query: LoggedQuery, rows: Sequence[int]) -> list[list[bytes]]:
+def row_subjects(query: LoggedQuery, rows: range) -> list[list[bytes]]:
     """Return for each of `rows` the subjects of its own lookups."""
     found: list[list[bytes]] = [[] for _ in rows]
     for each in query.program.erasable:
@@ -176,9 +205,7 @@ def row_subjects(query: LoggedQuery, rows: Sequence[int]) -> list[list[bytes]]:
     return found
 
 
-def _keys_by_row(
-    lookup: ErasableLookup, trace: KeyTrace, rows: Sequence[int]
-) -> Iterator[list[bytes]]:
+def _keys_by_row(lookup: ErasableLookup, trace: KeyTrace, rows: range) -> Iterator[list[bytes]]:
     registers = [trace.registers[place] for place in lookup.keys]
     if lookup.listed:
         lists = [column.values for column in registers]

@@ -44,13 +44,15 @@ class KafkaLogProducer:
         self._fatal = False
 
     def produce(self, topic: TopicName, value: bytes, on_delivery: OnDelivery) -> None:
-        if self._producer is None:
-            self._producer = Producer(producer_config(self._settings), logger=LIBRARY_LOG)
         try:
+            if self._producer is None:
+                self._producer = Producer(producer_config(self._settings), logger=LIBRARY_LOG)
             self._producer.produce(
                 topic, value, headers=list(HEADERS), on_delivery=self._reporting(on_delivery)
             )
         except (KafkaException, BufferError) as refused:
+            if isinstance(refused, KafkaException):
+                self._fatal |= refused.args[0].code() == KafkaError._FATAL
             on_delivery(NotDelivered(str(refused), unknown_topic=False))
 
     def poll(self) -> None:
@@ -71,7 +73,8 @@ class KafkaLogProducer:
                 return
             on_delivery(NotDelivered(error.str(), error.code() in _UNKNOWN_TOPIC))
             # The producer is discarded by `poll`, not from inside of its own callback.
-            self._fatal |= error.fatal()
+            # After a fatal error all its messages have this code; `fatal()` is False for them.
+            self._fatal |= error.code() == KafkaError._FATAL
 
         return report
 

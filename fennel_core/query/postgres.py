@@ -126,11 +126,20 @@ class PostgresReader:
         )
 
     async def query_log_topic(self, workspace: WorkspaceId) -> TopicName | None:
-        """See `query_log.LogTopics`."""
-        rows = await self._rows(QUERY_LOG_TOPIC, (workspace,))
-        if rows:
-            return TopicName(str(rows[0][0]))
-        await self._rows(WANT_QUERY_LOG, (workspace,))
+        """See `query_log.LogTopics`.
+
+        It writes, so it fails where reads succeed (a standby, a lost privilege, a missing table);
+        to the log these are the same, and none may end the server.
+        """
+        try:
+            rows = await self._rows(QUERY_LOG_TOPIC, (workspace,))
+            if rows:
+                return TopicName(str(rows[0][0]))
+            await self._rows(WANT_QUERY_LOG, (workspace,))
+        except psycopg.Error as refused:
+            raise DatabaseUnavailable(
+                f"the topic of a query log cannot be requested: {refused}"
+            ) from refused
         return None
 
     async def read_owners(self, jobs: Collection[JobId] | None = None) -> Ownership:

@@ -32,9 +32,13 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final, Protocol
 
-import polars as pl
-
-from fennel_core.query.log_blocks import BLOCK_BYTES, LoggedQuery, blocks_of_queries
+from fennel_core.query.log_blocks import (
+    BLOCK_BYTES,
+    ENCODING_ERRORS,
+    LoggedQuery,
+    blocks_of_queries,
+    unencodable_column,
+)
 from fennel_core.telemetry import metrics
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab import query_log_blocks
@@ -52,13 +56,6 @@ QUERY_BYTES: Final = 2_048
 """What a query occupies besides its values."""
 REPORT_S: Final = 10.0
 """Lost rows are logged at most so often."""
-ENCODING_ERRORS: Final = (
-    pl.exceptions.PolarsError,
-    pl.exceptions.PanicException,
-    ValueError,
-    TypeError,
-)
-"""What building a column raises when a value does not have the column's type."""
 log = logger(__name__)
 
 
@@ -240,7 +237,7 @@ class QueryLog:
                 for query in queries:
                     self._write(workspace, topic, [query])
             else:
-                self._drop(queries, RowOutcome.NOT_ENCODED, f"{type(failed).__name__}: {failed}")
+                self._drop(queries, RowOutcome.NOT_ENCODED, _why_not_encoded(queries[0], failed))
             return
         with self._lock:
             self._bytes[workspace] -= sum(query.size_bytes + QUERY_BYTES for query in queries)
@@ -263,6 +260,8 @@ class QueryLog:
 
     def _finish(self) -> None:
         assert self._ends_s is not None, "the log is being closed"
+        # A query may have been put since the last pass took the queue, and none is put any more.
+        self._pass()
         # Half of the time for topics that are not found yet, the rest for Kafka.
         topics_end_s = (time.monotonic() + self._ends_s) / 2
         while self._waiting and time.monotonic() < topics_end_s:
@@ -309,6 +308,13 @@ class QueryLog:
                 rows=rows,
                 reason=reason,
             )
+
+
+def _why_not_encoded(query: LoggedQuery, failed: BaseException) -> str:
+    """Return the kind of failure and its column; the failure's text may have users' values."""
+    column = unencodable_column(query)
+    kind = type(failed).__name__
+    return kind if column is None else f"{kind} in column `{column}`"
 
 
 def _messages(queries: list[LoggedQuery]) -> Iterable[tuple[bytes, int]]:

@@ -56,7 +56,7 @@ from fennel_core.query.errors import (
 )
 from fennel_core.query.execution import KeyTrace, ProgramRunner, QueryRequest
 from fennel_core.query.inspect import Inspector
-from fennel_core.query.log_blocks import LoggedQuery, LogOptions, sampled_rows
+from fennel_core.query.log_blocks import LoggedQuery, LogOptions, kept_rows, sampled_rows
 from fennel_core.query.lookups import Lookups, ReadOutcome
 from fennel_core.query.program import QueryProgram, ServedDataset
 from fennel_core.query.values import input_column
@@ -201,10 +201,10 @@ class QueryService:
         assert self._query_log is not None, "a server that serves queries logs them"
         assert request.trace is not None, "a logged query has a trace"
         assert view.commit is not None, "features belong to a commit"
-        sample = partial(
-            sampled_rows, wanted.request_id, request.rows, wanted.options.sampling_rate
-        )
-        kept = await off_loop(request.large, sample)
+        names = [name for name, _, _ in program.outputs]
+        columns = request.given | dict(zip(names, outputs, strict=True))
+        outputs.clear()
+        kept = await off_loop(request.large, partial(_keep_sample, wanted, request, columns))
         query = LoggedQuery(
             key=key,
             commit=view.commit,
@@ -212,8 +212,7 @@ class QueryService:
             request_id=wanted.request_id,
             now_us=request.now_us,
             program=program,
-            columns=request.given
-            | {name: column for (name, _, _), column in zip(program.outputs, outputs, strict=True)},
+            columns=columns,
             kept=kept,
             trace=request.trace,
             size_bytes=_share(wanted.body_bytes + response_bytes, len(kept), request.rows),
@@ -315,6 +314,24 @@ class _LogRequest:
     options: LogOptions
     request_id: str
     body_bytes: int
+
+
+def _keep_sample(
+    wanted: _LogRequest, request: QueryRequest, columns: dict[str, QueryColumn]
+) -> Sequence[int]:
+    """Return the numbers of the rows to log; take the others out of `columns` and the trace.
+
+    What is taken out is freed here, and not on the event loop.
+    """
+    assert request.trace is not None, "a logged query has a trace"
+    kept = sampled_rows(wanted.request_id, request.rows, wanted.options.sampling_rate)
+    if len(kept) < request.rows:
+        for name in columns:
+            columns[name] = kept_rows(columns[name], kept)
+        registers = request.trace.registers
+        for place in registers:
+            registers[place] = kept_rows(registers[place], kept)
+    return kept
 
 
 def _share(size: int, kept: int, rows: int) -> int:

@@ -153,6 +153,21 @@ async def test_a_sample_of_the_rows_is_logged_and_the_same_for_the_same_id(world
     assert rows["User.age"].to_list() == [20 + row % 10 for row in (*first.kept, *first.kept)]
 
 
+async def test_of_a_sample_nothing_else_is_kept(world: World) -> None:
+    uids = [*range(10)] * 40
+    await post(
+        world, users(uids, "User.age") | {"sampling_rate": 0.1}, **{"X-FENNEL-REQUEST-ID": "s"}
+    )
+    [logged] = world.query_log.queries
+    held = [*logged.columns.values(), *logged.trace.registers.values()]
+    assert len(held) >= 3, "an input, an output and a key"
+    assert {len(column) for column in held} == {len(logged.kept)}
+    hidden = [row for row in logged.kept if uids[row] == 3]
+    shown = [row for row in logged.kept if uids[row] != 3]
+    assert hidden, "the sample has rows of the erased key"
+    assert world.query_log.rows(erased(3))["row"].to_list() == shown
+
+
 async def test_nothing_is_logged_at_rate_zero(world: World) -> None:
     _, headers = await post(world, users([1], "User.age") | {"sampling_rate": 0})
     assert headers["logged-rows"] == "0"

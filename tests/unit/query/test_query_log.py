@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -65,12 +68,16 @@ def query(
 
 @dataclass
 class FakeKafka:
-    """The messages. `holding`: none is acknowledged; `refused`: why none is taken."""
+    """The messages. `holding`: none is acknowledged; `refused`: why none is taken.
+
+    `polls`: calls of `poll` wait for it.
+    """
 
     messages: list[tuple[TopicName, bytes]] = field(default_factory=list)
     held: list[OnDelivery] = field(default_factory=list)
     holding: bool = False
     refused: NotDelivered | None = None
+    polls: threading.Event | None = None
 
     def produce(self, topic: TopicName, value: bytes, on_delivery: OnDelivery) -> None:
         if self.refused is None:
@@ -78,6 +85,8 @@ class FakeKafka:
         self.held.append(on_delivery)
 
     def poll(self) -> None:
+        if self.polls is not None:
+            assert self.polls.wait(10)
         if not self.holding:
             while self.held:
                 self.held.pop()(self.refused)
@@ -168,6 +177,21 @@ async def test_a_first_query_is_written_although_the_server_ends_at_once(
     assert counted(shop, RowOutcome.NO_TOPIC) == 0
 
 
+async def test_a_query_put_during_the_last_pass_is_written(shop: WorkspaceId) -> None:
+    kafka = FakeKafka(polls=threading.Event())
+    assert kafka.polls is not None
+    async with opened(kafka, FakeTopics()) as log:
+        log.put(query(shop, [1]))
+        await until(lambda: bool(kafka.messages))
+        assert log.put(query(shop, [2])), "the pass has taken the queue and is in `poll`"
+        closing = asyncio.create_task(log.close(1.0))
+        await asyncio.sleep(0)
+        kafka.polls.set()
+        await closing
+    assert kafka.ids() == [1, 2]
+    assert counted(shop, RowOutcome.WRITTEN) == 2
+
+
 async def test_what_kafka_does_not_acknowledge_in_time_is_counted(shop: WorkspaceId) -> None:
     kafka = FakeKafka(holding=True)
     async with opened(kafka, FakeTopics()) as log:
@@ -243,6 +267,19 @@ async def test_a_query_that_cannot_be_encoded_costs_no_other_one(shop: Workspace
     assert counted(shop, RowOutcome.NOT_ENCODED) == 1
 
 
+async def test_users_values_are_not_in_the_report_of_losses(
+    shop: WorkspaceId, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reported: list[dict[str, Any]] = []
+    recorder = SimpleNamespace(error=lambda _text, **values: reported.append(values))
+    monkeypatch.setattr(query_log, "log", recorder)
+    async with opened(FakeKafka(), FakeTopics()) as log:
+        log.put(query(shop, ["123-45-6789"]))
+    [lost] = reported
+    assert lost["outcome"] == RowOutcome.NOT_ENCODED
+    assert lost["reason"] == "TypeError in column `F.id`"
+
+
 # --- blocks ---------------------------------------------------------------------------------------
 
 
@@ -266,6 +303,17 @@ def test_large_queries_are_split_and_distant_ones_kept_apart(shop: WorkspaceId) 
     rows = [row for block in made[:3] for row in query_log_blocks.rows_of(block)["row"].to_list()]
     assert rows == list(range(count))
     assert all(block.last_us - block.first_us <= query_log_blocks.SPAN_US for block in made)
+
+
+def test_rows_of_a_sample_keep_their_numbers(shop: WorkspaceId) -> None:
+    kept = range(0, 5 * BLOCK_ROWS, 3)
+    sample = replace(query(shop, list(kept)), kept=list(kept))
+    rows = [
+        row
+        for block, _ in blocks_of_queries([sample])
+        for row in query_log_blocks.rows_of(block).select("row", "F.id").rows()
+    ]
+    assert rows == [(number, number) for number in kept]
 
 
 def test_rows_of_large_values_make_small_blocks(shop: WorkspaceId) -> None:
