@@ -59,6 +59,10 @@ from fennel_core.vocab.ids import WorkspaceId
 PROCESS = "query"
 KEEP_ALIVE_S = 75
 """Longer than the idle time-out of common clients: no connection is closed under a request."""
+END_S = 3.0
+"""Of the time to stop: for what happens after the query log was written, such as the report of its
+losses. At most a quarter of that time.
+"""
 MICROS = 1000
 GC_THRESHOLDS = (20_000, 20, 50)
 """Requests leave no reference cycles, so the default (a collection every 700 objects) finds nothing
@@ -126,7 +130,7 @@ async def serve(settings: Settings, inherited: InheritedResources | None = None)
                 settings.host,
                 settings.query_port,
                 protection=protection_of(settings, PROCESS, public=True),
-                grace_s=settings.shutdown_grace_s,
+                grace_s=rest_of_grace_s(settings.shutdown_grace_s, 0.0),
                 keep_alive_s=KEEP_ALIVE_S,
                 listener=None if inherited is None else inherited.listener,
             )
@@ -137,11 +141,12 @@ async def serve(settings: Settings, inherited: InheritedResources | None = None)
             asyncio.create_task(publish_reports(executors)),
             asyncio.create_task(query_log.run()),
         }
+        stopping_s = 0.0
         try:
-            await served_or_failed(server, listeners)
+            stopping_s = await served_or_failed(server, listeners)
         finally:
             # While topics are still looked for, and after the last request.
-            await query_log.close(settings.shutdown_grace_s)
+            await query_log.close(rest_of_grace_s(settings.shutdown_grace_s, stopping_s))
             for listener in listeners:
                 listener.cancel()
             await asyncio.wait(listeners)
@@ -151,14 +156,27 @@ async def serve(settings: Settings, inherited: InheritedResources | None = None)
             await asyncio.to_thread(tails.close)
 
 
-async def served_or_failed(server: asyncio.Task[None], listeners: set[asyncio.Task[None]]) -> None:
-    """Wait for the end of the server; RuntimeError if one of its endless helpers ends before."""
+def rest_of_grace_s(grace_s: float, stopping_s: float) -> float:
+    """Return how long requests and the query log may still take `stopping_s` after the signal.
+
+    The process is killed `grace_s` after it; both share one deadline, so that losses are reported.
+    """
+    return max(0.0, grace_s - min(END_S, grace_s / 4) - stopping_s)
+
+
+async def served_or_failed(
+    server: asyncio.Task[float], listeners: set[asyncio.Task[None]]
+) -> float:
+    """Wait for the end of the server and return its result (`serve_http`).
+
+    Raises RuntimeError if one of its endless helpers ends before.
+    """
     ended, _ = await asyncio.wait({server, *listeners}, return_when=asyncio.FIRST_COMPLETED)
     if not server.done():
         raise RuntimeError(
             "a listener for notifications ended; without it caches go stale"
         ) from ended.pop().exception()
-    await server
+    return await server
 
 
 async def serve_metrics(health: HealthEndpoint, settings: Settings) -> web.AppRunner:

@@ -17,6 +17,7 @@ import asyncio
 import gc
 import signal
 import socket
+import time
 from collections.abc import Generator
 from contextlib import contextmanager, suppress
 from typing import Final
@@ -35,6 +36,9 @@ KEEP_ALIVE_S: Final = 5
 class _Server(uvicorn.Server):
     """A server that stops on the event loop's signals and does not raise them again."""
 
+    stopped_s: float | None = None
+    """When the first signal arrived, by the monotonic clock."""
+
     @contextmanager
     def capture_signals(self) -> Generator[None, None, None]:
         """Replace uvicorn's handlers; ours stay installed while the caller closes its resources."""
@@ -45,6 +49,8 @@ class _Server(uvicorn.Server):
 
     def _stop(self) -> None:
         self.should_exit = True
+        if self.stopped_s is None:
+            self.stopped_s = time.monotonic()
 
 
 async def serve_http(
@@ -56,8 +62,10 @@ async def serve_http(
     grace_s: float,
     keep_alive_s: int = KEEP_ALIVE_S,
     listener: socket.socket | None = None,
-) -> None:
-    """Serve `app` until SIGTERM or SIGINT, then finish the requests under way and return.
+) -> float:
+    """Serve `app` until SIGTERM or SIGINT, then finish the requests under way.
+
+    Return the seconds since the signal: they count until its sender kills the process.
 
     `protection`: what is refused before `app` sees it.
     Requests that take longer than `grace_s` are cancelled. Idle connections are closed after
@@ -98,3 +106,4 @@ async def serve_http(
             task.cancel()
             with suppress(asyncio.CancelledError):
                 await task
+    return 0.0 if server.stopped_s is None else time.monotonic() - server.stopped_s
