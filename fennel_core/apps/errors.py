@@ -73,3 +73,12 @@ class RestoreFailed(AppsError):
     """
 
     code: ClassVar[str] = "restore-failed"
+
+
+class RestoreUnfinished(AppsError):
+    """Raised when a restore failed and what it wrote is still there, in whole or in part.
+
+    The text names what is there and how to go on.
+    """
+
+    code: ClassVar[str] = "restore-unfinished"

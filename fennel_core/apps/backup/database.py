@@ -25,8 +25,8 @@ Connection = psycopg.Connection[tuple[object, ...]]
 BOOKKEEPING: Final = "migration"
 """Written by the migrations themselves."""
 PART: Final = "postgres"
-READERS: Final = ("fennel-query", "fennel-read", "fennel-airflow-page", "fennel-backup", "audit")
-"""Sessions of programs that only read."""
+READERS: Final = ("fennel-read", "fennel-airflow-page", "fennel-backup", "audit")
+"""Sessions of programs that only read. Not query servers: they log queries and audit events."""
 _TABLES: Final = """
     SELECT c.relname::text, array_agg(a.attname::text ORDER BY a.attnum)
     FROM pg_class c JOIN pg_attribute a ON a.attrelid = c.oid
@@ -60,6 +60,8 @@ EMPTY_TABLES: Final = (
 
 def require_no_writers(connection: Connection) -> None:
     """Check that no server writes; raises BackupFailed, which names their sessions."""
+    # Within a transaction, Postgres shows the sessions of the first look at every later one.
+    connection.execute("SELECT pg_stat_clear_snapshot()")
     names = [
         str(name)
         for (name,) in connection.execute(_WRITERS, (list(_PROGRAMS),)).fetchall()

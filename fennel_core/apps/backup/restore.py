@@ -4,13 +4,15 @@ Theory. Everything is checked before anything is written: that this version can 
 digest of every file, the passphrase, and that the target is empty. Then objects and topics are
 written, which mean nothing without the database, then the keys, and the database last, in one
 transaction. If anything fails before its commit, what was written is deleted again, so the target
-is empty as before.
+is empty as before. If the response to the commit is lost, the database is asked for the outcome,
+and nothing is deleted unless it was rolled back.
 """
 
 from __future__ import annotations
 
 import os
 import tempfile
+import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -18,6 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
+import psycopg
+from botocore.exceptions import BotoCoreError, ClientError
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
 
 from fennel_core import __version__
@@ -35,9 +40,10 @@ from fennel_core.apps.backup.pieces import decode_records, read_stream
 from fennel_core.apps.backup.sealed_keys import open_keys
 from fennel_core.apps.backup.storage import CONNECTIONS, BackupStorage, digest_of, read_file
 from fennel_core.apps.backup.take import KEYS, Report
-from fennel_core.apps.errors import BackupUnusable, RestoreFailed
+from fennel_core.apps.errors import BackupUnusable, RestoreFailed, RestoreUnfinished
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections import migrate, offsets, postgres, s3
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.installation import OWNER, key_prefix, owner_body
 from fennel_core.connections.kafka import client_config
 from fennel_core.ledger.kafka import KafkaTopicAdmin
@@ -50,6 +56,8 @@ if TYPE_CHECKING:
 
 AT_ONCE: Final = 4
 """Topic partitions that are written at a time."""
+SESSION: Final = "fennel-backup"
+ASK_AGAIN_S: Final = 0.2
 
 
 def read_backup(storage: BackupStorage) -> BackupManifest:
@@ -104,7 +112,7 @@ def restore_backup(
     dsn = settings.postgres_dsn.get_secret_value()
     with (
         tempfile.TemporaryDirectory(prefix="fennel-restore-") as folder,
-        postgres.connect(dsn, name="fennel-backup", statement_timeout_ms=0) as connection,
+        postgres.connect(dsn, name=SESSION, statement_timeout_ms=0) as connection,
     ):
         connection.execute("SET idle_in_transaction_session_timeout = 0")
         target = _empty_target(settings, connection, manifest)
@@ -116,7 +124,7 @@ def restore_backup(
             report(f"objects: {len(manifest.objects)}")
             _restore_topics(settings, storage, manifest)
             report(f"Kafka: {sum(log.records for log in manifest.logs)} records")
-            with _key_file_replaced(settings, keys), connection.transaction():
+            with _key_file_replaced(settings, keys), _committed(target, manifest, root, report):
                 database.load(
                     connection,
                     manifest,
@@ -187,6 +195,80 @@ def _empty_target(
 
 
 @contextmanager
+def _committed(
+    target: RestoreTarget, manifest: BackupManifest, root: str, report: Report
+) -> Iterator[None]:
+    """Run the block in a transaction, and learn the outcome if the response to COMMIT is lost.
+
+    Raises RestoreUnfinished if that is impossible, and the error if nothing was committed.
+    """
+    transaction_id = None
+    try:
+        with target.connection.transaction():
+            row = target.connection.execute("SELECT pg_current_xact_id()::text").fetchone()
+            assert row is not None, "a function returns one row"
+            yield
+            transaction_id = str(row[0])
+    except BaseException as error:
+        if transaction_id is None:
+            raise  # before COMMIT
+        target.connection.close()
+        outcome = _outcome(target.settings, transaction_id)
+        if outcome == "aborted":
+            raise
+        if outcome != "committed":
+            settings = target.settings
+            raise RestoreUnfinished(
+                f"the response to the COMMIT of the restore was lost ({error}), and Postgres does "
+                f"not say whether it happened. All is there: objects below `{root}` of bucket "
+                f"`{settings.s3_bucket}`, {len({log.topic for log in manifest.logs})} topics and "
+                "the key file of the backup. If the id in the table `installation` is "
+                f"{manifest.installation}, the restore stands: remove the object "
+                f"`{settings.s3_prefix}{OWNER}` and the file {settings.state_dir / OWNER}, and "
+                "start the servers. If not, remove what is there (`fennel-core clean` removes a "
+                "local installation) and start again"
+            ) from error
+        report(f"the response to the COMMIT was lost ({error}), but the restore stands")
+
+
+def _outcome(settings: Settings, transaction_id: str) -> str | None:
+    """Return `committed` or `aborted`, or None if the outcome cannot be learnt."""
+    dsn = settings.postgres_dsn.get_secret_value()
+    deadline_s = time.monotonic() + postgres.RESOLVE_SECONDS
+    while True:
+        # Until Postgres notices that the session has ended, the transaction is in progress.
+        try:
+            with postgres.connect(dsn, name=SESSION) as connection:
+                row = connection.execute(
+                    "SELECT pg_xact_status(%s::xid8)", (transaction_id,)
+                ).fetchone()
+            if row is not None and row[0] in ("committed", "aborted"):
+                return str(row[0])
+        except psycopg.Error:
+            pass  # not there yet
+        if time.monotonic() > deadline_s:
+            return None
+        time.sleep(ASK_AGAIN_S)
+
+
+def _undo(target: RestoreTarget, manifest: BackupManifest, root: str) -> list[str]:
+    """Delete objects and topics; return what could not be deleted, with the reason."""
+    # Both were empty before, and nothing else writes there.
+    bucket, left = target.settings.s3_bucket, []
+    try:
+        objects.delete_objects(target.client, bucket, root)
+    except (BotoCoreError, ClientError) as error:
+        left.append(f"objects below `{root}` of bucket `{bucket}` ({error})")
+    topics = sorted({log.topic for log in manifest.logs})
+    try:
+        refused = KafkaTopicAdmin(target.settings).delete_now(topics)
+        left += [f"topic `{topic}` ({reason})" for topic, reason in sorted(refused.items())]
+    except (KafkaException, SystemUnavailable) as error:
+        left.append(f"topics {', '.join(topics)} ({error})")
+    return left
+
+
+@contextmanager
 def _undone_if_it_fails(
     target: RestoreTarget, manifest: BackupManifest, root: str
 ) -> Iterator[None]:
@@ -194,10 +276,15 @@ def _undone_if_it_fails(
     settings = target.settings
     try:
         yield
-    except BaseException:
-        # Both were empty before, and nothing else writes there.
-        objects.delete_objects(target.client, settings.s3_bucket, root)
-        KafkaTopicAdmin(settings).delete_now(sorted({log.topic for log in manifest.logs}))
+    except RestoreUnfinished:
+        raise
+    except BaseException as error:
+        if left := _undo(target, manifest, root):
+            raise RestoreUnfinished(
+                f"the restore failed ({error}), and these could not be deleted again: "
+                f"{'; '.join(left)}; delete them (`fennel-core clean` deletes a local "
+                "installation) and start again"
+            ) from error
         raise
     # Servers of the empty installation may have marked bucket and folder as theirs.
     s3.delete(target.client, settings.s3_bucket, settings.s3_prefix + OWNER)
@@ -239,7 +326,7 @@ def _restore_topics(settings: Settings, storage: BackupStorage, manifest: Backup
 
 @contextmanager
 def _key_file_replaced(settings: Settings, keys: bytes | None) -> Iterator[None]:
-    """Replace the key file; the former one is put back if the block fails."""
+    """Replace the key file; the former one is put back if the block is undone."""
     path = settings.secrets_key_file
     if keys is None or path is None:
         yield
@@ -248,6 +335,8 @@ def _key_file_replaced(settings: Settings, keys: bytes | None) -> Iterator[None]
     _write_private(path, keys)
     try:
         yield
+    except RestoreUnfinished:
+        raise
     except BaseException:
         if before is None:
             path.unlink()

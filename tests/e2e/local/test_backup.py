@@ -10,10 +10,13 @@ import hashlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import psycopg
 import pytest
+from botocore.exceptions import EndpointConnectionError
 from confluent_kafka.admin import AdminClient
 from pydantic import SecretStr
 
+from fennel_core.apps.backup import database, objects
 from fennel_core.apps.backup import manifest as manifests
 from fennel_core.apps.backup.kafka_records import KafkaReader, KafkaWriter, read_bounds
 from fennel_core.apps.backup.manifest import DIGEST, MANIFEST, BackupManifest
@@ -21,7 +24,7 @@ from fennel_core.apps.backup.offset_plan import SavedRecord, plan_writes
 from fennel_core.apps.backup.restore import read_backup, restore_backup, verify_files
 from fennel_core.apps.backup.storage import FolderStorage, storage_at
 from fennel_core.apps.backup.take import take_backup
-from fennel_core.apps.errors import BackupFailed, BackupUnusable, RestoreFailed
+from fennel_core.apps.errors import BackupFailed, BackupUnusable, RestoreFailed, RestoreUnfinished
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections import postgres, s3
 from fennel_core.connections.kafka import client_config
@@ -182,6 +185,15 @@ def test_no_backup_is_taken_while_a_server_is_connected(
         take_backup(settings, FolderStorage(tmp_path / "new"), PASSPHRASE, silent)
 
 
+@pytest.mark.parametrize("name", ["fennel-ingest", "fennel-query"])
+def test_a_server_that_connects_during_a_backup_is_noticed(source: OwnPlatform, name: str) -> None:
+    dsn = settings_of(source).postgres_dsn.get_secret_value()
+    with postgres.connect(dsn, name="test") as connection, connection.transaction():
+        database.require_no_writers(connection)
+        with postgres.connect(dsn, name=name), pytest.raises(BackupFailed, match=name):
+            database.require_no_writers(connection)
+
+
 def test_a_place_with_files_is_refused(backup: FolderStorage, source: OwnPlatform) -> None:
     with pytest.raises(BackupFailed, match="not empty"):
         take_backup(settings_of(source), backup, PASSPHRASE, silent)
@@ -204,11 +216,118 @@ def test_a_failed_restore_leaves_the_target_empty(
     assert_empty(target)
 
 
+@pytest.fixture
+def small(
+    backup: FolderStorage, target: OwnPlatform, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[FolderStorage]:
+    """Return a backup of one log and one object, whose restore does not change the database."""
+    copy = copy_of(backup, tmp_path)
+    made = read_backup(copy)
+    rewrite_manifest(tmp_path, logs=made.logs[:1], objects=made.objects[:1])
+    monkeypatch.setattr(database, "load", lambda *_: None)
+    settings, key = settings_of(target), key_of(target)
+    yield copy
+    monkeypatch.undo()
+    (target.data / "secrets" / "users_secrets_key").write_bytes(key)
+    objects.delete_objects(s3.client(settings), settings.s3_bucket, "")
+    KafkaTopicAdmin(settings).delete_now([made.logs[0].topic])
+
+
+def key_of(platform: OwnPlatform) -> bytes:
+    return (platform.data / "secrets" / "users_secrets_key").read_bytes()
+
+
+def lose_commit(monkeypatch: pytest.MonkeyPatch, *, happens: bool, reachable: bool = True) -> None:
+    """Lose the response to the next COMMIT. `happens`: whether Postgres receives it."""
+    commit = psycopg.Transaction.__exit__
+
+    def unreachable(*_: object, **__: object) -> None:
+        raise psycopg.OperationalError("connection refused")
+
+    def lose(transaction: psycopg.Transaction, *_: object) -> None:
+        if happens:
+            commit(transaction, None, None, None)
+        transaction.connection.close()
+        if not reachable:
+            monkeypatch.setattr(postgres, "connect", unreachable)
+        raise psycopg.OperationalError("the response was lost")
+
+    monkeypatch.setattr(psycopg.Transaction, "__exit__", lose)
+
+
+def test_a_restore_whose_commit_was_not_acknowledged_stands(
+    small: FolderStorage,
+    source: OwnPlatform,
+    target: OwnPlatform,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    shown: list[str] = []
+    lose_commit(monkeypatch, happens=True)
+    restore_backup(settings_of(target), small, PASSPHRASE, shown.append)
+    assert any("the restore stands" in line for line in shown)
+    assert_written(small, target)
+    assert key_of(target) == key_of(source)
+
+
+def test_a_restore_whose_commit_was_lost_is_undone(
+    small: FolderStorage, target: OwnPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = key_of(target)
+    lose_commit(monkeypatch, happens=False)
+    with pytest.raises(psycopg.OperationalError, match="the response was lost"):
+        restore_backup(settings_of(target), small, PASSPHRASE, silent)
+    assert key_of(target) == key
+    assert_empty(target)
+
+
+def test_nothing_is_undone_while_the_outcome_is_unknown(
+    small: FolderStorage,
+    source: OwnPlatform,
+    target: OwnPlatform,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    lose_commit(monkeypatch, happens=True, reachable=False)
+    monkeypatch.setattr(postgres, "RESOLVE_SECONDS", 0.0)
+    with pytest.raises(RestoreUnfinished, match="start again") as error:
+        restore_backup(settings_of(target), small, PASSPHRASE, silent)
+    assert read_backup(small).installation in str(error.value)
+    assert_written(small, target)
+    assert key_of(target) == key_of(source)
+
+
+def test_topics_are_deleted_even_if_objects_cannot_be(
+    small: FolderStorage, target: OwnPlatform, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise RestoreFailed("the first problem")
+
+    def refuse(*_: object) -> None:
+        raise EndpointConnectionError(endpoint_url="http://nowhere")
+
+    monkeypatch.setattr(database, "load", fail)
+    monkeypatch.setattr(objects, "delete_objects", refuse)
+    with pytest.raises(RestoreUnfinished, match=r"the first problem.*http://nowhere") as error:
+        restore_backup(settings_of(target), small, PASSPHRASE, silent)
+    assert isinstance(error.value.__cause__, RestoreFailed)
+    assert topics_of(target) == []
+
+
+def topics_of(platform: OwnPlatform) -> list[str]:
+    admin = AdminClient(client_config(settings_of(platform)))
+    return [name for name in admin.list_topics(timeout=10).topics if not name.startswith("__")]
+
+
+def assert_written(backup: FolderStorage, platform: OwnPlatform) -> None:
+    """Check that objects and topics of the backup are there."""
+    settings, made = settings_of(platform), read_backup(backup)
+    found = s3.list_objects(s3.client(settings), settings.s3_bucket, "")
+    assert [each.key for each in found] == [f"{made.installation}/{key}" for key in made.objects]
+    assert topics_of(platform) == [log.topic for log in made.logs]
+
+
 def assert_empty(platform: OwnPlatform) -> None:
     settings = settings_of(platform)
-    admin = AdminClient(client_config(settings))
-    names = [name for name in admin.list_topics(timeout=10).topics if not name.startswith("__")]
-    assert names == []
+    assert topics_of(platform) == []
     assert s3.list_objects(s3.client(settings), settings.s3_bucket, "") == []
     with postgres.connect(settings.postgres_dsn.get_secret_value(), name="test") as connection:
         assert connection.execute("SELECT count(*) FROM asset").fetchone() == (0,)

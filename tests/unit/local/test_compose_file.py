@@ -120,6 +120,11 @@ def test_each_container_has_a_health_check_and_waits_for_its_dependencies(
             ), name
 
 
+def test_a_restore_sees_the_local_states_of_the_engine(compose: dict[str, Any]) -> None:
+    (states,) = [each for each in compose["engine"]["volumes"] if each.endswith(":/data/state")]
+    assert {states, "secrets:/data/secrets"} <= set(compose["secrets"]["volumes"])
+
+
 def test_each_container_is_stopped_with_its_own_signal(
     compose: dict[str, Any], services: dict[str, Service]
 ) -> None:
