@@ -35,14 +35,15 @@ class RowsRejected(AdmissionError):
     """Rows do not fit the source; nothing of the request was written for the caller's branch.
 
     `numbers` are their row numbers within the request, None where user code failed without naming
-    a row.
+    a row. `kind` says what is wrong without values and row numbers, so it may be stored.
     """
 
     CODE = "rows-refused"
 
-    def __init__(self, text: str, numbers: npt.NDArray[np.int64] | None) -> None:
+    def __init__(self, text: str, numbers: npt.NDArray[np.int64] | None, kind: str) -> None:
         super().__init__(text)
         self.numbers = numbers
+        self.kind = kind
 
 
 class SourceCodeFailed(AdmissionError):

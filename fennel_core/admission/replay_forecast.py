@@ -22,7 +22,10 @@ from fennel_core.vocab.raw_batches import RawRequest
 
 @dataclass(slots=True)
 class ReplayTally:
-    """The rows of the requests counted so far, and the dead ones by reason."""
+    """The rows of the requests counted so far, and the dead ones by kind of failure.
+
+    A plan is stored, and outlives the rows: kinds hold no values.
+    """
 
     rows: int = 0
     dead: Counter[str] = field(default_factory=Counter)
@@ -36,7 +39,7 @@ class ReplayTally:
         for group in await replay_requests(validator, definition, requests, ()):
             self.rows += len(group.positions)
             for letter in group.dead:
-                self.dead[letter.reason] += len(letter.payload)
+                self.dead[letter.kind] += len(letter.payload)
 
 
 class _NoExecutors:

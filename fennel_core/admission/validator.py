@@ -53,9 +53,15 @@ from fennel_core.wire.connectors import (
     PreProc,
     Source,
 )
-from fennel_core.wire.errors import BadColumn, RejectedRows
+from fennel_core.wire.errors import (
+    BadColumn,
+    ForbiddenValues,
+    MissingColumn,
+    RejectedRows,
+    WireError,
+)
 from fennel_core.wire.expr import Expr
-from fennel_core.wire.json_decode import decode_column, decode_table
+from fennel_core.wire.json_decode import NULL_TEXT, decode_column, decode_table
 from fennel_core.wire.json_encode import encode_column
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -105,10 +111,11 @@ class TypedRows:
 
 @dataclass(frozen=True, slots=True)
 class DeadLetter:
-    """Rejected rows as they were logged, with the reason."""
+    """Rejected rows as they were logged, with the reason; `kind` is the reason without values."""
 
     reason: str
     payload: Payload
+    kind: str
 
 
 class Validator:
@@ -135,7 +142,10 @@ class Validator:
                 table = decode_table(payload.columns, binding.schema, binding.dataset)
         except RejectedRows as rejected:
             raise RowsRejected(
-                str(rejected), payload.numbers[_places(rejected, payload)]
+                str(rejected),
+                payload.numbers[_places(rejected, payload)],
+                "; ".join(_kind(cause, binding.schema) for cause in rejected.causes)
+                or "columns of different lengths",
             ) from rejected
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
@@ -166,9 +176,9 @@ class Validator:
             except RowsRejected as refused:
                 bad = _split(part, refused)
                 if bad is None or (attempts is not None and tried >= attempts):
-                    dead.append(DeadLetter(refused.text, part))
+                    dead.append(DeadLetter(refused.text, part, refused.kind))
                 elif refused.numbers is not None:
-                    dead.append(DeadLetter(refused.text, bad[0]))
+                    dead.append(DeadLetter(refused.text, bad[0], refused.kind))
                     waiting.append(bad[1])
                 else:
                     waiting.extend(reversed(bad))
@@ -177,7 +187,7 @@ class Validator:
             except AdmissionError as failed:
                 if attempts is None:
                     raise
-                dead.append(DeadLetter(failed.text, part))
+                dead.append(DeadLetter(failed.text, part, failed.code))
         return good, dead
 
     async def _preprocessed(
@@ -257,14 +267,13 @@ class Validator:
                 frame if frame.width else pl.DataFrame({"": payload.numbers})
             ).get_column(_VALUE), dtype
         except InvalidExpression as wrong:
-            raise _refusal(
-                binding, payload, f"{what} for dataset `{binding.dataset}`: {wrong}"
-            ) from wrong
+            text = f"{what} for dataset `{binding.dataset}`: {wrong}"
+            raise _refusal(binding, payload, text, kind=text) from wrong
         except EvaluationFailed as failed:
             places = failed.failed.arg_true().to_list()
-            raise _refusal(
-                binding, payload, f"{what} for dataset `{binding.dataset}`: {failed}", places
-            ) from failed
+            text = f"{what} for dataset `{binding.dataset}`: {failed}"
+            kind = f"{what}: rows failed with `{failed.failure.code}`"
+            raise _refusal(binding, payload, text, places, kind=kind) from failed
 
     async def _run(
         self,
@@ -277,8 +286,9 @@ class Validator:
         try:
             return await self._executors.run(call, frame, callbacks=self._callbacks)
         except UserCodeFailed as raised:
+            text = f"{what} for dataset `{binding.dataset}`: {raised.message}"
             raise _refusal(
-                binding, payload, f"{what} for dataset `{binding.dataset}`: {raised.message}"
+                binding, payload, text, kind=f"{what}: user code raised an exception"
             ) from raised
         except ExecutorUnavailable as lost:
             raise SourceCodeUnavailable(
@@ -326,7 +336,8 @@ def _typed(
         try:
             array = decode_column(payload.columns[name], dtypes.Optional(dtypes.base(dtype)), name)
         except BadColumn as bad:
-            raise _refusal(binding, payload, str(bad), [b.row for b in bad.bad]) from bad
+            places = [b.row for b in bad.bad]
+            raise _refusal(binding, payload, str(bad), places, kind=_bad_kind(bad, dtype)) from bad
         columns[name] = array
         fields.append(Field(name, dtypes.optional(dtype) if array.null_count else dtype))
     frame = pl.from_arrow(pa.table(columns))
@@ -417,18 +428,39 @@ def _places(rejected: RejectedRows, payload: Payload) -> list[int]:
     return places
 
 
+def _kind(cause: WireError, schema: Schema) -> str:
+    """Return what is wrong with a column, without the values and rows that the text may name."""
+    if not isinstance(cause, BadColumn):
+        assert isinstance(cause, MissingColumn), "a column is missing or has bad values"
+        return str(cause)
+    declared = schema.field(cause.column)
+    assert declared is not None, "columns that are not declared are ignored"
+    return _bad_kind(cause, declared.dtype)
+
+
+def _bad_kind(bad: BadColumn, dtype: Dtype) -> str:
+    if isinstance(bad, ForbiddenValues):
+        what = "values that its type forbids"
+    elif all(each.reason == NULL_TEXT for each in bad.bad):
+        what = "nulls"
+    else:
+        what = "values that are not of its type"
+    return f"field `{bad.column}` of type `{dtypes.show(dtype)}` has {what}"
+
+
 def _refusal(
-    binding: SourceDefinition, payload: Payload, text: str, places: Sequence[int] | None = None
+    binding: SourceDefinition,
+    payload: Payload,
+    text: str,
+    places: Sequence[int] | None = None,
+    *,
+    kind: str,
 ) -> RowsRejected:
     where = f"Schema validation failed during data insertion to `{binding.dataset}`: {text}"
-    return RowsRejected(where, None if places is None else payload.numbers[list(places)])
+    return RowsRejected(where, None if places is None else payload.numbers[list(places)], kind)
 
 
 def _preproc_refusal(binding: SourceDefinition, payload: Payload, text: str) -> RowsRejected:
     """Return the refusal of every row: a column is missing that the source's code reads."""
-    return _refusal(
-        binding,
-        payload,
-        f"Error using pre_proc for dataset `{binding.dataset}`: {text}",
-        range(len(payload)),
-    )
+    whole = f"Error using pre_proc for dataset `{binding.dataset}`: {text}"
+    return _refusal(binding, payload, whole, range(len(payload)), kind=whole)

@@ -56,7 +56,8 @@ class DeadLetterForecast:
 
     `rows_dead` of `rows_read` rows do not fit the new version; these are the rows of
     `messages_read` of the messages in `rows_to_recompute`, spread over those that Kafka still has.
-    `reason`: the most frequent one. `unchecked`: why no row was checked; None if rows were.
+    `reason`: the most frequent one, without values of rows. `unchecked`: why no row was
+    checked; None if rows were.
     """
 
     messages_read: int

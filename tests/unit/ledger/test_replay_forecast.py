@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any
 
 import pytest
@@ -18,6 +19,7 @@ from fennel_core.ledger.planning import preview
 from fennel_core.ledger.replay_forecast import RANGE_MESSAGES, spread_ranges
 from fennel_core.ledger.topics import OffsetRange, ReadRange
 from fennel_core.vocab import raw_batches
+from fennel_core.vocab.dtypes import Field, OneOf, Str
 from fennel_core.vocab.ids import (
     MAIN_BRANCH,
     DatasetName,
@@ -29,6 +31,7 @@ from fennel_core.vocab.ids import (
 )
 from fennel_core.vocab.position import LENGTH
 from fennel_core.vocab.raw_batches import RawRequest
+from fennel_core.vocab.schema import Schema
 from fennel_core.wire.connectors import EvalCode, Source
 from tests.support.compiler_inputs import code, schema, sourced, webhook
 from tests.support.ledger_world import SHOP, World
@@ -116,6 +119,29 @@ async def test_rows_that_lack_a_new_field_are_counted_before_they_become_dead_le
     assert (notice.code, notice.entity) == ("requests-not-typed", "Users")
     assert "`hook/e`" in notice.text
     assert "3 of 5 rows read, which are all; most frequent reason: " in notice.text
+
+
+async def test_a_plan_which_is_stored_holds_no_value_of_a_row(endpoint: Endpoint) -> None:
+    ages = [f"ann{n}@example.com" for n in range(4)]
+    endpoint.write([request([row(n, age=age)]) for n, age in enumerate(ages)])
+    record = await endpoint.plan()
+    stored = json.dumps(asdict(record), default=str)
+    assert [value for value in (*ages, "example", "ann") if value in stored] == []
+    forecast = forecast_of(record)
+    assert forecast.reason == "field `age` of type `int` has values that are not of its type"
+    assert forecast.rows_dead == 4
+
+
+async def test_a_plan_names_the_kind_of_values_that_a_new_type_forbids(endpoint: Endpoint) -> None:
+    endpoint.write([request([row(1)]), request([row(2, city="Köln")])])
+    city = Field("city", OneOf(Str(), ("Rom",)))
+    shape = Schema(schema("user").keys, (city,), "at")
+    forbidden = sourced("Users", shape, version=2, source=webhook("e"))
+    record = await endpoint.plan(compile_datasets([forbidden], 2))
+    reason = forecast_of(record).reason
+    assert reason is not None
+    assert reason.endswith("has values that its type forbids")
+    assert [value for value in ("Bonn", "Köln") if value in str(record)] == []
 
 
 async def test_rows_that_fit_need_no_notice(endpoint: Endpoint) -> None:
