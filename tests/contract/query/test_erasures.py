@@ -51,6 +51,26 @@ async def test_an_erasure_hides_rows_once_read_and_elsewhere_after_a_notificatio
         assert set(await erasures.read(pool, OTHER)) == set()
 
 
+async def test_servers_are_told_when_the_erasures_of_a_deleted_workspace_leave(
+    database: str,
+) -> None:
+    """Else they would hide rows of a workspace that is created under the same name."""
+    async with with_workspace(database) as pool:
+        await erasures.add(pool, WORKSPACE, USERS, ["user"], [ANN, BOB])
+        server = Erasures(database)
+        assert await server.try_read()
+        assert list(server.hidden(KEYS, [ANN, BOB])) == [0, 1]
+        events = postgres.listen(database, (erasures.CHANNEL,), name="test")
+        assert await anext(events) == postgres.ListenStarted()
+        async with pool.connection() as connection:
+            await connection.execute("DELETE FROM workspace WHERE name = %s", (WORKSPACE,))
+            await connection.execute("INSERT INTO workspace (name) VALUES (%s)", (WORKSPACE,))
+        told = await asyncio.wait_for(anext(events), 10)
+        assert told == postgres.Notification(erasures.CHANNEL, WORKSPACE)
+        assert await server.try_read((WORKSPACE,))
+        assert list(server.hidden(KEYS, [ANN, BOB])) == []
+
+
 async def test_while_postgres_is_away_the_last_complete_list_stays_in_use(database: str) -> None:
     async with with_workspace(database) as pool:
         await erasures.add(pool, WORKSPACE, USERS, ["user"], [ANN])
