@@ -1,10 +1,11 @@
 """Settings of the HTTP servers (names, TLS, what one process takes on), tokens, keys, passwords."""
 
 import hashlib
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal
 
-from pydantic import Field, SecretStr
+from pydantic import Field, SecretStr, field_validator
 from pydantic_settings import BaseSettings
 
 _ROLE = r"(=(query|log|commit|admin))?"
@@ -90,7 +91,8 @@ class SecuritySettings(BaseSettings):
         pattern=rf"^$|^{_ONE_USER}(,{_ONE_USER})*$",
         description="Roles of Airflow's users in workspaces, on the commits page and in the forms "
         "of DAGs, like `alice:*=admin,bob:shop=query+market`; without a role: commit. Users who "
-        "are not listed may do nothing. Empty: every user whom Airflow lets see and trigger DAGs.",
+        "are not listed may do nothing; a user is listed once. Empty: every user whom Airflow "
+        "lets see and trigger DAGs.",
     )
     secrets_key_file: Path | None = Field(
         None, description="File (mode 0600) with the key that encrypts users' secrets at rest."
@@ -110,6 +112,19 @@ class SecuritySettings(BaseSettings):
         None, description="Certificates (PEM) that sign those of the brokers. Unset: the system's."
     )
 
+    @field_validator("airflow_workspaces")
+    @classmethod
+    def _nothing_listed_twice(cls, setting: str) -> str:
+        entries = [entry.split(":", 1) for entry in setting.split(",") if entry]
+        if user := _repeated([user for user, _ in entries]):
+            raise ValueError(f"user `{user}` is listed twice; join the workspaces with `+`")
+        for user, listed in entries:
+            if workspace := _repeated([each.partition("=")[0] for each in listed.split("+")]):
+                raise ValueError(
+                    f"workspace `{workspace}` of user `{user}` is listed twice; keep one role"
+                )
+        return setting
+
     @property
     def admin_digest(self) -> bytes | None:
         """SHA-256 of the administrator's token; None without one."""
@@ -117,3 +132,8 @@ class SecuritySettings(BaseSettings):
         if token:
             return hashlib.sha256(token.encode()).digest()
         return bytes.fromhex(self.admin_token_sha256) or None
+
+
+def _repeated(names: Sequence[str]) -> str | None:
+    """Return the first name that is there before, None if there is none."""
+    return next((name for place, name in enumerate(names) if name in names[:place]), None)

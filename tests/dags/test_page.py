@@ -139,6 +139,21 @@ def test_a_malformed_list_of_workspaces_is_refused(setting: str) -> None:
         Settings(airflow_workspaces=setting)
 
 
+@pytest.mark.parametrize(
+    ("setting", "named"),
+    [
+        ("bob:*=query,ann:shop,bob:shop=admin", "user `bob` is listed twice"),
+        ("bob:shop=query+market+shop=admin", "workspace `shop` of user `bob` is listed twice"),
+        ("ann:shop,bob:shop+shop", "workspace `shop` of user `bob` is listed twice"),
+    ],
+)
+def test_a_user_or_workspace_that_is_listed_twice_is_refused_by_name(
+    setting: str, named: str
+) -> None:
+    with pytest.raises(ValidationError, match=named):
+        Settings(airflow_workspaces=setting)
+
+
 @pytest.fixture
 def only_bank(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FENNEL_AIRFLOW_WORKSPACES", "ann:bank")
