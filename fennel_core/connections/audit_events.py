@@ -55,9 +55,10 @@ _INSERT: Final = (
     "INSERT INTO audit_event (call, workspace, actor, action, subject, outcome)"
     " VALUES (%s, %s, %s, %s, %s, %s)"
 )
-_SAME: Final = (
-    "SELECT FROM audit_event WHERE workspace = %s AND actor = %s AND action = %s AND subject = %s"
-    " LIMIT 1"
+_SAME_USE: Final = (
+    # The action is a constant, because its index has only rows of this action.
+    "SELECT FROM audit_event WHERE workspace = %s AND actor = %s AND subject = %s"
+    " AND action = 'use-secret' LIMIT 1"
 )
 
 log = logging.getLogger(__name__)
@@ -167,18 +168,26 @@ def audited_command(
             log.error("the outcome of %s was not audited: %s", action, lost)
 
 
-async def record_once(
-    pool: Pool, actor: str, action: Action, subject: str, workspace: WorkspaceId
-) -> None:
-    """Write one event with the outcome `done`, unless there is one of the same values."""
-    row = _Call(uuid.uuid4().hex, workspace, actor, action, subject).row(DONE)
+async def record_use(pool: Pool, actor: str, subject: str, workspace: WorkspaceId) -> None:
+    """Write one event of the use of a secret, unless there is one of the same values.
+
+    Only an insertion takes the lock, so uses that are known do not wait.
+    """
+    row = _Call(uuid.uuid4().hex, workspace, actor, Action.USE_SECRET, subject).row(DONE)
+    same = (workspace, actor, row[4])  # the subject as it is stored
+
+    async def is_written(connection: AsyncConnection) -> bool:
+        found = await connection.execute(_SAME_USE, same)
+        return await found.fetchone() is not None
 
     async def work(connection: AsyncConnection) -> None:
         await connection.execute(_LOCK, (LOCK_KEY,))
-        found = await connection.execute(_SAME, row[1:5])
-        if await found.fetchone() is None:
+        if not await is_written(connection):
             await connection.execute(_INSERT, row)
 
+    async with connection_of(pool) as connection:
+        if await is_written(connection):
+            return
     await in_transaction(pool, work)
 
 

@@ -11,14 +11,24 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from fennel_core.connections import secrets
-from fennel_core.connections.audit_events import Action, record_once
-from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.audit_events import record_use
+from fennel_core.connections.errors import (
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.secrets import Sealer
 from fennel_core.vocab.ids import WorkspaceId
 
 MOST_REMEMBERED = 10_000
 """Uses that a process remembers; then it asks the database again."""
+_NOT_AUDITED = (
+    psycopg.OperationalError,
+    PoolTimeout,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 
 
 class SecretUses:
@@ -42,8 +52,8 @@ class SecretUses:
             return value
         actor, subject = f"user code of {version}", f"secret {name}"
         try:
-            await record_once(self._pool, actor, Action.USE_SECRET, subject, workspace)
-        except (psycopg.OperationalError, PoolTimeout) as lost:
+            await record_use(self._pool, actor, subject, workspace)
+        except _NOT_AUDITED as lost:
             raise SystemUnavailable(f"Postgres: {lost}") from lost
         if len(self._written) >= MOST_REMEMBERED:
             self._written.clear()

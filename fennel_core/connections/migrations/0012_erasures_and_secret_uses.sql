@@ -7,3 +7,6 @@ BEGIN
 END $$;
 CREATE TRIGGER erasure_removed AFTER DELETE ON erasure
     REFERENCING OLD TABLE AS removed FOR EACH STATEMENT EXECUTE FUNCTION notify_erasures_removed();
+
+-- The first use of a secret by each version of code is looked up by each process (connections/secret_uses.py).
+CREATE INDEX audit_event_secret_use ON audit_event (workspace, actor, subject) WHERE action = 'use-secret';

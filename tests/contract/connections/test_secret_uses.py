@@ -11,7 +11,11 @@ import pytest
 import pytest_asyncio
 
 from fennel_core.connections import audit_events, secret_uses, secrets, workspaces
-from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.errors import (
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.connections.secret_uses import SecretUses
 from fennel_core.connections.secrets import Sealer
@@ -63,15 +67,40 @@ async def test_a_secret_that_does_not_exist_is_not_used(opened: Pool, sealer: Se
     assert await events(opened) == []
 
 
+async def test_a_known_use_waits_for_no_insertion(
+    database: str, opened: Pool, sealer: Sealer
+) -> None:
+    assert await SecretUses(opened, sealer).read(SHOP, "main@c1", "vault") == "value of shop"
+    async with await psycopg.AsyncConnection.connect(database) as other:
+        await other.execute("SELECT pg_advisory_xact_lock(%s)", (audit_events.LOCK_KEY,))
+        again = SecretUses(opened, sealer).read(SHOP, "main@c1", "vault")
+        assert await asyncio.wait_for(again, 10) == "value of shop"
+    assert len(await events(opened)) == 1
+
+
+async def test_uses_are_looked_up_in_an_index_of_their_own(opened: Pool) -> None:
+    async with opened.connection() as connection, connection.transaction():
+        await connection.execute("SET LOCAL enable_seqscan = off")
+        await connection.execute("SET LOCAL plan_cache_mode = force_generic_plan")
+        plan = await connection.execute(
+            f"EXPLAIN {audit_events._SAME_USE}", (SHOP, "user code of main@c1", "secret vault")
+        )
+        text = str(await plan.fetchall())
+    assert "audit_event_secret_use" in text
+
+
+@pytest.mark.parametrize(
+    "failure", [psycopg.OperationalError, TransactionAborted, TransactionOutcomeUnknown]
+)
 async def test_a_use_that_cannot_be_audited_hands_out_nothing(
-    opened: Pool, sealer: Sealer, monkeypatch: pytest.MonkeyPatch
+    opened: Pool, sealer: Sealer, monkeypatch: pytest.MonkeyPatch, failure: type[Exception]
 ) -> None:
     async def lost(*_: object) -> None:
-        raise psycopg.OperationalError("the connection is lost")
+        raise failure("the connection is lost")
 
     uses = SecretUses(opened, sealer)
     with monkeypatch.context() as patched:
-        patched.setattr(secret_uses, "record_once", lost)
+        patched.setattr(secret_uses, "record_use", lost)
         with pytest.raises(SystemUnavailable, match="the connection is lost"):
             await uses.read(SHOP, "main@c1", "vault")
     assert await uses.read(SHOP, "main@c1", "vault") == "value of shop"
