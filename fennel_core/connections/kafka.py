@@ -29,8 +29,9 @@ open its producer and to send its records.
 LATE_REQUEST_TRANSACTIONS: Final = 6
 """Time-outs of a transaction until every request that ingest stamped is accepted or has failed.
 
-The broker aborts what was begun before the limit above and not committed, at most one time-out
-later; it looks for such transactions every 10 s, which is the default of a time-out.
+The broker aborts what was begun before the limit above and not committed one time-out later, and at
+most 10 s after that, because it looks for such transactions so often: these are two time-outs, as
+one has at least 5 s.
 """
 
 

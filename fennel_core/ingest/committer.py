@@ -17,7 +17,6 @@ from __future__ import annotations
 
 import asyncio
 import math
-import time
 from collections import OrderedDict, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -29,7 +28,7 @@ from fennel_core.connections.errors import (
 )
 from fennel_core.ingest.batches import IngestTransaction, PreparedRequest, build_transaction
 from fennel_core.ingest.errors import CatalogChanged
-from fennel_core.ingest.store import IngestClock, TransactionalProducer, TransactionStart
+from fennel_core.ingest.store import IngestClock, TransactionalProducer, TransactionStart, boot_s
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -72,7 +71,7 @@ class Committer:
         on_commit: Callable[[IngestTransaction], None] = lambda _: None,
         *,
         commit_within_s: float = math.inf,
-        now_s: Callable[[], float] = time.monotonic,
+        now_s: Callable[[], float] = boot_s,
     ) -> None:
         self._commit_within_s, self._now_s = commit_within_s, now_s
         self._clock = clock

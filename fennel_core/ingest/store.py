@@ -117,9 +117,14 @@ class ProducerRecord:
     headers: tuple[tuple[str, bytes], ...]
 
 
+def boot_s() -> float:
+    """Return the seconds since the machine started, including those in which it was suspended."""
+    return time.clock_gettime(time.CLOCK_BOOTTIME)
+
+
 def require_in_time(deadline_s: float) -> None:
-    """Raise TransactionAborted after `deadline_s` of `time.monotonic`."""
-    if time.monotonic() > deadline_s:
+    """Raise TransactionAborted after `deadline_s` of `boot_s`."""
+    if boot_s() > deadline_s:
         raise TransactionAborted(
             "the server took too long between the stamp of the request and its transaction"
         )
@@ -131,7 +136,7 @@ class TransactionalProducer(Protocol):
     async def commit(
         self, messages: Sequence[ProducerRecord], deadline_s: float = math.inf
     ) -> None:
-        """Write all records in one transaction, or none after `deadline_s` of `time.monotonic`.
+        """Write all records in one transaction, or none after `deadline_s` of `boot_s`.
 
         Raises `TransactionAborted`, `TransactionOutcomeUnknown` and `SystemUnavailable`; the
         producer stays usable after each.

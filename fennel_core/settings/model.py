@@ -242,9 +242,10 @@ class LimitSettings(BaseSettings):
     )
     transaction_timeout_ms: int = Field(
         10_000,
-        gt=0,
+        ge=5_000,
         description="Kafka aborts an open transaction after this, ms: bounds how long a frozen "
-        "process stalls readers.",
+        "process stalls readers. At least half of the 10 s after which brokers look for such "
+        "transactions: `purge` waits six time-outs for requests that ingest begins within three.",
     )
     kafka_retention_ms: int = Field(
         7 * DAY_MS, gt=0, description="How long topics keep messages, ms. History keeps older ones."

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import math
-import time
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 
@@ -27,6 +26,7 @@ from fennel_core.ingest.store import (
     ProducerRecord,
     TransactionalProducer,
     TransactionStart,
+    boot_s,
     require_in_time,
 )
 from fennel_core.vocab.dtypes import Field, Float, Int, Str
@@ -172,7 +172,7 @@ class World:
     """Servers over one clock, one directory and one log."""
 
     now_us: Callable[[], Micros] = lambda: Micros(1_700_000_000_000_000)
-    now_s: Callable[[], float] = time.monotonic
+    now_s: Callable[[], float] = boot_s
     log: dict[tuple[TopicName, int], list[ProducerRecord]] = field(default_factory=dict)
     directory: MemoryDirectory = field(default_factory=MemoryDirectory)
     committers: list[Committer] = field(default_factory=list)

@@ -15,6 +15,7 @@ from fennel_core.connections.errors import (
 )
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.erase import EraseService, erased_keys
+from fennel_core.ingest.store import boot_s
 from fennel_core.vocab.dead_letters import origin_of
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, DatasetName, Micros, TopicName
@@ -326,7 +327,7 @@ async def test_nothing_is_written_by_a_server_that_was_stopped_after_its_stamp(
     world: World,
 ) -> None:
     """A commit has dropped the endpoint since, and its topic was counted and found empty."""
-    stamped_s = time.monotonic() - 31.0
+    stamped_s = boot_s() - 31.0
     world.now_s = lambda: stamped_s
     world.commit(main=catalog(binding()))
     server = world.server(commit_within_s=30.0)
@@ -337,3 +338,26 @@ async def test_nothing_is_written_by_a_server_that_was_stopped_after_its_stamp(
     stamped_s += 31.0
     await server.log(WORKSPACE, MAIN, body(**ANN))
     assert len(world.rows("w.topic.users.1")) == 1
+
+
+async def test_time_in_which_the_machine_was_suspended_counts(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Kafka and the commits of others went on meanwhile."""
+    clock, suspended_s = time.clock_gettime, 0.0
+
+    def boot_time(id_: int) -> float:
+        return clock(id_) + (suspended_s if id_ == time.CLOCK_BOOTTIME else 0.0)
+
+    def suspend() -> int:
+        nonlocal suspended_s
+        suspended_s = 31.0
+        return 0
+
+    monkeypatch.setattr(time, "clock_gettime", boot_time)
+    world.commit(main=catalog(binding()))
+    producer = ScriptedProducer(world.log, turns=suspend)
+    with pytest.raises(ApiError) as refused:
+        await world.server([producer], commit_within_s=30.0).log(WORKSPACE, MAIN, body(**ANN))
+    assert refused.value.code == "log-not-written"
+    assert world.rows("w.topic.users.1") == []

@@ -141,3 +141,10 @@ sys.exit(str(seen) if seen else 0)
         [sys.executable, "-c", probe], cwd=ROOT, capture_output=True, text=True, check=False
     )
     assert done.returncode == 0, done.stderr
+
+
+def test_a_time_out_of_transactions_that_is_short_for_brokers_is_refused() -> None:
+    """Brokers look every 10 s, and `purge` waits two time-outs for that."""
+    assert Settings(transaction_timeout_ms=5_000).transaction_timeout_ms == 5_000
+    with pytest.raises(ValidationError, match="greater than or equal to 5000"):
+        Settings(transaction_timeout_ms=4_999)
