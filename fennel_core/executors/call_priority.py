@@ -5,6 +5,9 @@ a short one becomes ready: the scheduler of Linux lets a process run for a slice
 milliseconds before it looks at others, and since 6.12 a process may ask for a shorter one. A short
 call passes three processes, and each may meet a long call, so slices are what its latency consists
 of beside long calls. Older kernels ignore the slice.
+
+How long a call is, is decided by the time that it has had a processor: on a busy machine a short
+call waits, and a lower priority would make it wait for longer.
 """
 
 from __future__ import annotations
@@ -12,16 +15,30 @@ from __future__ import annotations
 import ctypes
 import os
 import struct
+import time
 from typing import Final
 
 from fennel_core.executors.sandbox.syscalls import system_call
 
+LONG_CALL_CPU_S: Final = 0.025
+"""A call that has computed for this long is a long one."""
 LONG_CALL_NICENESS: Final = 15
 LONG_CALL_SLICE_NS: Final = 100_000
 """The shortest that Linux allows."""
 _SCHED_SETATTR: Final = {"x86_64": 314, "aarch64": 274}
 _ATTRIBUTES: Final = struct.Struct("IIQiIQQQ")
 """`sched_attr`: size, policy, flags, niceness, priority, runtime (the slice), deadline, period."""
+
+
+def cpu_s_of(pid: int) -> float:
+    """Return how long the threads of a process have computed, 0 if it has ended."""
+    if not pid:
+        return 0.0  # The clock would be that of this process.
+    try:
+        # What clock_getcpuclockid(3) returns.
+        return time.clock_gettime((~pid << 3) | 2)
+    except OSError:
+        return 0.0
 
 
 def lower_priority(pid: int) -> bool:

@@ -28,7 +28,12 @@ from dataclasses import dataclass, field
 from typing import Final, Generic, TypeVar
 
 from fennel_core.executors.answering_page import map_answering, new_answering_page
-from fennel_core.executors.call_priority import lower_priority, restore_priority
+from fennel_core.executors.call_priority import (
+    LONG_CALL_CPU_S,
+    cpu_s_of,
+    lower_priority,
+    restore_priority,
+)
 from fennel_core.executors.sandbox.confinement import THREADS, Users
 from fennel_core.executors.template import ENDED, EVENT, FORK, NO_USER, STARTED
 
@@ -40,8 +45,8 @@ MOST_WORKERS: Final = 64
 FREEZE_AFTER_S: Final = 0.1
 COUNT_EVERY_S: Final = 0.05
 """How often the threads of a call are counted. Where a worker has a user of its own the kernel
-refuses more; elsewhere a call could take every process that the machine allows. A call that is not
-done when they are first counted is a long one, which gives way to short ones (`call_priority`).
+refuses more; elsewhere a call could take every process that the machine allows. A call that turns
+out to be a long one then gives way to short ones (`call_priority`).
 """
 CRASH_PAUSE_S: Final = 0.1
 """After a spare worker ended by itself, the next one is forked after this time, so that processes
@@ -105,8 +110,8 @@ class WorkerProcess(Generic[Call]):
     scope: Scope | None = None
     call: Call | None = None
     deadline: float | None = None
-    started_at: float = 0.0
-    """When its call began."""
+    cpu_s_before: float = 0.0
+    """How long it had computed when its call began."""
     counted_at: float = 0.0
     """When its threads are counted next; only calls that take long are."""
     idle_since: float = 0.0
@@ -115,6 +120,11 @@ class WorkerProcess(Generic[Call]):
     """Whether it runs at the priority of long calls."""
     end_reason: EndReason = EndReason.DIED
     end_text: str = ""
+
+    @property
+    def runs_long(self) -> bool:
+        """Whether its call is a long one."""
+        return cpu_s_of(self.pid) - self.cpu_s_before >= LONG_CALL_CPU_S
 
     @property
     def answering(self) -> bool:
@@ -216,7 +226,7 @@ class Fleet(Generic[Call]):
             self._signal(found, signal.SIGCONT)
         found.state, found.scope, found.call = WorkerState.RUNNING, scope, call
         found.deadline, found.counted_at = deadline, now + COUNT_EVERY_S
-        found.started_at = now
+        found.cpu_s_before = cpu_s_of(found.pid)
         if low and self._may_restore and found.pid and not found.demoted:
             found.demoted = lower_priority(found.pid)
         found.page[0] = 0
@@ -255,7 +265,7 @@ class Fleet(Generic[Call]):
                 self.kill(worker, EndReason.TIMEOUT, limit_text(worker.call))
             elif worker.state is WorkerState.RUNNING and now >= worker.counted_at:
                 worker.counted_at = now + COUNT_EVERY_S
-                if worker.pid and not worker.demoted:
+                if not worker.demoted and worker.runs_long:
                     worker.demoted = lower_priority(worker.pid)
                 if threads_of(worker.pid) > THREADS:
                     self.kill(worker, EndReason.THREADS, f"it ran more than {THREADS} threads")

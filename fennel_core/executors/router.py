@@ -31,7 +31,6 @@ from typing import Any, Final
 from fennel_core.executors import protocol, worker
 from fennel_core.executors.fair_queue import FairQueue
 from fennel_core.executors.fleet import (
-    COUNT_EVERY_S,
     DISRUPTIVE,
     MOST_WORKERS,
     SPARES,
@@ -285,7 +284,7 @@ class ExecutorRouter:
         assert connection is not None, "a running worker has a call"
         self._release(connection)
         now = time.monotonic()
-        if now - process.started_at >= COUNT_EVERY_S:
+        if process.runs_long:
             self._long.add(connection.workspace)
         else:
             self._long.discard(connection.workspace)
