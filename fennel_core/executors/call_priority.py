@@ -58,12 +58,16 @@ def _set_priority(pid: int, niceness: int, slice_ns: int) -> bool:
     number = _SCHED_SETATTR[os.uname().machine]
     wanted = _ATTRIBUTES.pack(_ATTRIBUTES.size, os.SCHED_OTHER, 0, niceness, 0, slice_ns, 0, 0)
     try:
-        for thread in os.listdir(f"/proc/{pid}/task"):
+        threads = os.listdir(f"/proc/{pid}/task")
+    except (FileNotFoundError, ProcessLookupError):
+        return True  # It has ended.
+    for thread in threads:
+        try:
             system_call(
                 number, ctypes.c_int(int(thread)), ctypes.c_char_p(wanted), ctypes.c_uint32(0)
             )
-    except FileNotFoundError:
-        return True  # It has ended.
-    except (PermissionError, ProcessLookupError):
-        return False
+        except ProcessLookupError:
+            continue  # This thread has ended since.
+        except PermissionError:
+            return False
     return True
