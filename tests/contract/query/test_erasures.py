@@ -133,6 +133,8 @@ async def test_a_notification_reads_the_erasures_of_its_workspace_only(
     async with with_workspace(database) as pool:
         known = Erasures(database)
         running = asyncio.create_task(known.run())
+        # The second one follows the start of the listener: it gets the notification below.
+        await eventually(lambda: len(reads) >= 2)
         await eventually(lambda: known.problem() is None)
         await erasures.add(pool, WORKSPACE, USERS, ["user"], [ANN])
         await eventually(lambda: {WORKSPACE} in reads)
