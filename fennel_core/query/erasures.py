@@ -165,7 +165,13 @@ class Erasures:
                 return True  # A read that began after the call has finished while this one waited.
             counted = self._counters.snapshot()
             announced, self._announced = self._announced, set()
-            found = await self._read(wanted, announced)
+            try:
+                found = await self._read(wanted, announced)
+            except BaseException:
+                # Whoever waited for it has given up; the next read covers the same.
+                self._want(wanted)
+                self._announced |= announced
+                raise
             if found is None:
                 self._want(wanted)
                 return False

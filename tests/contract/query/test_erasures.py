@@ -168,6 +168,32 @@ async def test_after_a_failed_read_everything_is_read_again(
         assert list(known.hidden(KEYS, [ANN, BOB])) == [0]
 
 
+async def test_an_interrupted_read_forgets_nothing(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The client of an erasure may disconnect while it is read."""
+    read, hung = erasures.read_over, asyncio.Event()
+
+    async def hanging(*_: object) -> None:
+        hung.set()
+        await asyncio.Event().wait()
+
+    async with with_workspace(database) as pool:
+        known = Erasures(database)
+        assert await known.try_read()
+        await erasures.add(pool, WORKSPACE, USERS, ["user"], [ANN])
+        monkeypatch.setattr(erasures, "read_over", hanging)
+        interrupted = asyncio.create_task(known.announce(WORKSPACE))
+        await hung.wait()
+        interrupted.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await interrupted
+        monkeypatch.setattr(erasures, "read_over", read)
+        assert known._announced == {WORKSPACE}
+        assert await known.try_read(())
+        assert list(known.hidden(KEYS, [ANN, BOB])) == [0]
+
+
 async def test_a_read_of_one_workspace_leaves_the_others_to_be_read(database: str) -> None:
     """Two workers: what the other one accepted for a workspace is known only after its read."""
     async with with_workspace(database) as pool:
