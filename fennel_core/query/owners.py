@@ -14,9 +14,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Container, Mapping
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
 
 from fennel_core.vocab.ids import JobId, JobPartition
+
+MOST_NEWER: Final = 1000
+"""Jobs that are kept beside the last read of everything. Beyond that the next read is of
+everything, which also forgets jobs that were deleted.
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,6 +124,8 @@ class Owners:
             self._all, self._all_epoch, self._newer = found, self.epoch, {}
         else:
             self._newer |= dict.fromkeys(wanted, (self.epoch, found))
+            if len(self._newer) > MOST_NEWER:
+                self._want(None)
 
 
 def _retrieve(task: asyncio.Task[None]) -> None:

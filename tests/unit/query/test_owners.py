@@ -86,6 +86,18 @@ async def test_what_a_failed_read_should_have_covered_is_read_by_the_next_one(
     assert owners.address((A, FIRST)) == "/two"
 
 
+async def test_after_many_reads_of_single_jobs_everything_is_read(
+    registry: FakeRegistry, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Jobs come and go; what is kept of them is bounded."""
+    monkeypatch.setattr("fennel_core.query.owners.MOST_NEWER", 1)
+    owners = Owners(registry)
+    await owners.reread({A})
+    await owners.reread({B})
+    assert registry.read_jobs == [{A}, {B}, None]
+    assert not owners._newer
+
+
 def test_a_payload_names_the_jobs_unless_they_are_too_many() -> None:
     assert jobs_in(payload_of([B, A, B])) == {A, B}
     many = [JobId(f"shop.job.{number:032}.1") for number in range(400)]
