@@ -106,7 +106,6 @@ class ExecutorRouter:
             self._epoll.register(sock, select.EPOLLIN)
         if owner is not None:
             self._epoll.register(owner, select.EPOLLIN)
-            owner.send(protocol.READY)
         self._connections: dict[int, CallerConnection] = {}
         self._queue: FairQueue[CallerConnection] = FairQueue()
         self._running: Counter[bytes] = Counter()
@@ -119,7 +118,7 @@ class ExecutorRouter:
         """Until when the calls of workspaces wait whose code has ended a process."""
         most = max(MOST_WORKERS, settings.processes + RESERVED + SPARES)
         self._fleet: Fleet[CallerConnection] = Fleet(template, settings.users, most, self._watch)
-        self._stopping = False
+        self._stopping = owner is not None and not _has_told(owner)
 
     def stop(self, _number: int, _frame: FrameType | None) -> None:
         """Leave the loop (a signal handler); template and workers end with this process."""
@@ -341,6 +340,15 @@ class ExecutorRouter:
             "started": self._fleet.counts.started,
             "ended": {reason.value: self._fleet.counts.ended[reason] for reason in EndReason},
         }
+
+
+def _has_told(owner: socket.socket) -> bool:
+    """Tell the owner that calls are accepted; return False if it has ended."""
+    try:
+        owner.send(protocol.READY)
+    except OSError:
+        return False
+    return True
 
 
 def listen(path: Path) -> socket.socket:

@@ -51,6 +51,12 @@ START_WITHIN_S: Final = 120.0
 """Importing the libraries takes seconds; on a machine whose tasks all start at once, longer."""
 END_WITHIN_S: Final = 10.0
 MESSAGE_BYTES: Final = 4096
+PREFIX: Final = "fennel-task-"
+RANDOM_CHARS: Final = 8
+"""What `tempfile.mkdtemp` adds to it."""
+SOCKET_PATH_BYTES: Final = 107
+"""Longest path of a Unix socket in Linux."""
+FALLBACK: Final = "/tmp"  # noqa: S108  # a private folder is made in it
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +76,7 @@ class TaskSandbox:
         self._host = host
         self._owner = owner
         self._folder = folder
+        self._closed = False
         self.socket = _socket_in(folder)
         self._runner = asyncio.Runner()
         self._executors = Executors(self.socket, time_limit_ms=limits_ms)
@@ -88,7 +95,7 @@ class TaskSandbox:
                 "FENNEL_EXECUTOR_PYTHON where the job is started",
                 "executors",
             )
-        folder = Path(tempfile.mkdtemp(prefix="fennel-task-"))
+        folder = _private_folder()
         owner, owned = socket.socketpair()
         with owned:
             variables = launch.environment(limits, _socket_in(folder), os.environ)
@@ -121,9 +128,17 @@ class TaskSandbox:
         self.close()
 
     def close(self) -> None:
-        """End the executors and everything that they run."""
-        self._runner.run(self._executors.close())
-        self._runner.close()
+        """End the executors and everything that they run; again, it does nothing."""
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._runner.run(self._executors.close())
+            self._runner.close()
+        finally:
+            self._end_host()
+
+    def _end_host(self) -> None:
         self._owner.close()
         try:
             self._host.wait(END_WITHIN_S)
@@ -197,6 +212,24 @@ def tables_of(
 
 def _socket_in(folder: Path) -> Path:
     return folder / "executors.sock"
+
+
+def _private_folder() -> Path:
+    """Make a folder whose path is short enough for a socket in it, in /tmp if need be.
+
+    Raises `ExecutorUnavailable`.
+    """
+    # The name that it has until it listens is no longer (`router.listen`).
+    name = _socket_in(Path(tempfile.gettempdir(), PREFIX + "x" * RANDOM_CHARS))
+    fits = len(os.fsencode(name)) <= SOCKET_PATH_BYTES
+    try:
+        return Path(tempfile.mkdtemp(prefix=PREFIX, dir=None if fits else FALLBACK))
+    except OSError as refused:
+        raise ExecutorUnavailable(
+            f"no folder for the socket of executors could be made ({refused}); set TMPDIR to a "
+            "folder with a short path that this task may write to",
+            "executors",
+        ) from refused
 
 
 def _await_ready(owner: socket.socket) -> None:

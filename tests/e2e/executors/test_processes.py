@@ -2,6 +2,8 @@
 
 import asyncio
 import os
+import socket
+import subprocess
 import time
 from pathlib import Path
 
@@ -9,6 +11,7 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.executors import client as client_module
+from fennel_core.executors import launch, protocol
 from fennel_core.executors.calls import ExtractCall, WarmCall
 from fennel_core.executors.client import Callbacks, Executors
 from fennel_core.executors.errors import (
@@ -20,9 +23,10 @@ from fennel_core.executors.errors import (
     UserCodeFailed,
 )
 from fennel_core.executors.protocol import TS
+from fennel_core.settings.model import Settings
 from fennel_core.vocab.dtypes import Field, Int
 from fennel_core.wire.pycode import PyCode
-from tests.support.executors import running_host
+from tests.support.executors import CLIENT_PYTHON, running_host
 from tests.support.polling import eventually
 
 IMPORTS = "import os, time, ctypes, threading\nimport pandas as pd\n"
@@ -130,6 +134,27 @@ async def test_a_call_that_waits_is_not_a_long_one(executors: Executors) -> None
         call = calling(f"{body}\n    given = given + {LOWERED}")
         answer = await executors.run(call, ONE, callbacks=workspace, timeout_ms=PATIENT_MS)
         assert answer.to_pydict() == {"F.out": [2]}
+
+
+def test_executors_whose_owner_has_ended_meanwhile_leave_nothing_behind(tmp_path: Path) -> None:
+    folder, (owner, owned) = tmp_path / "folder", socket.socketpair()
+    folder.mkdir()
+    owner.close()
+    settings = Settings(executor_python=CLIENT_PYTHON, executor_processes=1)
+    limits = launch.ExecutorLimits.of(settings)
+    variables = launch.environment(limits, folder / "executors.sock", os.environ)
+    variables[protocol.OWNER_ENV] = str(owned.fileno())
+    ended = subprocess.run(  # noqa: S603  # a fixed list of arguments, and no shell
+        launch.command(limits),
+        env=variables,
+        cwd=tmp_path,
+        pass_fds=(owned.fileno(),),
+        timeout=60,
+        check=False,
+    )
+    owned.close()
+    assert ended.returncode == 0
+    assert not folder.exists()
 
 
 async def test_code_that_ends_its_processes_is_paused_and_no_other_workspace(
