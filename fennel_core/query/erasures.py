@@ -168,7 +168,7 @@ class Erasures:
             try:
                 found = await self._read(wanted, announced)
             except BaseException:
-                # Whoever waited for it has given up; the next read covers the same.
+                # A caller that waited for it has given up; the next read covers the same.
                 self._want(wanted)
                 self._announced |= announced
                 raise
