@@ -46,6 +46,7 @@ RECORDED = (
     963,  # the same, after two successors
     1615,  # a runner waits for an earlier one of its own process
     1902,  # a slot with other libraries rebuilds a state, as an operator has requested
+    5883,  # a drill compares such a state with a snapshot from before
 )
 """Seeds that found a defect of the engine, or of this world."""
 ABORTED = 79
