@@ -7,7 +7,8 @@ has been checked (`responses`, `hostile_arrow`, `results`). During a call, user 
 requests (look a dataset up, read a secret), which callbacks of the caller serve over the same
 connection. Cancelling a caller closes its connection, which makes the host stop the worker. If an
 idle connection turns out to be closed (the host was restarted), the call is sent again on a new
-one, because it has not run.
+one, because it has not run. After a malformed message, or bytes behind a response, the connection
+is closed and the host replaces the processes of its scope, so that neither answers another call.
 
     executors = Executors(
         settings.executors_socket, time_limit_ms=settings.executor_time_limit_ms
@@ -19,7 +20,9 @@ one, because it has not run.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import json
+import termios
 import uuid
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -30,6 +33,7 @@ from zlib import crc32
 
 import polars as pl
 import pyarrow as pa
+import structlog
 
 from fennel_core.executors import protocol
 from fennel_core.executors.call_failures import call_failure
@@ -44,7 +48,7 @@ from fennel_core.executors.calls import (
     header_of,
     module_of,
 )
-from fennel_core.executors.errors import ExecutorCrashed, ExecutorUnavailable
+from fennel_core.executors.errors import CallFailed, ExecutorCrashed, ExecutorUnavailable
 from fennel_core.executors.fair_queue import FairCapacity
 from fennel_core.executors.hostile_arrow import read_stream
 from fennel_core.executors.internal_errors import (
@@ -66,6 +70,7 @@ from fennel_core.executors.responses import (
 from fennel_core.executors.results import read_result
 from fennel_core.vocab.dtypes import Field
 
+log = structlog.get_logger(__name__)
 MAX_CONNECTIONS = 64
 """Concurrent calls of one process; more wait. It is far above the number of workers, so that the
 host's queue decides.
@@ -183,8 +188,7 @@ class Executors:
         limit_ms = self._time_limit_ms if timeout_ms is None else timeout_ms
         payload = _payload(rows)
         scope = protocol.digest(callbacks.workspace, callbacks.version)
-        header, answer = await self._in_turn(call, payload, callbacks, scope, limit_ms)
-        _raise_failure(call, header)
+        answer = await self._in_turn(call, payload, callbacks, scope, limit_ms)
         try:
             return read_result(call, answer, 0 if rows is None else len(rows))
         except ArrowRefused as wrong:
@@ -197,17 +201,30 @@ class Executors:
         Raises `CallFailed`.
         """
         scope = protocol.digest(callbacks.workspace, uuid.uuid4().hex)
-        header, answer = await self._in_turn(call, b"", callbacks, scope, timeout_ms)
-        _raise_failure(call, header)
-        return answer
+        return await self._in_turn(call, b"", callbacks, scope, timeout_ms)
 
     async def report(self) -> ExecutorReport:
         """Return what the host reports of itself; raises `ExecutorUnavailable`."""
+        return await self._asked(protocol.pack(b""))
+
+    async def _replace(self, workspace: str, scope: bytes) -> None:
+        """Have the host replace the processes of a scope, which have sent what they must not."""
+        for place in reversed(range(len(self._idle))):
+            if self._idle[place].scope == scope:
+                self._idle.pop(place).close()
+        digest = protocol.digest(workspace)
+        try:
+            await self._asked(protocol.pack(b"", workspace=digest, scope=scope))
+        except ExecutorUnavailable as gone:
+            # A host that is gone has taken its processes along.
+            log.warning("processes of user code were not replaced", error=str(gone))
+
+    async def _asked(self, frame: bytes) -> ExecutorReport:
         try:
             async with asyncio.timeout(REPORT_MS / 1000):
                 reader, writer = await asyncio.open_unix_connection(self._socket)
                 try:
-                    writer.write(protocol.pack(b""))
+                    writer.write(frame)
                     prefix = protocol.unpack_prefix(await reader.readexactly(protocol.PREFIX.size))
                     return parse_report(await reader.readexactly(prefix.header_bytes))
                 finally:
@@ -224,7 +241,7 @@ class Executors:
         callbacks: Callbacks,
         scope: bytes,
         limit_ms: int,
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> bytes:
         share = crc32(f"{self._instance}/{callbacks.workspace}".encode())
         workspace = protocol.digest(callbacks.workspace)
         frame = protocol.pack(header_of(call), payload, limit_ms, share, workspace, scope)
@@ -249,9 +266,9 @@ class Executors:
         callbacks: Callbacks,
         scope: bytes,
         limit_ms: int,
-    ) -> tuple[dict[str, Any], bytes]:
+    ) -> bytes:
         while True:
-            connection, fresh = await self._connect(call, scope)
+            connection, fresh = await self._connect(call, callbacks.workspace, scope)
             try:
                 # The call may wait for a worker as long as it may run.
                 async with asyncio.timeout((2 * limit_ms + GRACE_MS) / 1000):
@@ -273,6 +290,7 @@ class Executors:
                 raise call_failure(call, protocol.INVALID, str(large), "") from large
             except (ResponseMalformed, ProtocolError) as wrong:
                 connection.close()
+                await self._replace(callbacks.workspace, scope)
                 raise ExecutorCrashed(
                     f"the process that runs the code of `{entity_of(call)}` sent a malformed "
                     f"message: {wrong}",
@@ -283,7 +301,9 @@ class Executors:
                 connection.close()
                 raise
             self._keep(connection, call)
-            return answer
+            if answer.failure is not None:
+                raise answer.failure
+            return answer.payload
 
     def _keep(self, connection: _Connection, call: ExecutorCall) -> None:
         if isinstance(call, ProgramCall | CollectCall):
@@ -293,13 +313,18 @@ class Executors:
         if len(self._idle) > MAX_CONNECTIONS:
             self._idle.pop(0).close()
 
-    async def _connect(self, call: ExecutorCall, scope: bytes) -> tuple[_Connection, bool]:
-        for place in reversed(range(len(self._idle))):
-            if self._idle[place].scope == scope:
-                connection = self._idle.pop(place)
-                if connection.usable:
-                    return connection, False
-                connection.close()
+    async def _connect(
+        self, call: ExecutorCall, workspace: str, scope: bytes
+    ) -> tuple[_Connection, bool]:
+        while (connection := self._idle_of(scope)) is not None:
+            if connection.usable and not connection.has_unread:
+                return connection, False
+            # What nothing asked for would be taken for the response of this call.
+            interfered = connection.usable
+            connection.close()
+            if interfered:
+                log.warning("code sent more than its response", entity=entity_of(call))
+                await self._replace(workspace, scope)
         try:
             reader, writer = await asyncio.open_unix_connection(
                 self._socket, limit=READ_LIMIT_BYTES
@@ -309,6 +334,21 @@ class Executors:
                 f"no executor host listens on {self._socket}: {error}", entity_of(call)
             ) from error
         return _Connection(reader, writer, scope), True
+
+    def _idle_of(self, scope: bytes) -> _Connection | None:
+        """Return the idle connection of the scope that was used last, which is idle no more."""
+        for place in reversed(range(len(self._idle))):
+            if self._idle[place].scope == scope:
+                return self._idle.pop(place)
+        return None
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """A response: the failure that it reports, or its payload."""
+
+    failure: CallFailed | None
+    payload: bytes
 
 
 class _Connection:
@@ -325,12 +365,18 @@ class _Connection:
     def usable(self) -> bool:
         return not (self._reader.at_eof() or self._writer.is_closing())
 
+    @property
+    def has_unread(self) -> bool:
+        """Whether bytes have come that no call of this connection has read."""
+        if self._reader._buffer:  # type: ignore[attr-defined]  # no public name
+            return True
+        in_kernel = fcntl.ioctl(self._writer.get_extra_info("socket"), termios.FIONREAD, b"1234")
+        return any(in_kernel)
+
     def close(self) -> None:
         self._writer.close()
 
-    async def exchange(
-        self, call: ExecutorCall, frame: bytes, callbacks: Callbacks
-    ) -> tuple[dict[str, Any], bytes]:
+    async def exchange(self, call: ExecutorCall, frame: bytes, callbacks: Callbacks) -> _Answer:
         """Send the call, serve its requests, and return its response.
 
         Raises `ConnectionStale` when the connection is lost before any response.
@@ -359,7 +405,7 @@ class _Connection:
                 ) from lost
         if callback_error is not None:
             raise callback_error
-        return header, payload
+        return _Answer(_failure_in(call, header), payload)
 
     async def _receive(self) -> tuple[dict[str, Any], bytes]:
         prefix = protocol.unpack_prefix(await self._reader.readexactly(protocol.PREFIX.size))
@@ -426,20 +472,12 @@ async def _looked_up(header: dict[str, Any], payload: bytes, callbacks: Callback
     return _pack({"fields": describe_fields(found.fields)}, _payload(reply))
 
 
-def _raise_failure(call: ExecutorCall, header: dict[str, Any]) -> None:
-    """Raise the failure that a response reports, if it does."""
+def _failure_in(call: ExecutorCall, header: dict[str, Any]) -> CallFailed | None:
+    """Return the failure that a response reports, if it does; raises `ResponseMalformed`."""
     if header.get("error") is None:
-        return
-    try:
-        reason, message = text_of(header, "error"), text_of(header, "message")
-        traceback = text_of(header, "traceback")
-    except ResponseMalformed as wrong:
-        raise ExecutorCrashed(
-            f"the process that runs the code of `{entity_of(call)}` sent a malformed message: "
-            f"{wrong}",
-            entity_of(call),
-        ) from wrong
-    raise call_failure(call, reason, message, traceback)
+        return None
+    reason, message = text_of(header, "error"), text_of(header, "message")
+    return call_failure(call, reason, message, text_of(header, "traceback"))
 
 
 def _refusal(text: str) -> bytes:

@@ -78,7 +78,7 @@ class EndReason(enum.Enum):
     THREADS = "threads"
     """It ran more threads than one call may."""
     MALFORMED = "malformed"
-    """It sent a control message that a worker does not send."""
+    """It sent the router or a caller a message that a worker does not send."""
     UNREACHABLE = "unreachable"
     STOPPING = "stopping"
     DIED = "died"
@@ -118,6 +118,8 @@ class WorkerProcess(Generic[Call]):
     frozen: bool = False
     demoted: bool = False
     """Whether it runs at the priority of long calls."""
+    replaced_for: str = ""
+    """Why it ends after its call, "" if it does not."""
     end_reason: EndReason = EndReason.DIED
     end_text: str = ""
 
@@ -241,7 +243,9 @@ class Fleet(Generic[Call]):
             # Only root may: otherwise the worker keeps the priority of long calls.
             worker.demoted = not restore_priority(worker.pid)
             self._may_restore = self._may_restore and not worker.demoted
-        if worn:
+        if worker.replaced_for:
+            self.kill(worker, EndReason.MALFORMED, worker.replaced_for)
+        elif worn:
             self.kill(worker, EndReason.RETIRED, "it was recycled")
         elif worker.state is WorkerState.RUNNING:
             worker.state, worker.idle_since = WorkerState.IDLE, now
@@ -256,6 +260,14 @@ class Fleet(Generic[Call]):
         if worker in self._spares:
             self._spares.remove(worker)
         self._signal(worker, signal.SIGKILL)
+
+    def replace(self, scope: Scope, text: str) -> None:
+        """End the workers of a scope: those without a call at once, the others after it."""
+        for worker in list(self):
+            if worker.scope == scope and worker.state is WorkerState.IDLE:
+                self.kill(worker, EndReason.MALFORMED, text)
+            elif worker.scope == scope:
+                worker.replaced_for = text
 
     def end_late(self, now: float, limit_text: Callable[[Call], str]) -> None:
         """End running workers that exceed their time limit, or have too many threads."""

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from fennel_core.executors.internal_errors import ProtocolError
 
-VERSION: Final = 4
+VERSION: Final = 5
 PREFIX: Final = struct.Struct(">BIIII16s16s")
 """The fields of `FramePrefix` after the version."""
 DIGEST_BYTES: Final = 16
@@ -64,7 +64,8 @@ class FramePrefix(NamedTuple):
 
     Calls of one `share` take turns with those of others, and the calls of one `workspace` never
     occupy every process. Calls of one `scope` may run in the same process. Both are digests of
-    names (`digest`). A frame without header and payload asks the host for its report.
+    names (`digest`). A frame without header and payload asks the host for its report, and with a
+    scope also to replace the processes of that scope.
     """
 
     header_bytes: int

@@ -198,6 +198,9 @@ class ExecutorRouter:
             return
         if not prefix.header_bytes:
             connection.sock.recv(size)
+            if prefix.scope != protocol.NO_CALL:
+                self._fleet.replace(prefix.scope, "its code sent a malformed message")
+                self._paused[prefix.workspace] = time.monotonic() + DISRUPTION_PAUSE_S
             self._send(connection, self._report())
             return
         self._enqueue(connection, prefix)

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from fennel_core.executors.client import Callbacks, Executors
-from fennel_core.executors.errors import CallFailed, ExecutorTimeout
+from fennel_core.executors.errors import CallFailed, ExecutorCrashed, ExecutorTimeout
 from tests.hostile.programs import ONE, PROGRAMS, SECRET_TEXT, SHORT_MS, Program, Target
 from tests.support.executors import CLIENT_PYTHON, HostStart, running_host
 from tests.support.polling import eventually
@@ -146,6 +146,61 @@ async def test_what_code_leaves_in_its_process_reaches_no_other_scope(
     await executors.run(installation.call(body), ONE, callbacks=HOSTILE)
     seen = installation.call("assert 'left' not in sys.modules")
     assert (await executors.run(seen, ONE, callbacks=other)).to_pydict() == {"F.out": [2]}
+
+
+FORGED = {
+    "behind an answer": (
+        "send = worker.CallChannel.send\n"
+        "    def twice(self, header, payload=b''):\n"
+        "        send(self, header, payload)\n"
+        "        if header['op'] == 'answer': send(self, header, batch(666))\n"
+        "    worker.CallChannel.send = twice"
+    ),
+    "after an answer": (
+        "send = worker.CallChannel.send\n"
+        "    def later(self, header, payload=b''):\n"
+        "        send(self, header, payload)\n"
+        "        if header['op'] == 'answer': time.sleep(0.1); send(self, header, batch(666))\n"
+        "    worker.CallChannel.send = later"
+    ),
+    "as a malformed message": (
+        "send = worker.CallChannel.send\n"
+        "    worker.CallChannel.send = lambda self, header, payload=b'': (\n"
+        "        send(self, header, payload) if header['op'] != 'answer'\n"
+        "        else self._sock.sendall(protocol.pack(b'[]') + protocol.pack(b'{}')))"
+    ),
+    "as a malformed failure": (
+        "send = worker.CallChannel.send\n"
+        "    worker.CallChannel.send = lambda self, header, payload=b'': (\n"
+        "        send(self, header | {'error': [1]}, payload))"
+    ),
+}
+
+
+@pytest.mark.parametrize("forged", FORGED)
+async def test_a_forged_answer_reaches_no_other_call_and_costs_its_process(
+    installation: Installation, executors: Executors, forged: str
+) -> None:
+    """The next call of the same version gets its own answer, from a process that sent nothing."""
+    callbacks = hostile(f"forged {forged}")
+    before = (await executors.report()).ended["malformed"]
+    call = installation.call(FORGED[forged])
+    if "malformed" in forged:
+        with pytest.raises(ExecutorCrashed, match="sent a malformed message"):
+            await executors.run(call, ONE, callbacks=callbacks)
+    else:
+        fine = await executors.run(call, ONE, callbacks=callbacks)
+        assert fine.to_pydict() == {"F.out": [2]}
+
+    async def all_is_sent() -> bool:
+        return not (await executors.report()).running
+
+    await eventually(all_is_sent, within_s=10, what="the process has sent what it sends")
+    plain = installation.call("assert worker.CallChannel.send.__name__ == 'send'")
+    for _ in range(3):
+        fine = await executors.run(plain, ONE, callbacks=callbacks)
+        assert fine.to_pydict() == {"F.out": [2]}
+    assert (await executors.report()).ended["malformed"] == before + 1
 
 
 async def test_code_under_the_digest_of_other_code_does_not_run(
