@@ -45,12 +45,10 @@ def chosen_fields(schema: Schema, names: Sequence[str]) -> tuple[str, ...]:
 
 def serving_check(table: ServedDataset, *, as_of: bool) -> None:
     """Raise `LookupRejected` when the dataset lacks the index that this lookup needs."""
-    name = table.view.name
-    table.job()
-    if as_of and not table.view.offline:
-        raise LookupRejected(f"Please define an offline index on dataset : {name}")
-    if not as_of and not table.view.online:
-        raise LookupRejected(f"Please define an online index on dataset : {name}")
+    if as_of:
+        table.offline_job()
+    else:
+        table.online_job()
 
 
 async def look_up(

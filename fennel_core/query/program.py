@@ -71,6 +71,15 @@ class ServedDataset:
             raise LookupRejected(f"Please define an online index on dataset : {self.view.name}")
         return job
 
+    def offline_job(self) -> JobId:
+        """Return the job for reads as of a time; raises `LookupRejected` without an offline
+        index.
+        """
+        job = self.job()
+        if not self.view.offline:
+            raise LookupRejected(f"Please define an offline index on dataset : {self.view.name}")
+        return job
+
 
 @dataclass(frozen=True, slots=True)
 class BoundRead:
@@ -165,14 +174,19 @@ class QueryProgram:
 Registers = list[QueryColumn]
 
 
-def bind(plan: QueryPlan, tables: Mapping[DatasetName, ServedDataset]) -> QueryProgram:
-    """Bind a plan; raises `LookupRejected` or `UnknownDataset` for a dataset that is not served."""
-    return _Binder(tables).bind(plan)
+def bind(
+    plan: QueryPlan, tables: Mapping[DatasetName, ServedDataset], *, offline: bool = False
+) -> QueryProgram:
+    """Bind a plan, for reads as of now or, `offline`, as of times.
+
+    Raises `LookupRejected` or `UnknownDataset` for a dataset that is not served.
+    """
+    return _Binder(tables, offline=offline).bind(plan)
 
 
 class _Binder:
-    def __init__(self, tables: Mapping[DatasetName, ServedDataset]) -> None:
-        self._tables = tables
+    def __init__(self, tables: Mapping[DatasetName, ServedDataset], *, offline: bool) -> None:
+        self._tables, self._offline = tables, offline
         self._registers: dict[FeatureRef, int] = {}
         self._given: frozenset[FeatureRef] = frozenset()
         self._erasable: dict[ErasableLookup, None] = {}
@@ -239,7 +253,7 @@ class _Binder:
             )
             self._erasable[erasable] = None
         return BoundLookup(
-            job=table.online_job(),
+            job=table.offline_job() if self._offline else table.online_job(),
             partitions=table.partitions,
             keys=tuple(self._register(ref) for ref in step.keys),
             key_types=key_types,
