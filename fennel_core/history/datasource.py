@@ -21,7 +21,6 @@ versions of its keys, so it becomes one partition of the DataFrame and is read i
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -35,33 +34,28 @@ from pyspark.sql.types import StructType
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, DatasetView
-from fennel_core.connections import erasures, postgres, s3
+from fennel_core.connections import erasures, postgres
 from fennel_core.connections.erasures import ErasedKeys
-from fennel_core.connections.installation import installation_of, key_prefix
 from fennel_core.connections.postgres import Pool
-from fennel_core.history import asof, parquet, read_options
+from fennel_core.history import asof, read_options
 from fennel_core.history.errors import ReadFailed
-from fennel_core.history.kafka import TopicReader
-from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.query_log import (
     LogReadRequest,
     QueryLogReader,
     parse_log_options,
     read_schema,
 )
-from fennel_core.history.store import HistoryFile
+from fennel_core.history.topic_slices import TopicSlice, plan_slices, version_batches
 from fennel_core.operators.rows import frame_columns
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import (
     MAIN_BRANCH,
     DatasetName,
     Micros,
-    Offset,
-    TopicPartition,
     WorkspaceId,
 )
 from fennel_core.vocab.schema import Schema
-from fennel_core.vocab.versions import META, decode
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -88,15 +82,9 @@ class ReadRequest:
 
 @dataclass
 class ReadPartition(InputPartition):  # type: ignore[misc]  # pyspark is not typed for strict checking
-    """One partition of the dataset's topic: its files in order, then the tail [tail_first,
-    tail_end). `root`: the prefix of the files' keys.
-    """
+    """One partition of the dataset's topic."""
 
-    partition: TopicPartition
-    files: tuple[HistoryFile, ...]
-    tail_first: Offset
-    tail_end: Offset
-    root: str
+    slice: TopicSlice
 
 
 def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
@@ -175,20 +163,8 @@ async def plan_read(
             if workspace in erasures_by_workspace
             else ()
         )
-        bounds = await asyncio.to_thread(TopicReader(settings).bounds, [view.topic])
-        rows = PostgresHistoryFiles(pool)
-        root = key_prefix(settings.s3_prefix, await installation_of(pool))
-        parts = []
-        for partition, bound in sorted(bounds.items()):
-            files = await rows.files(*partition, upto=bound.end)
-            covered = files[-1].next_offset if files else Offset(0)
-            useful = tuple(
-                file for file in files if file.min_ts is not None and file.min_ts <= request.as_of
-            )
-            parts.append(
-                ReadPartition(partition, useful, max(covered, bound.first), bound.end, root)
-            )
-    return view, erased, parts
+        slices = (await plan_slices(settings, pool, [view.topic]))[view.topic]
+    return view, erased, [ReadPartition(each.until(request.as_of)) for each in slices]
 
 
 class FennelReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed for strict checking
@@ -209,7 +185,7 @@ class FennelReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not ty
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
         assert isinstance(partition, ReadPartition), "Spark passes the partitions of this reader"
         rows = asof.content(
-            read_versions(self._settings, partition, self._dataset),
+            read_versions(self._settings, partition.slice, self._dataset),
             self._dataset,
             self._as_of,
             self._erased,
@@ -258,33 +234,11 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
         return settings, parse_options(options, now)
 
 
-def read_versions(settings: Settings, part: ReadPartition, schema: Schema) -> pl.DataFrame:
-    """Return every version of a partition as of the plan, with the columns of `vocab.versions`."""
-    columns = [*schema.names, *META]
-    client = s3.client(settings)
-    frames = [
-        pl.DataFrame(
-            schema={
-                **frame_columns(schema),
-                "__pos": pl.Binary(),
-                "__sign": pl.Int8(),
-                "__tombstone": pl.Boolean(),
-            }
-        )
-    ]
-    for file in part.files:
-        body = s3.get(client, settings.s3_bucket, part.root + file.object_key)
-        if body is None:
-            raise ReadFailed(
-                f"object {file.object_key} is missing from bucket `{settings.s3_bucket}`; restore "
-                "it from a backup of the bucket [read-object]"
-            )
-        frames.append(parquet.decode_file(body, columns))
-    frames += [
-        decode(message.value).select(columns)
-        for message in TopicReader(settings).tail(part.partition, part.tail_first, part.tail_end)
-    ]
-    return pl.concat(frames)
+def read_versions(settings: Settings, part: TopicSlice, schema: Schema) -> pl.DataFrame:
+    """Return every version of a slice, with the columns of `vocab.versions`."""
+    meta = {POS: pl.Binary(), SIGN: pl.Int8(), IS_TOMBSTONE: pl.Boolean()}
+    empty = pl.DataFrame(schema={**frame_columns(schema), **meta})
+    return pl.concat([empty, *version_batches(settings, part, empty.columns)])
 
 
 def spark_schema(schema: Schema) -> StructType:

@@ -14,12 +14,14 @@ key groups finds its rows next to each other in the order of writing, and a stab
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import Final
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import BinaryIO, Final
 
 import polars as pl
+import pyarrow.parquet as pq
 
-from fennel_core.vocab.ids import Offset
+from fennel_core.vocab.ids import Micros, Offset
 from fennel_core.vocab.keys import key_bytes, key_group
 from fennel_core.vocab.versions import decode
 
@@ -27,6 +29,8 @@ OFFSET: Final = "__offset"
 GROUP: Final = "__group"
 ROW_GROUP_ROWS: Final = 65_536
 """Rows per row group: a reader of one key group skips most of a large file by its statistics."""
+BATCH_ROWS: Final = 32_768
+"""Rows of a batch that a reader is given."""
 ZSTD_LEVEL: Final = 3
 _ROW: Final = "__row"
 
@@ -62,6 +66,54 @@ def encode_file(frame: pl.DataFrame) -> bytes:
 def decode_file(body: bytes, columns: Sequence[str] | None = None) -> pl.DataFrame:
     """Return the rows of a file, with all columns or only `columns`."""
     return pl.read_parquet(io.BytesIO(body), columns=None if columns is None else list(columns))
+
+
+@dataclass(frozen=True, slots=True)
+class TimeLimit:
+    """Selects rows whose time column `name` is at `latest` or before."""
+
+    name: str
+    latest: Micros
+
+    def keeps(self) -> pl.Expr:
+        """Return which rows are selected."""
+        return pl.col(self.name).to_physical() <= self.latest
+
+    def may_keep(self, group: pq.RowGroupMetaData) -> bool:
+        """Return whether a row group may have a selected row, by its statistics."""
+        for place in range(group.num_columns):
+            column = group.column(place)
+            if column.path_in_schema == self.name:
+                found = column.statistics
+                unknown = found is None or not found.has_min_max
+                return unknown or bool(found.min_raw <= self.latest)
+        return True
+
+
+def file_batches(
+    source: BinaryIO | io.RawIOBase,
+    columns: Sequence[str],
+    limit: TimeLimit | None = None,
+    below: Offset | None = None,
+) -> Iterator[pl.DataFrame]:
+    """Yield columns of a file in batches, in the order of the file, one row group at a time.
+
+    Only these columns are read, and only row groups that may have a row of `limit`. `below`: the
+    first offset to leave out.
+    """
+    file = pq.ParquetFile(source, pre_buffer=True)
+    read = list(dict.fromkeys([*columns, *([limit.name] if limit else []), OFFSET]))
+    for number in range(file.num_row_groups):
+        if limit is not None and not limit.may_keep(file.metadata.row_group(number)):
+            continue
+        for batch in file.iter_batches(BATCH_ROWS, row_groups=[number], columns=read):
+            rows = pl.from_arrow(batch)
+            assert isinstance(rows, pl.DataFrame), "a batch becomes a frame"
+            if limit is not None:
+                rows = rows.filter(limit.keeps())
+            if below is not None:
+                rows = rows.filter(pl.col(OFFSET) < below)
+            yield rows.select(columns)
 
 
 def _groups(frame: pl.DataFrame, keys: tuple[str, ...]) -> pl.Series:

@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import io
 from datetime import UTC, date, datetime
 from decimal import Decimal
 
 import polars as pl
 import pyarrow as pa
+import pytest
 
 from fennel_core.history import parquet
-from fennel_core.history.parquet import GROUP, OFFSET
-from fennel_core.vocab.ids import Offset
+from fennel_core.history.parquet import GROUP, OFFSET, TimeLimit
+from fennel_core.vocab.ids import Micros, Offset
 from fennel_core.vocab.keys import key_bytes, key_group
 from fennel_core.vocab.position import Hlc, stamp
 from fennel_core.vocab.versions import META_FIELDS, encode
+from tests.support import history_world
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
 COLUMNS = pa.schema(
@@ -92,3 +95,33 @@ def test_an_empty_batch_between_others_adds_nothing() -> None:
     assert parquet.decode_file(
         parquet.encode_file(parquet.file_frame([(Offset(0), message([], 1))], ("user",)))
     ).is_empty()
+
+
+def numbered_file(monkeypatch: pytest.MonkeyPatch) -> bytes:
+    """Rows 0 to 99 in row groups of ten; row n has the time n, and ten rows are one record."""
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 10)
+    records = [(Offset(n), history_world.batch(10 * n, 10)) for n in range(10)]
+    return parquet.encode_file(parquet.file_frame(records, ()))
+
+
+def test_columns_of_a_file_are_read_in_batches(monkeypatch: pytest.MonkeyPatch) -> None:
+    body = numbered_file(monkeypatch)
+    batches = list(parquet.file_batches(io.BytesIO(body), ["__pos", "at"]))
+    assert [batch.height for batch in batches] == [10] * 10
+    assert pl.concat(batches).equals(parquet.decode_file(body, ["__pos", "at"]))
+
+
+def test_rows_later_than_a_limit_or_beyond_an_offset_are_left_out(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    body = numbered_file(monkeypatch)
+
+    def read(limit: TimeLimit | None, below: Offset | None) -> list[list[int]]:
+        batches = parquet.file_batches(io.BytesIO(body), ["k", "at"], limit, below)
+        return [batch["at"].to_physical().to_list() for batch in batches]
+
+    early = TimeLimit("at", Micros(14))
+    assert read(early, None) == [list(range(10)), list(range(10, 15))]
+    assert read(None, Offset(1)) == [list(range(10)), *([[]] * 9)]
+    assert read(early, Offset(1)) == [list(range(10)), []]
+    assert read(TimeLimit("at", Micros(-1)), None) == [], "row groups are skipped"

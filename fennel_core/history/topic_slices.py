@@ -1,0 +1,139 @@
+"""Slices of topics: files of history, then the topic's tail, split at one offset.
+
+Theory. A slice is planned for every partition at the same moment, so a read returns the records
+committed by then, whatever moves later: a record that is rolled into history after planning is read
+from the topic, and a file that ends beyond the end of the slice is cut there. Versions do not
+depend on each other until they are brought together by key, so many tasks can read a slice,
+each a piece of it, in batches.
+
+Example. History has the files [0, 40) and [40, 75), the log ends at 90. The slice is both files and
+the tail [75, 90); its three pieces are each of the files, and the tail.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection, Iterator, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from typing import TYPE_CHECKING, Final
+
+import polars as pl
+
+from fennel_core.connections import s3
+from fennel_core.connections.installation import installation_of, key_prefix
+from fennel_core.connections.postgres import Pool
+from fennel_core.history import parquet
+from fennel_core.history.errors import ReadFailed
+from fennel_core.history.kafka import TopicReader
+from fennel_core.history.parquet import TimeLimit
+from fennel_core.history.postgres import PostgresHistoryFiles
+from fennel_core.history.store import HistoryFile
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import Micros, Offset, TopicName, TopicPartition
+from fennel_core.vocab.versions import decode
+
+if TYPE_CHECKING:
+    from mypy_boto3_s3 import S3Client
+
+NOTHING: Final = Offset(0)
+
+
+@dataclass(frozen=True, slots=True)
+class TopicSlice:
+    """The records of a partition below `end`: those of `files` in order, then [tail_first, end).
+
+    `root`: the prefix of the files' keys.
+    """
+
+    partition: TopicPartition
+    files: tuple[HistoryFile, ...]
+    tail_first: Offset
+    end: Offset
+    root: str
+
+    @property
+    def begins(self) -> Offset:
+        """The first offset that can be read; those below it were pruned or deleted."""
+        return self.files[0].first_offset if self.files else self.tail_first
+
+    @property
+    def has_gap(self) -> bool:
+        """Whether records behind the files were deleted before they were in history."""
+        return bool(self.files) and self.files[-1].next_offset < self.tail_first
+
+    def until(self, latest: Micros) -> TopicSlice:
+        """Return the slice without files whose rows all have a later event time."""
+        useful = (f for f in self.files if f.min_ts is not None and f.min_ts <= latest)
+        return replace(self, files=tuple(useful))
+
+    def pieces(self) -> tuple[TopicSlice, ...]:
+        """Return slices of one file each that has rows, and one of the tail."""
+        found = [
+            replace(self, files=(file,), tail_first=self.end)
+            for file in self.files
+            if file.row_count
+        ]
+        if self.tail_first < self.end:
+            found.append(replace(self, files=()))
+        return tuple(found)
+
+
+async def plan_slices(
+    settings: Settings, pool: Pool, topics: Collection[TopicName]
+) -> dict[TopicName, tuple[TopicSlice, ...]]:
+    """Return the slices of every partition of `topics` as of now.
+
+    The ends of all topics are read in one request. Raises SystemUnavailable.
+    """
+    bounds = await asyncio.to_thread(TopicReader(settings).bounds, topics)
+    rows = PostgresHistoryFiles(pool)
+    root = key_prefix(settings.s3_prefix, await installation_of(pool))
+    found: dict[TopicName, list[TopicSlice]] = {topic: [] for topic in topics}
+    for partition, bound in sorted(bounds.items()):
+        files = await rows.files(*partition, upto=bound.end)
+        covered = files[-1].next_offset if files else NOTHING
+        tail = min(max(covered, bound.first), bound.end)
+        found[partition[0]].append(TopicSlice(partition, files, tail, bound.end, root))
+    return {topic: tuple(slices) for topic, slices in found.items()}
+
+
+def version_batches(
+    settings: Settings, part: TopicSlice, columns: Sequence[str], limit: TimeLimit | None = None
+) -> Iterator[pl.DataFrame]:
+    """Yield the columns `columns` of a slice in the order of its records, in batches.
+
+    Rows later than `limit` are left out. Raises ReadFailed for a file that is gone, and what S3 and
+    Kafka raise.
+    """
+    for file in part.files:
+        yield from _of_file(settings, part, file, columns, limit)
+    if part.tail_first < part.end:
+        for message in TopicReader(settings).tail(part.partition, part.tail_first, part.end):
+            rows = decode(message.value)
+            yield (rows if limit is None else rows.filter(limit.keeps())).select(columns)
+
+
+def _of_file(
+    settings: Settings,
+    part: TopicSlice,
+    file: HistoryFile,
+    columns: Sequence[str],
+    limit: TimeLimit | None,
+) -> Iterator[pl.DataFrame]:
+    key = part.root + file.object_key
+    source = s3.RangedObject(_client(settings), settings.s3_bucket, key, file.size_bytes)
+    below = part.end if file.next_offset > part.end else None
+    try:
+        yield from parquet.file_batches(source, columns, limit, below)
+    except FileNotFoundError as gone:
+        raise ReadFailed(
+            f"object {key} is missing from bucket `{settings.s3_bucket}`; restore it from a backup "
+            "of the bucket [read-object]"
+        ) from gone
+
+
+@lru_cache(maxsize=1)
+def _client(settings: Settings) -> S3Client:
+    """Return the client of this process; creating one takes as long as reading a small file."""
+    return s3.client(settings)
