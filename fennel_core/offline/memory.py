@@ -1,35 +1,31 @@
-"""Compute features as of a time per row, with every timeline sorted in memory.
+"""Compute features as of a time per row in this process, with every timeline sorted in memory.
 
-This is what a Spark job computes, on one machine and without Spark: level by level, first the local
-nodes, then user code, then one timeline per group of lookups. Rows that fail leave the levels, and
-their outputs are null.
+It runs the steps that a Spark job runs (`query_steps.py`), on one machine and without Spark.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import polars as pl
 
-from fennel_core.offline.extractors import ExtractorRunner, check_extractors, extract
-from fennel_core.offline.local_nodes import compute
-from fennel_core.offline.lookup_groups import (
-    Erasures,
-    GroupAnswers,
-    LookupGroup,
-    group_versions,
-    lookup_groups,
-    packed,
-    with_requests,
+from fennel_core.offline.batch_work import (
+    StepTools,
+    finished_rows,
+    given_rows,
+    result_types,
+    run_steps,
 )
+from fennel_core.offline.extractors import ExtractorRunner, check_extractors
+from fennel_core.offline.lookup_groups import Erasures, LookupGroup, group_versions
+from fennel_core.offline.query_steps import ShuffleByKey, ShuffleByRow, steps_of
 from fennel_core.offline.register_types import register_types
-from fennel_core.offline.rows import AT, ROW, RowFailures, failed_rows, register, without
+from fennel_core.offline.rows import ELEMENT, REASON, ROW, RowFailures, failed_rows
 from fennel_core.offline.scratch import ScratchStore
-from fennel_core.offline.timeline import CHUNK_ROWS, in_order, request_rows
+from fennel_core.offline.timeline import CHUNK_ROWS, in_order
 from fennel_core.operators.spec import StepSpec
-from fennel_core.query.columns import logical_type
-from fennel_core.query.program import BoundLevel, QueryProgram
+from fennel_core.query.program import QueryProgram
 from fennel_core.vocab.ids import JobId
 
 
@@ -56,8 +52,9 @@ class MemoryRun:
         chunk_rows: int = CHUNK_ROWS,
     ) -> None:
         check_extractors(program)
-        self._program, self._inputs, self._extractors = program, inputs, extractors
-        self._open_scratch, self._chunk_rows = open_scratch, chunk_rows
+        self._program, self._inputs = program, inputs
+        self._tools = StepTools(inputs.erasures, extractors, open_scratch)
+        self._chunk_rows = chunk_rows
         self._types = register_types(program)
 
     def run(self, given: pl.DataFrame) -> tuple[pl.DataFrame, RowFailures]:
@@ -66,44 +63,31 @@ class MemoryRun:
 
         `given` has `ROW`, ascending, `AT`, and the inputs of the program by name.
         """
-        rows = given.select(
-            ROW,
-            AT,
-            *(pl.col(name).alias(register(place)) for name, _, place in self._program.inputs),
-        )
-        failures = failed_rows()
-        for level in self._program.levels:
-            rows, failed = self._level(rows, level)
-            failures = pl.concat([failures, failed])
-        outputs = rows.select(
-            ROW,
-            *(
-                pl.col(register(place)).cast(logical_type(self._types[place])).alias(name)
-                for name, _, place in self._program.outputs
-            ),
-        )
-        ordered = given.select(ROW, AT).join(outputs, on=ROW, how="left", maintain_order="left")
-        return ordered, failures.sort(ROW)
+        batches = [given_rows(given, self._program)]
+        for step in steps_of(self._program, self._inputs.steps):
+            match step:
+                case ShuffleByKey(group):
+                    batches = list(self._timeline(batches, group))
+                case ShuffleByRow():
+                    batches = list(self._by_row(batches))
+                case _:
+                    batches = list(run_steps([step], iter(batches), self._types, self._tools))
+        finished = pl.concat(
+            [
+                pl.DataFrame(schema=result_types(self._program, self._types)),
+                *(finished_rows(batch, self._program, self._types) for batch in batches),
+            ]
+        ).sort(ROW)
+        failed = finished.filter(pl.col(REASON).is_not_null())
+        return finished.drop(REASON), failed_rows(failed, REASON)
 
-    def _level(self, rows: pl.DataFrame, level: BoundLevel) -> tuple[pl.DataFrame, RowFailures]:
-        rows, failures = compute(rows, level.local, self._types)
-        for step in level.extractors:
-            rows, failed = extract(rows, step, self._extractors)
-            failures = pl.concat([failures, failed])
-        for group in lookup_groups(level, self._inputs.steps):
-            rows, failed = self._look_up(rows, group)
-            failures = pl.concat([failures, failed])
-        return rows, failures
-
-    def _look_up(self, rows: pl.DataFrame, group: LookupGroup) -> tuple[pl.DataFrame, RowFailures]:
-        requests, failures = with_requests(rows, group)
+    def _timeline(self, batches: list[pl.DataFrame], group: LookupGroup) -> Iterator[pl.DataFrame]:
         versions = [
             group_versions(source, number, self._inputs.versions[job])
             for number, (job, source) in enumerate(group.sources)
         ]
-        answers = GroupAnswers(group, self._inputs.erasures, self._open_scratch)
-        timeline = in_order([request_rows(requests), *versions], self._chunk_rows)
-        found = pl.concat(list(answers.run(timeline)))
-        if group.listed:
-            found = packed(without(rows, failures), found, group)
-        return found, failures
+        return in_order([*batches, *versions], self._chunk_rows)
+
+    def _by_row(self, batches: list[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+        rows, step = pl.concat(batches, how="diagonal").sort(ROW, ELEMENT), self._chunk_rows
+        return (rows[i : i + step] for i in range(0, max(rows.height, 1), step))

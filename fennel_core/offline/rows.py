@@ -32,6 +32,23 @@ def failed_rows(rows: pl.DataFrame | None = None, reason: str = REASON) -> RowFa
     return rows.select(ROW, pl.col(reason).alias(REASON))
 
 
+def good_rows(frame: pl.DataFrame) -> pl.DataFrame:
+    """Return the rows of a frame with `REASON` that have not failed."""
+    return frame.filter(pl.col(REASON).is_null())
+
+
+def rows_at_fault(frame: pl.DataFrame, failures: RowFailures) -> pl.DataFrame:
+    """Return the rows of a frame with `REASON` that have failed, or fail now.
+
+    A failed row keeps nothing but its number, its time and its reason.
+    """
+    earlier = frame.filter(pl.col(REASON).is_not_null()).select(ROW, AT, REASON)
+    if failures.is_empty():
+        return earlier
+    now = frame.select(ROW, AT).join(failures, on=ROW, how="inner", maintain_order="left")
+    return pl.concat([earlier, now.select(ROW, AT, REASON)])
+
+
 def without(rows: pl.DataFrame, failures: RowFailures) -> pl.DataFrame:
     """Return the rows that did not fail, in order."""
     if failures.is_empty():

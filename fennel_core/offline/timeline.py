@@ -14,9 +14,9 @@ Example. Dataset 0 has versions of key `a` at times 1 and 5; there are requests 
 
 The second row is the answer of the third, and the fourth has none: a new key begins before it.
 
-Columns: `KEY` (key bytes), `TIME` (microseconds), `SOURCE` (number of the dataset, or `REQUEST`),
-the columns of `vocab.versions.META`, for requests what travels with them, and for dataset n its own
-columns as `version_column(n, name)`. A column that a row does not have is null.
+Columns: `KEY` (key bytes), `TIME` (microseconds), `SOURCE` (number of the dataset, `REQUEST` or
+`PASS_THROUGH`), the columns of `vocab.versions.META`, for requests what travels with them, and for
+dataset n its own columns as `version_column(n, name)`. A column that a row does not have is null.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from typing import Final
 
 import polars as pl
 
+from fennel_core.offline.rows import ROW
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import IS_TOMBSTONE, META, POS, SIGN
 
@@ -34,6 +35,8 @@ TIME: Final = "__time"
 SOURCE: Final = "__source"
 REQUEST: Final = 127
 """The `SOURCE` of a request: above every number of a dataset, so that requests come last."""
+PASS_THROUGH: Final = 126
+"""The `SOURCE` of a row that asks for nothing and only travels with the others."""
 ORDER: Final = (KEY, TIME, SOURCE, POS)
 CHUNK_ROWS: Final = 50_000
 """Rows of a chunk: enough to be vectorized, and few enough for many of them to fit in memory."""
@@ -52,7 +55,7 @@ def version_rows(
     `versions` has the columns of `vocab.versions`; `keys` are its key columns, `time` the column
     whose time counts, `columns` those to keep.
     """
-    assert source < REQUEST, "more datasets than numbers"
+    assert source < PASS_THROUGH, "more datasets than numbers"
     return versions.select(
         pl.Series(KEY, key_bytes(versions, keys), dtype=pl.Binary),
         pl.col(time).cast(pl.Int64).alias(TIME),
@@ -66,8 +69,27 @@ def request_rows(requests: pl.DataFrame) -> pl.DataFrame:
     """Return requests, which have `KEY`, `TIME` and what travels with them, as rows of a
     timeline.
     """
-    return requests.with_columns(
-        pl.lit(REQUEST, dtype=pl.Int8).alias(SOURCE),
+    return _without_version(requests, REQUEST)
+
+
+def pass_through_rows(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return rows of a query as rows of a timeline that asks nothing for them.
+
+    Their keys are distinct, so a shuffle spreads them, and no key of a dataset: key bytes are a
+    msgpack array, which does not begin with a digit.
+    """
+    return _without_version(
+        rows.with_columns(
+            pl.col(ROW).cast(pl.String).cast(pl.Binary).alias(KEY),
+            pl.lit(0, dtype=pl.Int64).alias(TIME),
+        ),
+        PASS_THROUGH,
+    )
+
+
+def _without_version(rows: pl.DataFrame, source: int) -> pl.DataFrame:
+    return rows.with_columns(
+        pl.lit(source, dtype=pl.Int8).alias(SOURCE),
         pl.lit(None, dtype=pl.Binary).alias(POS),
         pl.lit(None, dtype=pl.Int8).alias(SIGN),
         pl.lit(None, dtype=pl.Boolean).alias(IS_TOMBSTONE),

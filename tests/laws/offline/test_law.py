@@ -8,24 +8,28 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
-import polars as pl
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fennel_core.executors.client import NO_CALLBACKS
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.offline.memory import MemoryRun, OfflineInputs
-from fennel_core.offline.rows import AT, ROW
+from fennel_core.offline.rows import ROW
 from fennel_core.offline.scratch import ScratchStore
-from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
+from fennel_core.query.columns import QueryColumn
 from fennel_core.query.errors import QueryError
 from fennel_core.query.execution import ProgramRunner, QueryRequest
 from fennel_core.query.program import QueryProgram
-from tests.laws.offline import naive
+from tests.laws.offline.queries import (
+    FAILED,
+    QUERIES,
+    Query,
+    expected,
+    given_frame,
+    plain_rows,
+)
 from tests.laws.offline.worlds import (
     GIVEN,
-    KEYS,
-    SECOND,
     SPECS,
     TYPES,
     Code,
@@ -37,53 +41,18 @@ from tests.laws.offline.worlds import (
     worlds,
 )
 
-FAILED = "failed"
-AT_TIMES = st.sampled_from(
-    [n * SECOND + d for n in (-9, 0, 1, 2, 3, 4, 11, 13, 50) for d in (0, 1)]
-)
-QUERIES = st.lists(
-    st.tuples(
-        st.fixed_dictionaries(
-            {
-                "F.k": st.integers(0, 2),
-                "F.n": st.none() | KEYS,
-                "F.ks": st.none() | st.lists(KEYS, max_size=3),
-                "F.ns": st.lists(st.none() | KEYS, max_size=3),
-            }
-        ),
-        AT_TIMES,
-    ),
-    min_size=3,
-    max_size=12,
-)
-Query = tuple[dict[str, Any], int]
-
 
 def offline(world: World, bound: QueryProgram, queries: Sequence[Query], chunk: int) -> list[Any]:
-    rows = pl.DataFrame(
-        {
-            ROW: pl.Series(range(len(queries)), dtype=pl.Int64),
-            AT: pl.Series([at for _, at in queries], dtype=pl.Int64).cast(LOGICAL_TIME),
-            **{
-                name: pl.Series([row[name] for row, _ in queries], dtype=logical_type(TYPES[name]))
-                for name in GIVEN
-            },
-        }
-    )
     inputs = OfflineInputs(
         {job_of(name): spec for name, spec in SPECS.items()}, world.versions(), world.erasures()
     )
     made, failures = MemoryRun(
         bound, inputs, Code(), lambda: ScratchStore(MemoryHangar, limit_bytes=200), chunk
-    ).run(rows)
+    ).run(given_frame(queries))
     assert made[ROW].to_list() == list(range(len(queries)))
     failed = set(failures[ROW].to_list())
     assert len(failed) == failures.height, "a row fails once"
-    columns = [QueryColumn(TYPES[name], series=made[name]).values for name, _, _ in bound.outputs]
-    return [
-        FAILED if number in failed else list(values)
-        for number, values in enumerate(zip(*columns, strict=True))
-    ]
+    return plain_rows(made, [name for name, _, _ in bound.outputs], failed)
 
 
 def online(world: World, bound: QueryProgram, queries: Sequence[Query]) -> list[Any]:
@@ -131,14 +100,7 @@ def test_offline_is_what_a_query_as_of_that_time_returns(
     outputs = data.draw(st.lists(st.sampled_from(features), min_size=1, max_size=6, unique=True))
     bound = program(outputs)
 
-    found = plain(offline(world, bound, queries, chunk))
+    found = offline(world, bound, queries, chunk)
 
     assert found == plain(online(world, bound, queries))
     assert found == [expected(world, outputs, row, at) for row, at in queries]
-
-
-def expected(world: World, outputs: list[str], row: dict[str, Any], at: int) -> Any:
-    try:
-        return [naive.feature(world, name, row, at) for name in outputs]
-    except naive.Failed:
-        return FAILED

@@ -16,6 +16,7 @@ from fennel_core.executors.calls import ExecutorCall, ExtractCall
 from fennel_core.executors.client import NO_CALLBACKS, Callbacks
 from fennel_core.executors.errors import UserCodeFailed
 from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.offline.planned_query import PlannedQuery
 from fennel_core.operators.build import as_lookup_step, build
 from fennel_core.operators.spec import AggregateSpec, StepSpec, TableSpec, with_validity
 from fennel_core.plans.absent_keys import NULL, AbsentValue
@@ -23,7 +24,7 @@ from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.plans.planner import make_plan
 from fennel_core.query.erasures import erasure_rules
 from fennel_core.query.lookups import EncodedRows, JobLookup, ReadOutcome
-from fennel_core.query.program import QueryProgram, ServedDataset, bind
+from fennel_core.query.program import QueryProgram, ServedDataset
 from fennel_core.vocab.dtypes import Dtype, Field, Float, Int, List, Optional, Str, Timestamp
 from fennel_core.vocab.ids import JobId, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
@@ -261,10 +262,14 @@ def tables() -> dict[Any, ServedDataset]:
     return found
 
 
-def program(outputs: Sequence[str]) -> QueryProgram:
+def planned(outputs: Sequence[str]) -> PlannedQuery:
     datasets = [USERS, PAIRS, TOTALS, BY_TIME, CURRENT]
     index = FeatureIndex.of(request(dict(TYPES), features(), datasets))
-    return bind(make_plan(index, GIVEN, tuple(outputs)), tables())
+    return PlannedQuery(make_plan(index, GIVEN, tuple(outputs)), tables())
+
+
+def program(outputs: Sequence[str]) -> QueryProgram:
+    return planned(outputs).program()
 
 
 class StateLookups:
