@@ -1,0 +1,96 @@
+"""Plan an offline query against what a branch serves now, and fix what it reads.
+
+Theory. The version of the branch, the ends of all topics and the erased keys are read once, in this
+order, and everything after that is a function of them. The rows that a lookup is computed from are
+the input of the job that serves it: the dataset's own topic for a table, the topic of the rows that
+are aggregated for a terminal aggregation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from fennel_core.connections import erasures
+from fennel_core.connections.postgres import Pool
+from fennel_core.history.topic_slices import TopicSlice, plan_slices
+from fennel_core.offline.errors import HistoryIncomplete, LookupNotOffline
+from fennel_core.offline.lookup_groups import Erasures
+from fennel_core.offline.planned_query import OfflineQuery, PlannedQuery
+from fennel_core.query.erasures import erasure_rules
+from fennel_core.query.errors import ViewOutdated
+from fennel_core.query.postgres import PostgresReader
+from fennel_core.query.view import BranchKey, FeatureRequest, ServingVersion, View
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import CommitId, JobId, TopicName
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineRead:
+    """A query and what it reads: per job, the slices of the topic of its input.
+
+    `shortened`: topics whose first records were pruned, because they are older than the `history`
+    of the dataset.
+    """
+
+    query: OfflineQuery
+    commit: CommitId | None
+    slices: Mapping[JobId, tuple[TopicSlice, ...]]
+    shortened: frozenset[TopicName]
+
+
+async def plan_offline_read(
+    settings: Settings, pool: Pool, key: BranchKey, asked: FeatureRequest
+) -> OfflineRead:
+    """Return the read of a query; `asked`: input and output features.
+
+    Raises `QueryError`, `OfflineError`, and SystemUnavailable.
+    """
+    reader = PostgresReader(pool)
+    serving = await reader.read_serving(key, None)
+    assert serving is None or isinstance(serving, ServingVersion), "no version is known"
+    view = View.of(serving)
+    planned = PlannedQuery.of(view, asked)
+    jobs = planned.jobs()
+    specs = await reader.read_jobs(jobs)
+    if gone := [job for job in jobs if job not in specs]:
+        raise ViewOutdated(f"job `{gone[0]}` was deleted while the query was planned; repeat it")
+    for job in specs.values():
+        if len(job.inputs) != 1:
+            raise LookupNotOffline(
+                f"job `{job.id}` ({job.title}) reads {len(job.inputs)} topics, and lookups are "
+                "computed from one. Report this: a dataset names it as the job of its lookups"
+            )
+    inputs = {job: specs[job].inputs[0] for job in jobs}
+    slices = await plan_slices(settings, pool, set(inputs.values()))
+    for topic, parts in slices.items():
+        _check_complete(topic, parts)
+    shortened = {topic for topic, parts in slices.items() if any(part.begins for part in parts)}
+    rules = await _erasures(pool, key, planned)
+    query = OfflineQuery(planned, {job: specs[job].step for job in jobs}, rules)
+    of_jobs = {job: slices[topic] for job, topic in inputs.items()}
+    return OfflineRead(query, view.commit, of_jobs, frozenset(shortened))
+
+
+def _check_complete(topic: TopicName, parts: tuple[TopicSlice, ...]) -> None:
+    if not parts:
+        raise HistoryIncomplete(f"topic `{topic}` does not exist on the broker; restore the topic")
+    for part in parts:
+        if part.has_gap:
+            raise HistoryIncomplete(
+                f"records of `{topic}`, partition {part.partition[1]}, from offset "
+                f"{part.files[-1].next_offset} to {part.tail_first} were deleted before they were "
+                "in history. Keep FENNEL_HISTORY_BEFORE_DELETION on, and log those rows again"
+            )
+
+
+async def _erasures(pool: Pool, key: BranchKey, planned: PlannedQuery) -> Erasures:
+    """Return the erased keys of the datasets that a query looks up."""
+    erased = (await erasures.read(pool, key[0])).get(key[0], {})
+    found = {}
+    for table in planned.tables.values():
+        of = table.erasable
+        rules = erasure_rules(of.columns, erased.get(of.dataset, ()))
+        if rules:
+            found[of] = rules
+    return found

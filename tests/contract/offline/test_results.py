@@ -1,0 +1,125 @@
+"""Result files: rows in the order of the input, failed rows beside them, nothing else."""
+
+from __future__ import annotations
+
+import io
+import uuid
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import polars as pl
+import pytest
+
+from fennel_core.connections import s3
+from fennel_core.offline.results import (
+    ResultFile,
+    ResultFiles,
+    ResultPlace,
+    WriteWork,
+    delete_others,
+)
+from fennel_core.offline.rows import AT, REASON, ROW
+from fennel_core.offline.spark_layouts import SparkLayout
+from fennel_core.query.columns import LOGICAL_TIME
+from fennel_core.settings.model import Settings
+from tests.support.s3 import S3Server, object_keys
+
+ROWS, PARTITIONS = 7, 2
+LAYOUT = SparkLayout({ROW: pl.Int64(), AT: LOGICAL_TIME, REASON: pl.String(), "F.v": pl.Int64()})
+
+
+@pytest.fixture
+def place(s3_server: S3Server, tmp_path: Path) -> ResultPlace:
+    settings = Settings(
+        s3_endpoint=s3_server.s3_endpoint,
+        s3_region=s3_server.s3_region,
+        s3_access_key=s3_server.s3_access_key,
+        s3_secret_key=s3_server.s3_secret_key,
+        s3_bucket=f"test-{uuid.uuid4().hex[:8]}",
+        data_dir=tmp_path,
+    )
+    s3.ensure_bucket(s3.client(settings), settings.s3_bucket)
+    return ResultPlace(settings, "results/q1", "at")
+
+
+def finished(first: int, count: int, failed: frozenset[int] = frozenset()) -> pl.DataFrame:
+    numbers = range(first, first + count)
+    return pl.DataFrame(
+        {
+            ROW: numbers,
+            AT: numbers,
+            REASON: ["raised" if n in failed else None for n in numbers],
+            "F.v": [None if n in failed else 10 * n for n in numbers],
+        },
+        schema_overrides={ROW: pl.Int64, REASON: pl.String, "F.v": pl.Int64},
+    ).with_columns(pl.col(AT).cast(pl.Int64).cast(LOGICAL_TIME))
+
+
+def write(place: ResultPlace, frames: list[pl.DataFrame]) -> list[ResultFile]:
+    work = WriteWork(place, LAYOUT, ROWS, PARTITIONS)
+    made = work.run(LAYOUT.encode(iter(frames), ""))
+    return [ResultFile(**row) for batch in made for row in batch.to_pylist()]
+
+
+def stored(place: ResultPlace, key: str) -> pl.DataFrame:
+    body = s3.get(s3.client(place.settings), place.settings.s3_bucket, key)
+    assert body is not None
+    return pl.read_parquet(io.BytesIO(body))
+
+
+def test_a_partition_is_one_file_in_order_with_its_failed_rows_beside_it(
+    place: ResultPlace,
+) -> None:
+    [file] = write(place, [finished(4, 2), finished(6, 1, frozenset({6}))])
+    assert (file.number, file.row_count, file.failed) == (1, 3, 1)
+    rows = stored(place, file.object_key)
+    assert rows.columns == ["at", "F.v"]
+    assert rows["F.v"].to_list() == [40, 50, None]
+    assert rows["at"].to_physical().to_list() == [4, 5, 6]
+    assert stored(place, file.failed_key).rows() == [(6, "raised")]
+
+
+def test_a_partition_without_failed_rows_has_one_file(place: ResultPlace) -> None:
+    [file] = write(place, [finished(0, 4)])
+    assert (file.number, file.failed_key) == (0, "")
+    bucket = place.settings.s3_bucket
+    assert object_keys(s3.client(place.settings), bucket, "") == [file.object_key]
+
+
+def test_a_partition_without_rows_writes_nothing(place: ResultPlace) -> None:
+    assert write(place, []) == []
+
+
+def test_rows_that_do_not_follow_each_other_are_refused(place: ResultPlace) -> None:
+    with pytest.raises(AssertionError, match="follow each other"):
+        write(place, [finished(0, 2), finished(3, 1)])
+    assert object_keys(s3.client(place.settings), place.settings.s3_bucket, "") == []
+
+
+def test_files_of_repeated_tasks_are_deleted_and_those_of_other_queries_kept(
+    place: ResultPlace,
+) -> None:
+    client, bucket = s3.client(place.settings), place.settings.s3_bucket
+    orphaned = write(place, [finished(0, 4)])
+    kept = [*write(place, [finished(0, 4)]), *write(place, [finished(4, 3, frozenset({5}))])]
+    [other] = write(replace(place, prefix="results/q10"), [finished(0, 4)])
+    result = ResultFiles(tuple(kept))
+    assert (result.row_count, result.failed, len(result.keys)) == (7, 1, 3)
+    delete_others(client, bucket, place, result)
+    assert set(object_keys(client, bucket, "")) == {*result.keys, other.object_key}
+    assert orphaned[0].object_key not in result.keys
+
+
+def test_nothing_is_left_on_the_disk_of_a_task(
+    place: ResultPlace, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+    def abandoned() -> Iterator[pl.DataFrame]:
+        yield finished(0, 2)
+        raise RuntimeError("the task is cancelled")
+
+    with pytest.raises(RuntimeError):
+        list(WriteWork(place, LAYOUT, ROWS, PARTITIONS).run(LAYOUT.encode(abandoned(), "")))
+    assert list(tmp_path.iterdir()) == []

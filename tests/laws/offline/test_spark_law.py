@@ -1,0 +1,102 @@
+"""The law through the real job: what Spark computes is what the naive oracle has, row by row."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import polars as pl
+import pyarrow as pa
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from pyspark.sql import SparkSession
+
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.history.parquet import TimeLimit
+from fennel_core.offline.batch_work import StepTools
+from fennel_core.offline.lookup_groups import Erasures
+from fennel_core.offline.planned_query import OfflineQuery
+from fennel_core.offline.rows import REASON, ROW
+from fennel_core.offline.scratch import ScratchStore
+from fennel_core.offline.spark import SparkRun, in_row_order, session
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import Micros
+from tests.laws.offline.queries import QUERIES, Query, expected, given_frame, plain_rows
+from tests.laws.offline.worlds import SPECS, Code, World, job_of, planned, worlds
+
+ROOT = Path(__file__).parents[3]
+PARTITIONS = 3
+
+
+@dataclass(frozen=True)
+class FramePiece:
+    """Versions in memory."""
+
+    frame: pl.DataFrame
+
+    def batches(self, columns: Sequence[str], limit: TimeLimit) -> Iterator[pl.DataFrame]:
+        yield self.frame.filter(limit.keeps()).select(columns)
+
+
+@dataclass(frozen=True)
+class MemoryTools:
+    """User code in this process, and state that spills to memory."""
+
+    @contextmanager
+    def open(self, erasures: Erasures) -> Iterator[StepTools]:
+        yield StepTools(erasures, Code(), lambda: ScratchStore(MemoryHangar, limit_bytes=200))
+
+
+@pytest.fixture(scope="module")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
+        patch.setenv("SPARK_MASTER", "local[1]")
+        found = session(Settings(data_dir=tmp_path_factory.mktemp("spark")), "offline-law")
+        yield found
+        found.stop()
+
+
+def computed(
+    spark: SparkSession, world: World, outputs: list[str], queries: Sequence[Query]
+) -> list[Any]:
+    query = OfflineQuery(
+        planned(outputs), {job_of(name): spec for name, spec in SPECS.items()}, world.erasures()
+    )
+    # Two pieces, cut anywhere: a retraction need not be in the piece of what it retracts.
+    pieces = {
+        job: [FramePiece(frame[::2]), FramePiece(frame[1::2])]
+        for job, frame in world.versions().items()
+    }
+    latest = Micros(max(at for _, at in queries))
+    run = SparkRun(spark, query, pieces, MemoryTools(), latest, PARTITIONS)
+    rows = pa.Table.from_batches(run.given.encode(iter([given_frame(queries)]), ""))
+    given_rows = spark.createDataFrame(rows).toDF(*run.given.columns)
+    frame = in_row_order(run.run(given_rows), len(queries), 2)
+    made = pl.concat(run.result.decode(iter(frame.toArrow().to_batches())))
+    assert made[ROW].to_list() == list(range(len(queries))), "rows are in the order of the input"
+    failed = made.filter(pl.col(REASON).is_not_null())
+    return plain_rows(made, outputs, set(failed[ROW].to_list()))
+
+
+@settings(
+    max_examples=6,
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(data=st.data(), made=worlds(), queries=QUERIES)
+def test_spark_computes_what_the_oracle_has(
+    spark: SparkSession, data: st.DataObject, made: tuple[World, list[str]], queries: list[Query]
+) -> None:
+    world, features = made
+    outputs = data.draw(st.lists(st.sampled_from(features), min_size=1, max_size=6, unique=True))
+    found = computed(spark, world, outputs, queries)
+    assert found == [expected(world, outputs, row, at) for row, at in queries]
