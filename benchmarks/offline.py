@@ -1,0 +1,384 @@
+"""Measure point-in-time features on Spark: N rows × 50 features of five keyed datasets.
+
+Ours and the peers read the same Parquet files, in processes of their own one after the other, and
+write Parquet; the values are compared row by row. The files of versions are in the format of
+history, on the local disk: S3 and Kafka are the same for everybody. Times: `start_s` until there is
+a Spark session, `run_s` from the first read to the last file, both from a cold start.
+
+Peers:
+- plain Spark: per dataset, the union of rows and versions, `last` (ignoring nulls) of a struct over
+  a window by key and time. It reads the columns only, so it applies no retractions.
+- DuckDB: one ASOF join per dataset, with `--duckdb PYTHON`, an interpreter that has it:
+
+    python3.11 -m venv /tmp/duckdb && /tmp/duckdb/bin/pip install duckdb==1.4.2
+    .venv/bin/python -m benchmarks.offline --duckdb /tmp/duckdb/bin/python --json figures.json
+
+`--rows` and `--versions` scale it down; memory is the largest sum of PSS of all processes.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import polars as pl
+import psutil
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as f
+from pyspark.sql.window import Window
+
+from fennel_core.blueprints.spec import DatasetView
+from fennel_core.executors.calls import ExtractCall
+from fennel_core.history import parquet
+from fennel_core.history.parquet import TimeLimit
+from fennel_core.offline.batch_work import StepTools
+from fennel_core.offline.lookup_groups import Erasures
+from fennel_core.offline.planned_query import OfflineQuery, PlannedQuery
+from fennel_core.offline.rows import AT, ROW
+from fennel_core.offline.scratch import ScratchStore, open_spill
+from fennel_core.offline.spark import SparkRun, in_row_order, session
+from fennel_core.operators.spec import TableSpec
+from fennel_core.plans.absent_keys import NULL
+from fennel_core.plans.plan_nodes import FieldRead, Level, LookupNode, QueryPlan, TypedFeature
+from fennel_core.query.program import ServedDataset
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.dtypes import Dtype, Field, Float, Int, Optional, Str
+from fennel_core.vocab.ids import DatasetName, FeaturesetName, JobId, Micros, WorkspaceId
+from fennel_core.vocab.schema import Schema
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
+from fennel_core.wire.entities import FeatureRef
+
+DATASETS, FIELDS = 5, 10
+KEYS_PER_VERSION = 10
+"""A key has this many versions on average."""
+SPAN_US = 90 * 86_400 * 1_000_000
+BEGIN_US = 1_767_225_600_000_000
+FILE_ROWS = 500_000
+TYPES: tuple[Dtype, ...] = (Int(), Float(), Str())
+SCHEMA = Schema(
+    (Field("uid", Int()),),
+    tuple(Field(f"v{n}", TYPES[n % 3]) for n in range(FIELDS)),
+    "ts",
+)
+PEERS = ("ours", "spark", "duckdb")
+FIGURES = "FIGURES "
+DUCKDB = """
+import sys, time, json, duckdb
+folder, out, threads = sys.argv[1:4]
+begun = time.perf_counter()
+base = duckdb.connect()
+base.execute(f"SET threads = {threads}")
+base.execute("SET TimeZone = 'UTC'")
+started = time.perf_counter()
+joins, columns = [], ["q.__row_number"]
+for d in range(%(datasets)d):
+    source = f"read_parquet('{folder}/d{d}/*.parquet')"
+    joins.append(f"ASOF LEFT JOIN {source} t{d} ON q.uid = t{d}.uid AND q.__at >= t{d}.ts")
+    columns += [f't{d}.v{n} AS "F.d{d}v{n}"' for n in range(%(fields)d)]
+base.execute(
+    f"COPY (SELECT {', '.join(columns)} FROM read_parquet('{folder}/rows/*.parquet') q "
+    f"{' '.join(joins)} ORDER BY q.__row_number) TO '{out}' (FORMAT parquet)"
+)
+done = time.perf_counter()
+print("FIGURES " + json.dumps({"start_s": started - begun, "run_s": done - started}))
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """What one run took, from a cold start."""
+
+    start_s: float
+    run_s: float
+    cpu_s: float
+    peak_bytes: int
+
+
+# ── the data ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def make_data(folder: Path, rows: int, versions: int) -> None:
+    """Write the rows of the query and the versions of the datasets."""
+    draw = np.random.default_rng(7)
+    keys = max(1, versions // DATASETS // KEYS_PER_VERSION)
+    (folder / "rows").mkdir(parents=True)
+    asked = pl.DataFrame(
+        {
+            ROW: np.arange(rows),
+            AT: BEGIN_US + draw.integers(0, SPAN_US, rows),
+            "uid": draw.integers(0, keys, rows),
+        }
+    ).with_columns(pl.col(AT).cast(pl.Datetime("us", "UTC")))
+    for number, part in enumerate(asked.iter_slices(FILE_ROWS)):
+        part.write_parquet(folder / "rows" / f"{number:05}.parquet")
+    for dataset in range(DATASETS):
+        (folder / f"d{dataset}").mkdir()
+        for number, first in enumerate(range(0, versions // DATASETS, FILE_ROWS)):
+            count = min(FILE_ROWS, versions // DATASETS - first)
+            frame = _versions(draw, first, count, keys)
+            path = folder / f"d{dataset}" / f"{number:05}.parquet"
+            path.write_bytes(parquet.encode_file(frame))
+
+
+def _versions(draw: np.random.Generator, first: int, count: int, keys: int) -> pl.DataFrame:
+    columns: dict[str, object] = {"uid": draw.integers(0, keys, count)}
+    for number in range(FIELDS):
+        match number % 3:
+            case 0:
+                columns[f"v{number}"] = draw.integers(0, 1_000_000, count)
+            case 1:
+                columns[f"v{number}"] = draw.random(count)
+            case _:
+                columns[f"v{number}"] = [f"value-{n}" for n in draw.integers(0, 1000, count)]
+    # Distinct times, so that every peer has one latest version.
+    slots = draw.integers(0, SPAN_US // 10**7, count) * 10**7
+    columns["ts"] = BEGIN_US + slots + np.arange(first, first + count)
+    columns[POS] = [number.to_bytes(14, "big") for number in range(first, first + count)]
+    return pl.DataFrame(columns).with_columns(
+        pl.col("ts").cast(pl.Datetime("us", "UTC")),
+        pl.lit(1, dtype=pl.Int8).alias(SIGN),
+        pl.lit(value=False).alias(IS_TOMBSTONE),
+        pl.lit(first, dtype=pl.Int64).alias(parquet.OFFSET),
+        pl.lit(0, dtype=pl.Int32).alias(parquet.GROUP),
+    )
+
+
+# ── ours ─────────────────────────────────────────────────────────────────────────────────────────
+
+
+@dataclass(frozen=True)
+class LocalFile:
+    """A file of history on the local disk."""
+
+    path: str
+
+    def batches(self, columns: Sequence[str], limit: TimeLimit) -> Iterator[pl.DataFrame]:
+        with Path(self.path).open("rb") as source:
+            yield from parquet.file_batches(source, columns, limit)
+
+
+class NoCode:
+    """User code of a query that has none."""
+
+    def run(self, call: ExtractCall, rows: pa.Table) -> pl.DataFrame:
+        raise AssertionError(f"{call.extractor} is called with {len(rows)} rows")
+
+
+@dataclass(frozen=True)
+class LocalTools:
+    """No user code; state spills to a folder."""
+
+    folder: str
+
+    @contextmanager
+    def open(self, erasures: Erasures) -> Iterator[StepTools]:
+        scratch = Path(self.folder)
+        yield StepTools(erasures, NoCode(), lambda: ScratchStore(lambda: open_spill(scratch)))
+
+
+def query() -> OfflineQuery:
+    """The plan of 50 lookups."""
+    uid = FeatureRef(FeaturesetName("F"), "uid")
+    nodes, outputs, tables, specs = [], [], {}, {}
+    for dataset in range(DATASETS):
+        name, job = DatasetName(f"D{dataset}"), JobId(f"job-{dataset}")
+        reads = tuple(
+            FieldRead(
+                field.name,
+                TypedFeature(
+                    FeatureRef(FeaturesetName("F"), f"d{dataset}{field.name}"),
+                    Optional(field.dtype),
+                ),
+                None,
+            )
+            for field in SCHEMA.values
+        )
+        nodes.append(LookupNode(name, (uid,), reads))
+        outputs += [read.output for read in reads]
+        view = DatasetView(name, 1, SCHEMA, None, job, True, True, (), is_source=True)
+        tables[name] = ServedDataset(WorkspaceId("bench"), view, 1, (NULL,) * FIELDS)
+        specs[job] = TableSpec(SCHEMA)
+    plan = QueryPlan((TypedFeature(uid, Int()),), (Level((), tuple(nodes)),), tuple(outputs))
+    return OfflineQuery(PlannedQuery(plan, tables), specs, {})
+
+
+def run_ours(spark: SparkSession, folder: Path, out: str, partitions: int) -> None:
+    pieces = {
+        JobId(f"job-{dataset}"): [
+            LocalFile(str(path)) for path in sorted((folder / f"d{dataset}").glob("*.parquet"))
+        ]
+        for dataset in range(DATASETS)
+    }
+    given = spark.read.parquet(str(folder / "rows")).withColumnRenamed("uid", "F.uid")
+    latest = Micros(BEGIN_US + SPAN_US)
+    run = SparkRun(spark, query(), pieces, LocalTools(str(folder)), latest, partitions)
+    rows = given.count()
+    frame = in_row_order(run.run(given), rows, partitions).toDF(*run.result.columns)
+    frame.write.parquet(out)
+
+
+def run_spark(spark: SparkSession, folder: Path, out: str, partitions: int) -> None:
+    """Union and window per dataset: what one writes without a feature store."""
+    frame = spark.read.parquet(str(folder / "rows")).select(ROW, f.col(AT).alias("ts"), "uid")
+    names = [field.name for field in SCHEMA.values]
+    for dataset in range(DATASETS):
+        versions = spark.read.parquet(str(folder / f"d{dataset}"))
+        found = f.struct(*names).alias("found")
+        frame = (
+            _latest(frame, versions.select("uid", "ts", found), partitions)
+            .select("*", *(f.col(f"found.{name}").alias(f"d{dataset}{name}") for name in names))
+            .drop("found")
+        )
+    outputs = [f"d{dataset}{name}" for dataset in range(DATASETS) for name in names]
+    named = [f.col(name).alias(f"F.{name}") for name in outputs]
+    in_row_order(frame.select(ROW, *named), frame.count(), partitions).write.parquet(out)
+
+
+def _latest(frame: DataFrame, versions: DataFrame, partitions: int) -> DataFrame:
+    travelling = [name for name in frame.columns if name not in {"uid", "ts"}]
+    rows = frame.select("uid", "ts", f.struct(*travelling).alias("row"))
+    both = rows.unionByName(versions, allowMissingColumns=True)
+    order = Window.partitionBy("uid").orderBy("ts", f.col("row").isNotNull())
+    latest = f.last("found", ignorenulls=True).over(order).alias("found")
+    spread = both.repartition(partitions, "uid")
+    return (
+        spread.select("uid", "ts", "row", latest)
+        .where("row IS NOT NULL")
+        .select("uid", "ts", "row.*", "found")
+    )
+
+
+# ── the runs ─────────────────────────────────────────────────────────────────────────────────────
+
+
+def run_one(peer: str, folder: Path, out: str, partitions: int) -> None:
+    """Run ours or the Spark peer in this process and print the figures."""
+    begun = time.perf_counter()
+    spark = session(Settings(data_dir=folder / "spark"), f"bench-offline-{peer}")
+    spark.range(1).count()
+    started = time.perf_counter()
+    (run_ours if peer == "ours" else run_spark)(spark, folder, out, partitions)
+    done = time.perf_counter()
+    print(FIGURES + json.dumps({"start_s": started - begun, "run_s": done - started}))
+    spark.stop()
+
+
+def measured(command: Sequence[str]) -> Measured:
+    """Run a command and return its figures, with the time that its processes used of the cores, and
+    the largest sum of their PSS.
+    """
+    peak, ended = 0, threading.Event()
+    cpu: dict[int, float] = {}
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)  # noqa: S603  # commands of this module, and no shell
+
+    def watch() -> None:
+        nonlocal peak
+        while not ended.wait(0.5):
+            peak = max(peak, _pss(process.pid, cpu))
+
+    watcher = threading.Thread(target=watch)
+    watcher.start()
+    text, _ = process.communicate()
+    ended.set()
+    watcher.join()
+    assert process.returncode == 0, f"{command[:4]} failed"
+    [line] = [line for line in text.splitlines() if line.startswith(FIGURES)]
+    figures = json.loads(line.removeprefix(FIGURES))
+    return Measured(figures["start_s"], figures["run_s"], sum(cpu.values()), peak)
+
+
+def _pss(pid: int, cpu: dict[int, float]) -> int:
+    """Return the sum of PSS of a process and its descendants, and note their times in `cpu`."""
+    try:
+        family = [psutil.Process(pid), *psutil.Process(pid).children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return 0
+    total = 0
+    for each in family:
+        try:
+            total += each.memory_full_info().pss
+            times = each.cpu_times()
+            cpu[each.pid] = times.user + times.system
+        except (psutil.NoSuchProcess, psutil.AccessDenied):
+            continue  # it has ended
+    return total
+
+
+def compare(outs: dict[str, str]) -> None:
+    """Assert that every peer has the values of ours."""
+    frames = {
+        peer: pl.read_parquet(f"{out}/*.parquet" if Path(out).is_dir() else out).sort(ROW)
+        for peer, out in outs.items()
+    }
+    names = [name for name in frames["ours"].columns if name.startswith("F.")]
+    for peer, frame in frames.items():
+        assert frame.select(names).equals(frames["ours"].select(names)), f"{peer} differs"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--rows", type=int, default=1_000_000)
+    parser.add_argument("--versions", type=int, default=10_000_000)
+    parser.add_argument("--partitions", type=int, default=16, help="of each shuffle")
+    parser.add_argument("--duckdb", help="an interpreter with duckdb")
+    parser.add_argument("--json", type=Path, help="write the figures to a file")
+    parser.add_argument("--peer", choices=PEERS[:2], help=argparse.SUPPRESS)
+    parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
+    parser.add_argument("--out", help=argparse.SUPPRESS)
+    asked = parser.parse_args()
+    if asked.peer:
+        run_one(asked.peer, asked.folder, asked.out, asked.partitions)
+        return
+    with tempfile.TemporaryDirectory(prefix="bench-offline-") as name:
+        figures = run_all(Path(name), asked)
+    text = json.dumps(figures, indent=2)
+    print(text)
+    if asked.json:
+        asked.json.write_text(text)
+
+
+def run_all(folder: Path, asked: argparse.Namespace) -> dict[str, float]:
+    """Make the data, run ours and the peers, compare their values, and return the figures."""
+    make_data(folder, asked.rows, asked.versions)
+    found: dict[str, Measured] = {}
+    outs = {peer: str(folder / f"out-{peer}") for peer in PEERS if peer != "duckdb" or asked.duckdb}
+    for peer, out in outs.items():
+        if peer == "duckdb":
+            text = DUCKDB % {"datasets": DATASETS, "fields": FIELDS}
+            command = [asked.duckdb, "-c", text, str(folder), out, str(os.cpu_count())]
+        else:
+            given = ["--peer", peer, "--folder", str(folder), "--out", out]
+            scale = ["--partitions", str(asked.partitions)]
+            command = [sys.executable, "-m", "benchmarks.offline", *given, *scale]
+        found[peer] = measured(command)
+        print(f"{peer}: {found[peer]}", flush=True)
+    compare(outs)
+    scale = "1m" if asked.rows == 10**6 else "10m" if asked.rows == 10**7 else str(asked.rows)
+    ours = found["ours"]
+    figures = {
+        f"rows_per_s_{scale}": asked.rows / ours.run_s,
+        f"cold_total_s_{scale}": ours.start_s + ours.run_s,
+        f"peak_bytes_{scale}": ours.peak_bytes,
+    }
+    for peer in ("spark", "duckdb"):
+        if peer in found:
+            figures[f"asof_{scale}_ratio_{peer}"] = ours.run_s / found[peer].run_s
+    return figures
+
+
+if __name__ == "__main__":
+    main()
