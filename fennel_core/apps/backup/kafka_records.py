@@ -32,6 +32,8 @@ from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartit
 REQUEST_S: Final = 30.0
 SILENCE_S: Final = 60.0
 """A read or write without progress for so long fails."""
+TRANSACTION_MS: Final = 60_000
+"""Also how long a record may wait for its acknowledgement."""
 POLL_S: Final = 0.2
 BATCH: Final = 500
 FILL_RECORDS: Final = 1_000_000
@@ -63,7 +65,11 @@ def read_bounds(settings: Settings, topics: Mapping[TopicName, int]) -> Bounds:
 
 
 class KafkaReader:
-    """Reads ranges of committed records; use it as a context manager."""
+    """Reads ranges of committed records; use it as a context manager.
+
+    All ranges are assigned at once: a consumer that is assigned to one partition after another
+    waits about half a second at each.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._consumer: Any = Consumer(consumer_config(settings))
@@ -74,34 +80,48 @@ class KafkaReader:
     def __exit__(self, *_: object) -> None:
         self._consumer.close()
 
-    def read(self, source: TopicPartition, start: Offset, end: Offset) -> Iterator[SavedRecord]:
-        """Yield the committed records of [start, end); raises BackupFailed if Kafka is silent."""
-        if start >= end:
-            return
-        self._consumer.assign([RdTopicPartition(*source, start)])
+    def read(self, ranges: Bounds) -> Iterator[tuple[TopicPartition, SavedRecord]]:
+        """Yield the committed records of each range [start, end), in order within a partition.
+
+        Raises BackupFailed if Kafka is silent.
+        """
+        waiting = {at: end for at, (start, end) in ranges.items() if start < end}
+        self._consumer.assign([RdTopicPartition(*at, ranges[at][0]) for at in waiting])
         progress_s = time.monotonic()
-        while True:
+        while waiting:
             # A batch waits for its last message until the time is over, so it does not wait.
             first: Message | None = self._consumer.poll(POLL_S)
             messages = [] if first is None else [first, *self._consumer.consume(BATCH, 0)]
             for message in messages:
                 progress_s = time.monotonic()
-                error = message.error()
-                if error is None:
-                    record = _saved(message)
-                    if record.offset >= end:
-                        return
-                    yield record
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    # All below the end is committed or aborted, so no record is left.
-                    return
+                at, record = _received(message)
+                if at not in waiting:
+                    continue
+                # At the end of the log, all below is committed or aborted: no record is left.
+                if record is None or record.offset >= waiting[at]:
+                    del waiting[at]
                 else:
-                    raise BackupFailed(f"Kafka: `{source[0]}`[{source[1]}]: {error.str()}")
+                    yield at, record
             if time.monotonic() > progress_s + SILENCE_S:
+                at, end = min(waiting.items())
                 raise BackupFailed(
-                    f"Kafka sends no records of `{source[0]}`[{source[1]}] from {start} to {end}: "
-                    "check the broker, and take the backup again"
+                    f"Kafka sends no records of `{at[0]}`[{at[1]}] below {end}: check the broker, "
+                    "and take the backup again"
                 )
+
+
+def _received(message: Message) -> tuple[TopicPartition, SavedRecord | None]:
+    """Return what Kafka sent, None at the end of the log; raises BackupFailed for an error."""
+    topic, part, error = message.topic(), message.partition(), message.error()
+    if topic is None or part is None:
+        assert error is not None, "a record has a topic"
+        raise BackupFailed(f"Kafka: {error.str()}: check the broker, and take the backup again")
+    at = TopicName(topic), PartitionIndex(part)
+    if error is None:
+        return at, _saved(message)
+    if error.code() == KafkaError._PARTITION_EOF:
+        return at, None
+    raise BackupFailed(f"Kafka: `{topic}`[{part}]: {error.str()}")
 
 
 def _saved(message: Message) -> SavedRecord:
@@ -127,15 +147,16 @@ class KafkaWriter:
     """
 
     def __init__(self, settings: Settings, name: str) -> None:
-        config = producer_config(settings, f"restore.{name}")
+        # Only this program writes, so no open transaction delays a reader: time for a slow broker.
+        config = producer_config(settings, f"restore.{name}") | {
+            "transaction.timeout.ms": TRANSACTION_MS
+        }
         plain = {k: v for k, v in config.items() if not k.startswith("transaction")}
         self._plain: Any = Producer(plain | {"linger.ms": 5, "compression.type": "lz4"})
         self._transactional: Any = Producer(config)
         self._transactional.init_transactions(REQUEST_S)
-        # It stays open for as long as the broker allows by default.
-        self._first: Any = Producer(
-            config | {"transactional.id": f"restore.{name}.first", "transaction.timeout.ms": 60_000}
-        )
+        # It stays open while the transactions after it are written.
+        self._first: Any = Producer(config | {"transactional.id": f"restore.{name}.first"})
         self._first.init_transactions(REQUEST_S)
         # Committed or not: the next offset counts.
         watched = consumer_config(settings) | {"isolation.level": "read_uncommitted"}

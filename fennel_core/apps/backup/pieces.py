@@ -8,8 +8,10 @@ from __future__ import annotations
 
 import gzip
 import hashlib
+import itertools
 import zlib
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Final
 
@@ -21,7 +23,9 @@ from fennel_core.apps.backup.storage import CHUNK_BYTES, BackupStorage
 from fennel_core.apps.errors import BackupUnusable
 
 PIECE_BYTES: Final = 256 * 1024 * 1024
-"""Uncompressed; far below what one request to S3 may send (5 GiB)."""
+"""Uncompressed, of all pieces that are written at a time; far below what one request to S3 may
+send (5 GiB).
+"""
 FAST: Final = 1
 """Level of compression: rows in Kafka are compressed Arrow already."""
 LENGTH_BYTES: Final = 4
@@ -53,24 +57,62 @@ class BackupFiles:
         self.add(name, path)
         path.unlink()
 
-    def add_stream(self, name: str, stream: Iterator[bytes]) -> None:
+    def add_stream(self, name: str, stream: Iterable[bytes]) -> None:
         """Store a stream as pieces below `name`; an empty stream has none."""
-        path, number = self._scratch / "piece", 0
-        chunk = next(stream, None)
-        while chunk is not None:
-            size = 0
-            # Without name and time in its header, equal content is an equal file.
-            with (
-                path.open("wb") as file,
-                gzip.GzipFile("", "wb", FAST, file, mtime=0) as piece,
-            ):
-                while chunk is not None and size < PIECE_BYTES:
-                    piece.write(chunk)
-                    size += len(chunk)
-                    chunk = next(stream, None)
-            self.add(f"{name}/{number:05d}", path)
-            path.unlink()
-            number += 1
+        self.add_streams((name, chunk) for chunk in stream)
+
+    def add_streams(self, chunks: Iterable[tuple[str, bytes]]) -> None:
+        """Store several streams as pieces, given the names of the streams with their chunks.
+
+        The pieces that are open together are bounded, and not only each: a scratch folder may be
+        memory.
+        """
+        open_pieces: dict[str, _OpenPiece] = {}
+        counts: Counter[str] = Counter()
+        paths = (self._scratch / f"piece-{number}" for number in itertools.count())
+        written_bytes = 0
+
+        def store(name: str) -> int:
+            """Add the open piece of a stream and return its size."""
+            piece = open_pieces.pop(name)
+            piece.close()
+            self.add(f"{name}/{counts[name]:05d}", piece.path)
+            piece.path.unlink()
+            counts[name] += 1
+            return piece.size_bytes
+
+        try:
+            for name, chunk in chunks:
+                if name not in open_pieces:
+                    open_pieces[name] = _OpenPiece(next(paths))
+                open_pieces[name].write(chunk)
+                written_bytes += len(chunk)
+                if written_bytes >= PIECE_BYTES:
+                    largest = max(open_pieces, key=lambda each: open_pieces[each].size_bytes)
+                    written_bytes -= store(largest)
+            for name in sorted(open_pieces):
+                store(name)
+        finally:
+            for piece in open_pieces.values():
+                piece.close()
+
+
+class _OpenPiece:
+    """A piece while it is written to `path`."""
+
+    def __init__(self, path: Path) -> None:
+        self.path, self.size_bytes = path, 0
+        self._file = path.open("wb")
+        # Without name and time in its header, equal content is an equal file.
+        self._gzip = gzip.GzipFile("", "wb", FAST, self._file, mtime=0)
+
+    def write(self, chunk: bytes) -> None:
+        self._gzip.write(chunk)
+        self.size_bytes += len(chunk)
+
+    def close(self) -> None:
+        with self._file:
+            self._gzip.close()
 
 
 def read_stream(storage: BackupStorage, pieces: list[BackupFile]) -> Iterator[bytes]:

@@ -17,6 +17,7 @@ import asyncio
 import tempfile
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -58,6 +59,8 @@ KEYS: Final = "keys.sealed"
 SESSION: Final = "fennel-backup"
 RECENT_OFFSETS: Final = 2_000
 """Kept of each partition although history has them: `inspect` shows a topic's newest records."""
+PARTITIONS_AT_ONCE: Final = 64
+"""Read together; each has a file open while it is read."""
 _TOPICS: Final = "SELECT id, kind FROM asset WHERE kind <> 'job' AND state <> 'deleted'"
 Report = Callable[[str], None]
 """Shows one line to the user."""
@@ -223,22 +226,24 @@ def _save_logs(
     bounds: Bounds,
     kinds: Mapping[TopicName, str],
 ) -> tuple[SavedLog, ...]:
-    saved = []
+    ranges = {
+        at: (first_needed(survey, at, oldest), end) for at, (oldest, end) in sorted(bounds.items())
+    }
+    counts: Counter[TopicPartition] = Counter()
     with KafkaReader(settings) as reader:
-        for at, (first, end) in sorted(bounds.items()):
-            start, count = first_needed(survey, at, first), 0
 
-            def counted(
-                at: TopicPartition = at, start: Offset = start, end: Offset = end
-            ) -> Iterator[bytes]:
-                nonlocal count
-                for record in reader.read(at, start, end):
-                    count += 1
-                    yield encode_record(record)
+        def chunks(group: Bounds) -> Iterator[tuple[str, bytes]]:
+            for at, record in reader.read(group):
+                counts[at] += 1
+                yield f"kafka/{at[0]}/{at[1]}", encode_record(record)
 
-            files.add_stream(f"kafka/{at[0]}/{at[1]}", counted())
-            saved.append(SavedLog(at[0], kinds[at[0]], at[1], first, start, end, count))
-    return tuple(saved)
+        listed = list(ranges.items())
+        for first in range(0, len(listed), PARTITIONS_AT_ONCE):
+            files.add_streams(chunks(dict(listed[first : first + PARTITIONS_AT_ONCE])))
+    return tuple(
+        SavedLog(at[0], kinds[at[0]], at[1], bounds[at][0], start, end, counts[at])
+        for at, (start, end) in ranges.items()
+    )
 
 
 def _key_file(settings: Settings) -> bytes:

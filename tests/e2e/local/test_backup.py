@@ -412,6 +412,7 @@ def test_kafka_gives_records_the_planned_offsets(
             writer.write(at, plan_writes(Offset(start), Offset(end), iter(records)))
         assert read_bounds(settings, {topic: 1})[at][1] == end
         with KafkaReader(settings) as reader:
-            assert list(reader.read(at, Offset(start), Offset(end))) == records
+            read = list(reader.read({at: (Offset(start), Offset(end))}))
+        assert read == [(at, record) for record in records]
     finally:
         admin.delete_now([topic])
