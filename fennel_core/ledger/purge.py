@@ -81,10 +81,11 @@ async def _lost_requests(
 
 
 def _line(asset: ReleasedAsset, messages: int | None, quiet_ms: int | None) -> str:
-    lost = amount_text(RowAmount(messages))
+    """Return what is lost with an endpoint. `quiet_ms`: given if requests may still arrive."""
+    lost = "none that has arrived" if messages == 0 else amount_text(RowAmount(messages))
     if quiet_ms is not None:
-        seen = "none" if messages == 0 else lost
-        lost = (
-            f"{seen} so far; requests may arrive until {duration_text(quiet_ms)} after its release"
+        lost += (
+            ", and those of requests that were under way when it was released; they may arrive "
+            f"until {duration_text(quiet_ms)} after that"
         )
     return f"- purge endpoint of {asset.title} (rows lost: {lost})"
