@@ -188,7 +188,9 @@ def _losses_of_replay(entry: PlanEntry, unreadable: int) -> Iterator[Notice]:
     if unreadable:
         yield _unreadable(entry, unreadable)
     forecast = entry.dead_letters
-    if forecast is None or not (forecast.rows_dead or forecast.unchecked):
+    if forecast is None or not (
+        forecast.rows_dead or forecast.unchecked or forecast.only_in_history
+    ):
         return
     yield Notice(
         "requests-not-typed",

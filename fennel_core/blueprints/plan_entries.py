@@ -57,7 +57,8 @@ class DeadLetterForecast:
     `rows_dead` of `rows_read` rows do not fit the new version; these are the rows of
     `messages_read` of the messages in `rows_to_recompute`, spread over those that Kafka still has.
     `reason`: the most frequent one, without values of rows. `unchecked`: why no row was
-    checked; None if rows were.
+    checked; None if rows were. `only_in_history`: messages that Kafka has no more, which the replay
+    reads and of which no row was checked.
     """
 
     messages_read: int
@@ -65,6 +66,7 @@ class DeadLetterForecast:
     rows_dead: int
     reason: str | None = None
     unchecked: str | None = None
+    only_in_history: int = 0
 
 
 @dataclass(frozen=True, slots=True)

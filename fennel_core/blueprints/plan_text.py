@@ -119,7 +119,11 @@ def forecast_text(forecast: DeadLetterForecast, amount: RowAmount | None) -> str
     if total is not None and total <= forecast.messages_read:
         return f"{counted}, which are all"
     of = "an unknown number of messages" if total is None else f"at most {_count(total, 'message')}"
-    return f"{counted}, in {forecast.messages_read:,} of {of}"
+    text = f"{counted}, in {forecast.messages_read:,} of {of}"
+    if not forecast.only_in_history:
+        return text
+    unread = _count(forecast.only_in_history, "message")
+    return f"{text}; of {unread} that only history holds, no row was read"
 
 
 def _retained(entry: PlanEntry) -> str:

@@ -4,7 +4,8 @@ Theory. A plan must not take minutes, so a long log is not read as a whole: it i
 equal length, and ranges that are spread evenly over it are read and typed, until all are read or a
 limit of rows, bytes or time is reached. Each prefix of the order in which they are read is spread,
 too, because the senders of an endpoint change over time: the newest requests say nothing about the
-oldest. The plan states what was read. Requests that only history holds are not read.
+oldest. The plan states what was read. Requests that only history holds are not read, and the plan
+states how many messages they are.
 
 Example: a log of 1,000 ranges of which 4 may be read: the ranges 0, 666, 333 and 999.
 """
@@ -14,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Final
 
 from fennel_core.admission.replay_forecast import ReplayTally
@@ -26,7 +28,7 @@ from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.topics import OffsetRange, ReadRange
 from fennel_core.operators.spec import SourceReplaySpec
 from fennel_core.telemetry.logs import logger
-from fennel_core.vocab.ids import Offset, TopicName
+from fennel_core.vocab.ids import AssetId, Offset, TopicName
 from fennel_core.vocab.raw_batches import RawRequest, requests_of
 from fennel_core.vocab.versions import decode
 
@@ -43,25 +45,32 @@ SIZE_BYTES: Final = 64 * 1024 * 1024
 
 
 async def forecast_dead_letters(
-    context: LedgerContext, replays: Sequence[NewReplay], bounds: Sequence[OffsetRange]
+    context: LedgerContext,
+    replays: Sequence[NewReplay],
+    bounds: Sequence[OffsetRange],
+    only_in_history: Mapping[AssetId, int],
 ) -> Mapping[AssetKey, DeadLetterForecast]:
     """Return what is known of the rows of each replay, by its job, within the limits.
 
-    `bounds`: what Kafka has of the raw topics. An endpoint without messages has no forecast.
+    `bounds`: what Kafka has of the raw topics; `only_in_history`: how many messages of each topic
+    it has no more. An endpoint without messages has no forecast.
     """
     found: dict[AssetKey, DeadLetterForecast] = {}
     ends_s = context.now() + SECONDS
     for done, replay in enumerate(replays):
         topic = TopicName(replay.raw)
         wanted = spread_ranges([b for b in bounds if b.partition[0] == topic], MESSAGES)
+        unread = only_in_history.get(replay.raw, 0)
         if not wanted:
+            if unread:
+                found[replay.job] = _unchecked("only history holds the requests")
             continue
         forecast = context.forecasts.get(replay.raw, replay.job, context.now())
         if forecast is None:
             left_s = max(0.0, ends_s - context.now()) / (len(replays) - done)
             forecast = await _forecast(context, replay.step, wanted, left_s)
             context.forecasts.put(replay.raw, replay.job, forecast, context.now())
-        found[replay.job] = forecast
+        found[replay.job] = replace(forecast, only_in_history=unread)
     return found
 
 

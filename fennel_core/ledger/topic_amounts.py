@@ -6,8 +6,8 @@ measured is left out, and the plan says that it is unknown.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
-from dataclasses import replace
 
 from fennel_core.blueprints.commit_plan import (
     BankFacts,
@@ -57,11 +57,14 @@ async def measure_topics(
         log.warning("topics could not be measured", topics=len(names), error=str(unavailable))
         return TopicAmounts()
     messages = {AssetId(name): count for name, count in counts.items()}
-    amounts = TopicAmounts(
-        messages, dead_letters=await forecast_dead_letters(context, replays, bounds)
-    )
     starts = {each.partition: each.first for each in bounds}
-    if not any(starts.values()):
-        return amounts
-    kept = await context.ledger.run(lambda tx: tx.history_ranges(sorted(replayed)))
-    return replace(amounts, unreadable=unreadable_messages(starts, kept))
+    unreadable: Mapping[AssetId, int] = {}
+    if any(starts.values()):
+        kept = await context.ledger.run(lambda tx: tx.history_ranges(sorted(replayed)))
+        unreadable = unreadable_messages(starts, kept)
+    only_in_history: Counter[AssetId] = Counter()
+    for (topic, _), start in starts.items():
+        only_in_history[AssetId(topic)] += start
+    only_in_history.subtract(unreadable)
+    forecasts = await forecast_dead_letters(context, replays, bounds, only_in_history)
+    return TopicAmounts(messages, unreadable, forecasts)

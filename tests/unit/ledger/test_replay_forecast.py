@@ -17,6 +17,7 @@ from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger import replay_forecast
 from fennel_core.ledger.planning import preview
 from fennel_core.ledger.replay_forecast import RANGE_MESSAGES, spread_ranges
+from fennel_core.ledger.store import HistoryRange
 from fennel_core.ledger.topics import OffsetRange, ReadRange
 from fennel_core.vocab import raw_batches
 from fennel_core.vocab.dtypes import Field, OneOf, Str
@@ -86,7 +87,9 @@ class Endpoint:
 
 
 @pytest.fixture
-async def endpoint() -> Endpoint:
+async def endpoint(monkeypatch: pytest.MonkeyPatch) -> Endpoint:
+    """Return an endpoint whose plans have time enough on a busy machine."""
+    monkeypatch.setattr(replay_forecast, "SECONDS", 600.0)
     made = Endpoint()
     await made.open()
     return made
@@ -168,6 +171,38 @@ async def test_of_a_long_log_a_part_is_read_and_the_plan_says_which(
     assert (forecast.rows_read, forecast.rows_dead) == (200, 100), "the oldest and the newest"
     text = "dead letters: 100 of 200 rows read, in 200 of at most 1,000 messages"
     assert text in entry_line(replay_of(record))
+
+
+async def test_requests_that_only_history_holds_are_named_as_not_read(endpoint: Endpoint) -> None:
+    endpoint.write(*([[request([row(1, age=30)])]] * 8))
+    at = (endpoint.topic, PartitionIndex(0))
+    endpoint.world.topics.first_offsets[at] = Offset(6)
+    endpoint.world.ledger.state.history[at] = HistoryRange(Offset(2), Offset(6))
+    record = await endpoint.plan()
+    forecast = forecast_of(record)
+    assert (forecast.rows_read, forecast.rows_dead, forecast.only_in_history) == (2, 0, 4)
+    text = (
+        "0 of 2 rows read, in 2 of at most 8 messages; "
+        "of 4 messages that only history holds, no row was read"
+    )
+    assert text in entry_line(replay_of(record))
+    unreadable, notice = record.notices
+    assert unreadable.text.endswith("in neither Kafka nor history: those of at most 2 messages")
+    assert notice.code == "requests-not-typed"
+    assert text in notice.text
+
+
+async def test_an_endpoint_whose_requests_are_all_in_history_is_named_as_not_checked(
+    endpoint: Endpoint,
+) -> None:
+    endpoint.write([request([row(1)])])
+    at = (endpoint.topic, PartitionIndex(0))
+    endpoint.world.topics.first_offsets[at] = Offset(1)
+    endpoint.world.ledger.state.history[at] = HistoryRange(Offset(0), Offset(1))
+    record = await endpoint.plan()
+    assert forecast_of(record).unchecked == "only history holds the requests"
+    (notice,) = record.notices
+    assert "not known, because only history holds the requests" in notice.text
 
 
 async def test_reading_ends_after_enough_rows(
