@@ -26,6 +26,8 @@ PORTS: Final = (
 KEPT: Final = ("FENNEL_EXECUTOR_PYTHON",)
 """The only setting that such a platform takes from the environment."""
 LIMIT_S: Final = 300.0
+GUARD_ENDS_WITHIN_S: Final = 30.0
+CLI: Final = (sys.executable, "-m", "fennel_core.apps.cli")
 
 
 def free_ports(count: int) -> list[int]:
@@ -45,6 +47,7 @@ class OwnPlatform:
     def __init__(self, data: Path, **settings: str) -> None:
         ports = dict(zip(PORTS, free_ports(len(PORTS)), strict=True))
         self.data = data
+        self._guard: subprocess.Popen[bytes] | None = None
         self.settings = {
             **{name: os.environ[name] for name in KEPT if name in os.environ},
             **{f"FENNEL_{name}_PORT": str(port) for name, port in ports.items()},
@@ -54,12 +57,15 @@ class OwnPlatform:
         }
 
     def run(self, *words: str) -> str:
-        """Run `fennel-core` and return its output; AssertionError if it fails."""
-        inherited = {k: v for k, v in os.environ.items() if not k.startswith("FENNEL_")}
-        path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
+        """Run `fennel-core` and return its output; AssertionError if it fails.
+
+        What was started and not stopped is stopped when this process ends, whatever way it ends.
+        """
+        if words[0] == "up" and self._guard is None:
+            self._guard = self._start_guard()
         done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
-            [sys.executable, "-m", "fennel_core.apps.cli", *words],
-            env=inherited | self.settings | {"PYTHONPATH": path},
+            [*CLI, *words],
+            env=self._environment(),
             capture_output=True,
             text=True,
             check=False,
@@ -67,7 +73,27 @@ class OwnPlatform:
             cwd=ROOT,
         )
         assert done.returncode == 0, f"fennel-core {' '.join(words)}:\n{done.stdout}{done.stderr}"
+        if words[0] == "down" and self._guard is not None:
+            self._guard.communicate(b"stopped\n", GUARD_ENDS_WITHIN_S)
+            self._guard = None
         return done.stdout
+
+    def _environment(self) -> dict[str, str]:
+        inherited = {k: v for k, v in os.environ.items() if not k.startswith("FENNEL_")}
+        path = os.pathsep.join([str(ROOT), str(ROOT / "plugins")])
+        return inherited | self.settings | {"PYTHONPATH": path}
+
+    def _start_guard(self) -> subprocess.Popen[bytes]:
+        """Start a process that stops the platform when this one ends: its input ends then, too."""
+        return subprocess.Popen(  # noqa: S603  # a fixed script
+            ["/bin/sh", "-c", 'read -r _ || exec "$@"', "guard", *CLI, "down"],
+            env=self._environment(),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+            start_new_session=True,
+        )
 
     def value(self, name: str) -> str:
         """Return a setting of the running platform, with those that it has derived."""
