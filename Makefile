@@ -4,6 +4,10 @@ PREPARE := bash fennel_core/apps/local/prepare.sh
 CLI := .venv/bin/python -m fennel_core.apps.cli
 PYTEST_ARGS ?=
 TESTS := .venv/bin/pytest -q --ignore tests/tidy --ignore tests/conformance
+# A file runs in one worker, so that its fixtures start their services once. Tests wait for processes
+# about as long as they compute, so there is one worker more than cores.
+WORKERS ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )))
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 NAME ?=
 COMPOSE_ARGS ?=
 WORLD ?= engine
@@ -61,7 +65,7 @@ format: env ## Format the code and sort imports with ruff
 	.venv/bin/ruff format .
 
 test: lint scan jars ## Run everything that CI runs; leaves the platform running
-	$(TESTS) -n logical --maxprocesses 8 --dist worksteal -m "not platform" $(PYTEST_ARGS) tests
+	$(TESTS) $(PARALLEL) -m "not platform" $(PYTEST_ARGS) tests
 	$(TESTS) -m platform $(PYTEST_ARGS) tests || { \
 	  echo "Retrying the failed tests in isolation"; $(TESTS) -m platform --last-failed --last-failed-no-failures none $(PYTEST_ARGS) tests; }
 	@$(CLI) up

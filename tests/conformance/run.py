@@ -15,6 +15,7 @@ import os
 import shlex
 import subprocess
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +26,12 @@ PROJECT = HERE.parents[1]
 RATCHET = HERE / "ratchet.txt"
 AIRFLOW = HERE / "airflow.txt"
 PACKAGE = "fennel/client_tests"
+PROCESSES = 3
+"""Tests that run at a time, each in a workspace of its own: they wait for the platform mostly."""
+PYTEST_OPTIONS = (
+    *("-q", "-p", "live_client", "-p", "no:cacheprovider"),
+    *("--tb=short", "--no-header", "-rN", "-W", "ignore"),
+)
 SECOND_TRIES = 3
 """Up to this many failures of a ratchet run are retried once; more are not an accident."""
 
@@ -65,9 +72,26 @@ def environment() -> dict[str, str]:
 
 
 def run(tests: list[str], orchestrator: str, report: Path) -> list[Result]:
-    """Run these tests of the client's package; without any, run all."""
+    """Run these tests of the client's package, some at a time; without any, run all."""
     variables = environment()
     report.parent.mkdir(parents=True, exist_ok=True)
+    # Each commit through Airflow runs processes of its own, so those tests take turns.
+    count = 1 if orchestrator == "airflow" else min(PROCESSES, max(1, len(tests)))
+    parts = [report.with_name(f"{report.stem}-{number}.jsonl") for number in range(count)]
+    running = [
+        start(tests[number::count], orchestrator, part, variables)
+        for number, part in enumerate(parts)
+    ]
+    for process in running:
+        process.wait()
+    report.write_text("".join(part.read_text() for part in parts))
+    return [Result(**json.loads(line)) for line in report.read_text().splitlines()]
+
+
+def start(
+    tests: list[str], orchestrator: str, report: Path, variables: Mapping[str, str]
+) -> subprocess.Popen[bytes]:
+    """Start pytest in the client's environment; it writes `report`, and a log beside it."""
     report.write_text("")
     python = Path(variables["FENNEL_EXECUTOR_PYTHON"])
     site = next((python.parent.parent / "lib").glob("python3*/site-packages"))
@@ -79,30 +103,15 @@ def run(tests: list[str], orchestrator: str, report: Path) -> list[Result]:
     # The suite must not read this project's own pytest settings, and finds its data relative to the
     # folder that holds `fennel`.
     command = [str(python), "-m", "pytest", "-c", str(HERE / "client.ini"), "--rootdir", str(site)]
-    command += [
-        "-q",
-        "-p",
-        "live_client",
-        "-p",
-        "no:cacheprovider",
-        "--tb=short",
-        "--no-header",
-        "-rN",
-        "-W",
-        "ignore",
-    ]
-    command += tests or [PACKAGE]
-    log = report.with_suffix(".log")
-    with log.open("w") as out:
-        subprocess.run(  # noqa: S603  # a program of this test, and no shell
+    command += [*PYTEST_OPTIONS, *(tests or [PACKAGE])]
+    with report.with_suffix(".log").open("w") as out:
+        return subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
             command,
             cwd=site,
             env={**os.environ, **variables, **ours},
             stdout=out,
             stderr=subprocess.STDOUT,
-            check=False,
         )
-    return [Result(**json.loads(line)) for line in report.read_text().splitlines()]
 
 
 def main() -> int:
