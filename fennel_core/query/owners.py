@@ -62,6 +62,9 @@ class Owners:
         self._wanted: set[JobId] | None = set()
         """What the next read covers; None: everything."""
         self._pending_read: asyncio.Task[None] | None = None
+        self._begun = 0
+        self._finished = 0
+        """Numbers of the last read that began, and of the last that succeeded."""
         self.epoch = 0
 
     def address(self, partition: JobPartition) -> str | None:
@@ -87,7 +90,10 @@ class Owners:
         If it fails, what it should have covered is part of the next one.
         """
         self._want(jobs)
-        while self._wanted is None or self._wanted:
+        # What is wanted now may be part of a read that another caller begins, so that this one
+        # finds nothing wanted: only the number of the read shows that it has finished.
+        next_begun = self._begun + 1
+        while self._finished < next_begun:
             await self._next_read()
 
     def _of(self, job: JobId) -> Ownership:
@@ -111,6 +117,7 @@ class Owners:
         await asyncio.shield(self._pending_read)
 
     async def _read(self) -> None:
+        self._begun += 1
         wanted, self._wanted = self._wanted, set()
         found: Ownership | None = None
         try:
@@ -119,6 +126,7 @@ class Owners:
             self._pending_read = None
             if found is None:
                 self._want(wanted)
+        self._finished = self._begun
         self.epoch += 1
         if wanted is None:
             self._all, self._all_epoch, self._newer = found, self.epoch, {}

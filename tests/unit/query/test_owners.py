@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 
 import pytest
 
 from fennel_core.bank.wakeups import LONGEST_PAYLOAD, jobs_in, payload_of
 from fennel_core.connections.api_errors import DatabaseUnavailable
-from fennel_core.query.owners import Owners, Parked
+from fennel_core.query.owners import Owners, Ownership, Parked
 from fennel_core.vocab.ids import JobId, PartitionIndex
 from tests.support.fake_slots import FakeRegistry
+from tests.support.polling import eventually
 
 A, B = JobId("shop.job.a.1"), JobId("shop.job.b.1")
 FIRST = PartitionIndex(0)
@@ -72,6 +74,47 @@ async def test_callers_at_the_same_time_share_a_read(registry: FakeRegistry) -> 
     assert registry.reads <= 2, "one of what the first caller wanted, one of all others"
 
 
+class HeldRegistry(FakeRegistry):
+    """A registry whose reads see it as of their beginning, and end when the test lets them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.ends = [asyncio.Event(), asyncio.Event()]
+        self.ended = asyncio.Event()
+
+    async def read_owners(self, jobs: Collection[JobId] | None = None) -> Ownership:
+        found = await super().read_owners(jobs)
+        await self.ends[self.reads - 1].wait()
+        self.ended.set()
+        return found
+
+
+async def test_a_reread_waits_for_a_later_read_even_if_another_caller_begins_that() -> None:
+    registry = HeldRegistry()
+    registry.addresses[A, FIRST] = "/one"
+    owners = Owners(registry)
+
+    async def other_caller() -> None:
+        await registry.ended.wait()
+        await owners.refresh(owners.epoch, {B})
+
+    older = asyncio.create_task(owners.refresh(0, {A}))
+    other = asyncio.create_task(other_caller())
+    await eventually(lambda: registry.reads == 1)
+    registry.addresses[A, FIRST] = "/two"
+    reread = asyncio.create_task(owners.reread({A}))
+    await asyncio.sleep(0)
+    registry.ends[0].set()
+    await older
+    await eventually(lambda: registry.reads == 2)
+    for _ in range(10):
+        await asyncio.sleep(0)
+    assert not reread.done(), "the read that began after the call has not ended"
+    registry.ends[1].set()
+    await asyncio.gather(reread, other)
+    assert owners.address((A, FIRST)) == "/two"
+
+
 async def test_what_a_failed_read_should_have_covered_is_read_by_the_next_one(
     registry: FakeRegistry,
 ) -> None:
@@ -93,6 +136,7 @@ async def test_after_many_reads_of_single_jobs_everything_is_read(
     monkeypatch.setattr("fennel_core.query.owners.MOST_NEWER", 1)
     owners = Owners(registry)
     await owners.reread({A})
+    await owners.reread({B})
     await owners.reread({B})
     assert registry.read_jobs == [{A}, {B}, None]
     assert not owners._newer
