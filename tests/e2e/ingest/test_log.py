@@ -20,7 +20,12 @@ from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.blueprints.spec import DatasetView, SourceBinding
 from fennel_core.connections import postgres
-from fennel_core.connections.kafka import client_config, consumer_config
+from fennel_core.connections.kafka import (
+    COMMIT_WITHIN_TRANSACTIONS,
+    client_config,
+    consumer_config,
+)
+from fennel_core.ingest.store import boot_s
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import TopicName
 from fennel_core.vocab.keys import key_bytes, partition_of
@@ -44,6 +49,8 @@ pytestmark = pytest.mark.platform
 TOKEN = "a-token-of-the-test"  # noqa: S105  # a fixed value of a test
 AT_MS = 1_700_000_000_000
 LIMIT = 200_000
+TRANSACTION_MS = 5_000
+"""The smallest: a test waits until a request of a frozen server is too late."""
 
 
 def free_port() -> int:
@@ -130,6 +137,7 @@ async def server(
         "FENNEL_RUN_DIR": str(tmp_path / "run"),
         "FENNEL_BODY_LIMIT_BYTES": str(LIMIT),
         "FENNEL_LOG_ROWS": "1000",
+        "FENNEL_TRANSACTION_TIMEOUT_MS": str(TRANSACTION_MS),
     }
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "fennel_core.apps.ingest", env={**os.environ, **changes}
@@ -145,7 +153,7 @@ async def server(
                 except aiohttp.ClientConnectionError:
                     return False  # it does not listen yet
 
-            await eventually(ready, within_s=30, interval_s=0.05)
+            await eventually(ready, within_s=120, interval_s=0.05)
             made = Server(
                 f"http://127.0.0.1:{port}", Settings(), pool, uuid.uuid4().hex[:8], process
             )
@@ -342,3 +350,40 @@ async def test_metrics_count_what_entered(server: Server) -> None:
         "2.0"
     ) in text
     assert 'fennel_request_counter{method="POST",path="/api/v1/log",status="200"} 1.0' in text
+
+
+async def test_a_server_that_was_frozen_after_a_stamp_does_not_write_to_a_purged_endpoint(
+    server: Server,
+) -> None:
+    """`purge` takes an endpoint for empty some time after its release, so nothing may arrive then.
+
+    The server is frozen before it reads its stamp, and goes on when it is too late to write.
+    """
+    users = server.bound(binding())
+    await server.commit("main", users)
+    assert (await server.log(body(user=["ann"], age=[1], at=[AT_MS])))[0] == 200
+    held = server.read(users.raw_topic)
+    async with server.pool.connection() as other, other.transaction():
+        await other.execute("SELECT hlc FROM ingest_clock FOR UPDATE")
+        sent = asyncio.create_task(server.log(body(user=["bob"], age=[2], at=[AT_MS])))
+        await eventually(lambda: waits_for_a_lock(server), within_s=30)
+        server.process.send_signal(signal.SIGSTOP)
+    # The stamp is given now, and the server cannot read it.
+    too_late_s = boot_s() + COMMIT_WITHIN_TRANSACTIONS * TRANSACTION_MS / 1000
+    await eventually(lambda: boot_s() > too_late_s, within_s=60, interval_s=0.5)
+    server.process.send_signal(signal.SIGCONT)
+    status, text = await sent
+    assert status == 503
+    assert "too long between the stamp of the request and its transaction" in text
+    assert server.read(users.raw_topic) == held
+    assert [row["user"] for row in server.rows(users.topic)] == ["ann"]
+    assert (await server.log(body(user=["cid"], age=[3], at=[AT_MS])))[0] == 200
+
+
+async def waits_for_a_lock(server: Server) -> bool:
+    async with server.pool.connection() as connection:
+        found = await connection.execute(
+            "SELECT count(*) FROM pg_stat_activity WHERE wait_event_type = 'Lock'"
+            " AND application_name = 'fennel-ingest'"
+        )
+        return bool((await found.fetchone())[0])
