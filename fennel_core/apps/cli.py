@@ -240,7 +240,7 @@ def env(names: tuple[str, ...], everything: bool) -> None:
 
     context, _ = select(())
     known = process_env(context.settings)
-    if unknown := [name for name in names if name not in known]:
+    if unknown := [name for name in names if not known.get(name)]:
         fail(f"{unknown[0]} is not set; `fennel-core settings` lists the valid names")
     public = process_env(context.settings, frozenset()) if everything else {}
     variables = {k: v for k, v in public.items() if k != "FENNEL_ADMIN_TOKEN_SHA256"}

@@ -1,7 +1,9 @@
 """Entry point of the containers of `docker-compose.yml`: one row of the service table each.
 
-    python -m fennel_core.apps.container prepare [STEP ...]
-        Generate missing keys, run setup steps, exit.
+    python -m fennel_core.apps.container keys
+        Generate missing keys, give each service its own, exit.
+    python -m fennel_core.apps.container prepare STEP ...
+        Run setup steps, exit.
     python -m fennel_core.apps.container run SERVICE
         Run the setup steps of the service, then replace this process by it.
     python -m fennel_core.apps.container healthy
@@ -28,15 +30,19 @@ if TYPE_CHECKING:
     from fennel_core.apps.local.setup_steps import PlatformContext
 
 USAGE: Final = (
-    "usage: python -m fennel_core.apps.container prepare [STEP ...] | run SERVICE | healthy"
+    "usage: python -m fennel_core.apps.container keys | prepare STEP ... | run SERVICE | healthy"
 )
+GRANTS: Final = "grants"
+"""The folder of the data folder in which each service's volume of keys is mounted."""
 
 
 def main(words: list[str], check_file: Path) -> int | str:
     """Return the exit status, or an error message. `check_file`: holds the readiness check."""
     match words:
-        case ["prepare", *steps]:
-            return prepare(steps)
+        case ["keys"]:
+            return keys()
+        case ["prepare", _, *_]:
+            return prepare(words[1:])
         case ["run", name]:
             return run(name, check_file)
         case ["healthy"]:
@@ -54,8 +60,23 @@ def healthy(check_file: Path) -> int | str:
     return check_readiness(readiness, datetime.fromtimestamp(began_s, UTC)) or 0
 
 
+def keys() -> int | str:
+    """Generate missing keys, and copy to each service's volume those that it needs."""
+    from fennel_core.apps.errors import SetupFailed
+    from fennel_core.apps.local.platform_keys import grant_keys
+    from fennel_core.apps.local.services import WITH_KEYS, keys_of
+
+    try:
+        layout = _context().layout
+    except SetupFailed as error:
+        return str(error)
+    for service in sorted(WITH_KEYS):
+        grant_keys(layout.secrets, keys_of(service), layout.data / GRANTS / service)
+    return 0
+
+
 def prepare(names: list[str]) -> int | str:
-    """Generate the keys, then run setup steps by name (as `make-bucket`) in the order given."""
+    """Run setup steps by name (as `make-bucket`) in the order given."""
     from fennel_core.apps.errors import SetupFailed
     from fennel_core.apps.local.setup_steps import SetupStep, run_setup_step
 

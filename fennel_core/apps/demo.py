@@ -19,6 +19,17 @@ from fennel_core.settings.model import Settings
 PROJECT = Path(__file__).resolve().parents[2]
 TOKEN = "dev-demo"  # noqa: S105  # opens workspace `demo` in development mode on loopback, and nothing else
 
+_ON_THIS_MACHINE = (
+    "status    make status      processes, slots, job partitions, lag and last errors",
+    "logs      make logs        or `fennel-core logs engine -f`",
+    "stop      make down        data survives; `make up` starts, `make clean` deletes",
+)
+_IN_CONTAINERS = (
+    "status    docker compose ps                the containers and whether they are healthy",
+    "logs      docker compose logs -f engine    or of another service",
+    "stop      docker compose down              data survives; `down --volumes` deletes it",
+)
+
 
 def run_demo(settings: Settings, console: Console) -> None:
     """Run the example against the running platform; raises DemoFailed with its last lines."""
@@ -75,14 +86,18 @@ def _what_next(settings: Settings, console: Console) -> None:
         f"  API       {settings.query_url}   token [bold]{TOKEN}[/bold] "
         "(`dev-<name>` opens workspace `<name>`)"
     )
+    contained = settings.reach_by_name
     show(
         f"  Airflow   {settings.airflow_pages}   user {settings.airflow_user}, password: "
-        "`fennel-core env FENNEL_AIRFLOW_PASSWORD`"
+        + (
+            "`docker compose exec airflow-api cat /data/secrets/airflow_password`"
+            if contained
+            else "`fennel-core env FENNEL_AIRFLOW_PASSWORD`"
+        )
     )
     show(f"            commit from its form: Dags, commit, Trigger, for example {conf}")
-    show("  status    make status      processes, slots, job partitions, lag and last errors")
-    show("  logs      make logs        or `fennel-core logs engine -f`")
-    show("  stop      make down        data survives; `make up` starts, `make clean` deletes")
+    for line in _IN_CONTAINERS if contained else _ON_THIS_MACHINE:
+        show(f"  {line}")
     show("  go on     docs/tutorial.md builds a project of your own\n")
 
 

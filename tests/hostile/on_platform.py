@@ -33,6 +33,7 @@ pytestmark = [
 ]
 EXTRACTORS: Final = [each for each in PROGRAMS if not each.module]
 """The client sends no code outside of functions but their imports."""
+CONTAINERS_FILE: Final = Path("/etc/hostname")
 SHARING: Final = (*ANSWERS, *READS)
 """Code of one version shares a process: what one of these leaves there answers the next of them."""
 HEAD: Final = """
@@ -113,9 +114,11 @@ def extractor_of(program: Program, name: str, settings: Settings) -> str:
     """Return the source of a featureset whose extractor runs a hostile program."""
     body = program.body.replace("'F.out'", "'out'").replace("\n    ", "\n")
     assert settings.secrets_key_file is not None
+    # The container of user code has no key; a program is to be refused another file.
+    secret = CONTAINERS_FILE if settings.reach_by_name else settings.secrets_key_file
     target = (
         f"PARENT, SOCKET, SECRET, PORT = os.getppid(), {str(settings.executors_socket)!r}, "
-        f"{str(settings.secrets_key_file)!r}, {settings.kafka_bootstrap.rpartition(':')[2]}\n"
+        f"{str(secret)!r}, {settings.kafka_bootstrap.rpartition(':')[2]}\n"
     )
     text = IMPORTS + target + body
     return FEATURES.format(name=name, body=textwrap.indent(text, " " * 8))

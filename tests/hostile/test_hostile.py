@@ -1,5 +1,7 @@
 """Hostile extractors against real executors: as root, as an ordinary user, as in a container.
 
+`make compose-test` runs it beside the executors of docker-compose.yml, which `RUNNING` names.
+
 Each is refused or ended with an error to its author, and leaves the executors, the platform's files
 and the calls of other workspaces as they were.
 """
@@ -12,6 +14,7 @@ import shutil
 import socket
 import tempfile
 from collections.abc import AsyncIterator, Iterator
+from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -28,6 +31,10 @@ SYSTEM_PYTHON = Path("/usr/bin/python3.11")
 """An interpreter that other users can read, unlike one in a home folder."""
 CONTAINER_USER = 7400
 LIMIT_MS = 10_000
+RUNNING = "HOSTILE_EXECUTORS_SOCKET"
+"""Variable: the socket of executors that run already, in the process and network namespaces of this
+process, and in a folder that it can write.
+"""
 
 
 def hostile(workspace: str) -> Callbacks:
@@ -47,6 +54,8 @@ class Installation(Target):
 
 def starts() -> dict[str, HostStart]:
     """Return the ways to start executors that this machine allows."""
+    if RUNNING in os.environ:
+        return {"running": HostStart()}
     canary = {"AWS_SECRET_ACCESS_KEY": "canary"}
     if os.getuid() != 0 or not SYSTEM_PYTHON.exists():
         return {
@@ -68,7 +77,8 @@ def starts() -> dict[str, HostStart]:
 @pytest.fixture(scope="module", params=starts())
 def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
     start = starts()[request.param]
-    folder = Path(tempfile.mkdtemp(prefix="fennel-hostile-"))
+    beside = Path(os.environ[RUNNING]).parent if RUNNING in os.environ else None
+    folder = Path(tempfile.mkdtemp(prefix="fennel-hostile-", dir=beside))
     secret = folder / "secret"
     secret.write_text(SECRET_TEXT)
     secret.chmod(0o644)
@@ -77,7 +87,9 @@ def installation(request: pytest.FixtureRequest) -> Iterator[Installation]:
         shutil.chown(folder, start.user)
     with (
         socket.create_server(("127.0.0.1", 0)) as service,
-        running_host(
+        nullcontext(Path(os.environ[RUNNING]))
+        if beside
+        else running_host(
             folder, start, executor_processes=2, executor_memory_limit_bytes=1 << 29
         ) as at,
     ):

@@ -30,7 +30,7 @@ from fennel_core.apps.local.launch_plan import (
     with_dependencies,
 )
 from fennel_core.apps.local.launcher import Launcher, StartFailure
-from fennel_core.apps.local.platform_keys import PlatformKeys, ensure_keys
+from fennel_core.apps.local.platform_keys import PlatformKeys, load_keys
 from fennel_core.apps.local.preflight import preflight_problems
 from fennel_core.apps.local.readiness import check_readiness
 from fennel_core.apps.local.restart_reports import RestartReport, next_action, read_reports
@@ -45,7 +45,7 @@ def load_context() -> PlatformContext:
     given = Settings()
     layout = FileLayout(root=ROOT, data=(ROOT / given.data_dir).resolve())
     layout.make()
-    keys, host = ensure_keys(layout.secrets), inspect_host()
+    keys, host = load_keys(layout.secrets), inspect_host()
     layout.hide_data(others_enter=host.owner_uid != os.getuid())
     return PlatformContext(
         settings=local_settings(given, layout, keys), layout=layout, keys=keys, host=host
@@ -63,7 +63,10 @@ def local_settings(given: Settings, layout: FileLayout, keys: PlatformKeys) -> S
             "airflow_url": f"http://{given.address_of('airflow-api')}:{given.airflow_port}",
             "airflow_password": SecretStr(keys.airflow_password),
             "admin_token": SecretStr(keys.admin_token),
-            "secrets_key_file": layout.secrets / "users_secrets_key",
+            "admin_token_sha256": keys.admin_token_sha256 or given.admin_token_sha256,
+            "secrets_key_file": (layout.secrets / "users_secrets_key")
+            if keys.users_secrets_key
+            else None,
             "data_dir": layout.data,
             "run_dir": layout.run,
             "jars_dir": layout.jars,

@@ -7,6 +7,7 @@ The wheel's Python interface is not used: it would add a system user when run as
 import importlib.util
 import os
 import subprocess
+import tempfile
 from pathlib import Path
 from typing import Final
 
@@ -71,9 +72,13 @@ def dsn(settings: Settings, keys: PlatformKeys, database: str = DATABASE) -> str
 
 def airflow_dsn(settings: Settings, keys: PlatformKeys) -> str:
     """Return Airflow's connection string for SQLAlchemy, sync and async: psycopg 3 does both."""
+    return _airflow_dsn("postgresql+psycopg", settings, keys)
+
+
+def _airflow_dsn(scheme: str, settings: Settings, keys: PlatformKeys) -> str:
     login = f"{AIRFLOW_USER}:{keys.airflow_database_password}"
     address = f"{settings.address_of('postgres')}:{settings.postgres_port}"
-    return f"postgresql+psycopg://{login}@{address}/{AIRFLOW_DATABASE}"
+    return f"{scheme}://{login}@{address}/{AIRFLOW_DATABASE}"
 
 
 def airflow_pools(settings: Settings, keys: PlatformKeys) -> frozenset[str]:
@@ -82,7 +87,8 @@ def airflow_pools(settings: Settings, keys: PlatformKeys) -> frozenset[str]:
     Reading the table takes milliseconds; Airflow's own command takes seconds at every start.
     """
     try:
-        with psycopg.connect(dsn(settings, keys, AIRFLOW_DATABASE)) as connection:
+        # As Airflow's user: the dag-processor's container has no other password.
+        with psycopg.connect(_airflow_dsn("postgresql", settings, keys)) as connection:
             return frozenset(name for (name,) in connection.execute("SELECT pool FROM slot_pool"))
     except psycopg.errors.UndefinedTable:
         return frozenset()
@@ -96,35 +102,30 @@ def make_cluster(layout: FileLayout, keys: PlatformKeys, host: HostEnvironment) 
     if (folder / "PG_VERSION").exists():
         return
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
-    password_file = folder.with_name("postgres.password")
-    password_file.touch(mode=0o600)
-    password_file.write_text(keys.postgres_password)
-    for path in (folder, password_file):
-        os.chown(path, host.owner_uid, -1)
+    os.chown(folder, host.owner_uid, -1)
     if host.owner_uid != os.getuid():
         layout.data.chmod(0o711)  # lets another uid pass through; the other folders stay private
     _assert_reachable(folder, host)
-    words = [
-        *host.unprivileged,
-        str(binaries() / "initdb"),
-        "-D",
-        str(folder),
-        "-U",
-        USER,
-        "--auth=scram-sha-256",
-        f"--pwfile={password_file}",
-    ]
-    words += [
-        "--encoding=UTF8",
-        "--locale=C",
-        "--locale-provider=builtin",
-        "--builtin-locale=C.UTF-8",
-        "--no-instructions",
-    ]
-    try:
+    with tempfile.NamedTemporaryFile("w", prefix="fennel-") as password_file:
+        os.chown(password_file.fileno(), host.owner_uid, -1)
+        password_file.write(keys.postgres_password)
+        password_file.flush()
+        words = [
+            *host.unprivileged,
+            str(binaries() / "initdb"),
+            "-D",
+            str(folder),
+            "-U",
+            USER,
+            "--auth=scram-sha-256",
+            f"--pwfile={password_file.name}",
+            "--encoding=UTF8",
+            "--locale=C",
+            "--locale-provider=builtin",
+            "--builtin-locale=C.UTF-8",
+            "--no-instructions",
+        ]
         done = subprocess.run(words, capture_output=True, text=True, check=False, cwd="/")  # noqa: S603  # a fixed list of arguments, and no shell
-    finally:
-        password_file.unlink()
     if done.returncode != 0:
         raise SetupFailed(
             f"Postgres could not make its data folder {folder}: "

@@ -16,6 +16,7 @@ from types import MappingProxyType
 from typing import Final
 
 from fennel_core.apps.local import airflow, kafka, postgres, s3
+from fennel_core.apps.local.platform_keys import KEY_NAMES
 from fennel_core.apps.local.readiness import (
     AirflowHeartbeat,
     HeartbeatFile,
@@ -115,6 +116,37 @@ SECRETS_OF: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
 )
 """The secrets of each service. The administrator's token is none of them: servers know its digest.
 """
+
+_KEY_OF_SETTING: Final[Mapping[str, str]] = MappingProxyType(
+    {
+        "postgres_dsn": "postgres_password",
+        "s3_secret_key": "s3_secret_key",
+        "airflow_password": "airflow_password",
+        "admin_token": "admin_token",
+        "secrets_key_file": "users_secrets_key",
+    }
+)
+"""The key (`PlatformKeys`) from which `local_settings` derives a setting."""
+_AIRFLOW_KEYS: Final = frozenset(name for name in KEY_NAMES if name.startswith("airflow_"))
+_OWN_KEYS: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
+    {
+        "postgres": frozenset({"postgres_password"}),
+        "kafka": frozenset({"kafka_cluster_id"}),
+        "s3": frozenset({"s3_secret_key"}),
+        "airflow-api": _AIRFLOW_KEYS,
+        "airflow-scheduler": _AIRFLOW_KEYS,
+        "airflow-dags": _AIRFLOW_KEYS,
+    }
+)
+"""Keys of a service beside those of its settings: a store's own, and Airflow's configuration."""
+WITH_KEYS: Final = frozenset({*SECRETS_OF, *_OWN_KEYS} - {WATCHDOG})
+"""The services that get keys in a container; the executors get none."""
+
+
+def keys_of(service: str) -> frozenset[str]:
+    """Return the names of the keys (`PlatformKeys`) that a service needs in its container."""
+    derived = SECRETS_OF.get(service, frozenset()) & _KEY_OF_SETTING.keys()
+    return _OWN_KEYS.get(service, frozenset()) | {_KEY_OF_SETTING[name] for name in derived}
 
 
 def process_env(settings: Settings, secrets: frozenset[str] = SECRET_SETTINGS) -> dict[str, str]:

@@ -18,7 +18,7 @@ from fennel_core.apps.local.file_layout import ROOT, FileLayout
 from fennel_core.apps.local.host_environment import HostEnvironment
 from fennel_core.apps.local.platform import local_settings
 from fennel_core.apps.local.platform_keys import PlatformKeys
-from fennel_core.apps.local.services import FENNEL, INFRA, Service, service_table
+from fennel_core.apps.local.services import FENNEL, INFRA, WITH_KEYS, Service, service_table
 from fennel_core.apps.local.setup_steps import PlatformContext, SetupStep
 from fennel_core.executors import launch, protocol
 from fennel_core.executors.environment import SINGLE_THREADED
@@ -28,6 +28,7 @@ FILE = ROOT / "docker-compose.yml"
 DOCKERFILE = ROOT / "docker" / "Dockerfile"
 RUN = ["python", "-m", "fennel_core.apps.container", "run"]
 PREPARE = ["python", "-m", "fennel_core.apps.container", "prepare"]
+KEYS = ["python", "-m", "fennel_core.apps.container", "keys"]
 VARIABLE = re.compile(r"\$\{(\w+)(?::-([^}]*))?\}")
 
 
@@ -73,6 +74,7 @@ def test_containers_that_run_once_cover_every_setup_step_outside_the_services(
     compose: dict[str, Any], services: dict[str, Service]
 ) -> None:
     once = {name: service for name, service in compose.items() if "restart" not in service}
+    assert once.pop("secrets")["command"] == KEYS
     assert all(service["command"][: len(PREPARE)] == PREPARE for service in once.values())
     named = {word for service in once.values() for word in service["command"][len(PREPARE) :]}
     after = {step for row in services.values() for step in row.after}
@@ -217,10 +219,36 @@ def test_data_is_in_volumes_and_only_the_first_container_writes_keys(
         name for name, service in compose.items() if "secrets:/data/secrets" in service["volumes"]
     }
     assert writers == {"secrets"}
-    made = re.findall(r"/data/[\w/]+", DOCKERFILE.read_text())
+    made = re.findall(r"/data/[\w/-]+", DOCKERFILE.read_text())
     assert {where for places in volumes.values() for where in places} <= set(made), (
         "a volume over a folder missing in the image would belong to root"
     )
+
+
+def test_each_service_mounts_the_volume_of_its_own_keys(compose: dict[str, Any]) -> None:
+    assert {
+        (name, volume)
+        for name, service in compose.items()
+        for volume in service["volumes"]
+        if volume.split(":")[1] == "/data/secrets" and name not in {"secrets", "migrate"}
+    } == {
+        *((name, f"{name}-keys:/data/secrets:ro") for name in WITH_KEYS),
+        ("airflow-warm", "airflow-api-keys:/data/secrets:ro"),
+    }
+    granted = {each for each in compose["secrets"]["volumes"] if "/data/grants/" in each}
+    assert granted == {f"{name}-keys:/data/grants/{name}" for name in WITH_KEYS}
+
+
+def test_no_container_has_capabilities_or_gains_privileges(compose: dict[str, Any]) -> None:
+    for name, service in compose.items():
+        assert service["cap_drop"] == ["ALL"], name
+        assert service["security_opt"] == ["no-new-privileges:true"], name
+        assert service["pids_limit"], name
+    writable = {name for name, service in compose.items() if not service["read_only"]}
+    assert writable == {"secrets", "airflow-scheduler", "engine", "history"}, (
+        "only copies of a backup and temporary files of Spark belong on the disk of a container"
+    )
+    assert compose["executors"]["mem_limit"] == "6g"
 
 
 def test_containers_bind_beyond_loopback_only_where_others_must_reach_them(

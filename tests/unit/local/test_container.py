@@ -15,7 +15,7 @@ from fennel_core.apps.local import airflow, kafka, postgres, s3
 from fennel_core.apps.local.file_layout import ROOT, FileLayout
 from fennel_core.apps.local.host_environment import HostEnvironment
 from fennel_core.apps.local.platform import local_settings
-from fennel_core.apps.local.platform_keys import ensure_keys
+from fennel_core.apps.local.platform_keys import KEY_NAMES, ensure_keys, grant_keys, load_keys
 from fennel_core.apps.local.preflight import preflight_problems
 from fennel_core.apps.local.readiness import (
     AirflowHeartbeat,
@@ -29,6 +29,7 @@ from fennel_core.apps.local.readiness import (
     from_json,
     to_json,
 )
+from fennel_core.apps.local.services import WITH_KEYS, keys_of, service_table
 from fennel_core.apps.local.setup_steps import PlatformContext
 from fennel_core.settings.model import Settings
 
@@ -114,6 +115,49 @@ def test_keys_are_read_from_a_read_only_mount(tmp_path: Path) -> None:
     if "mount" in done.stderr or "unshare" in done.stderr:
         pytest.skip("mounting is not permitted here")
     assert done.stdout.strip() == made.admin_token, done.stderr
+
+
+@pytest.mark.parametrize("service", sorted(WITH_KEYS))
+def test_a_container_with_the_keys_of_its_service_runs_the_same_row(
+    context: PlatformContext, service: str
+) -> None:
+    folder = context.layout.data / "grants" / service
+    folder.mkdir(parents=True)
+    grant_keys(context.layout.secrets, keys_of(service), folder)
+    keys = load_keys(folder)
+    settings = local_settings(Settings().model_copy(update=CONTAINED), context.layout, keys)
+    assert {name for name in KEY_NAMES if getattr(keys, name)} == keys_of(service)
+    assert settings.admin_digest == context.settings.admin_digest
+    granted = PlatformContext(settings, context.layout, keys, context.host)
+    (mine,) = (row for row in service_table(granted) if row.name == service)
+    (theirs,) = (row for row in service_table(context) if row.name == service)
+    assert mine == theirs
+
+
+def test_no_container_but_the_first_gets_the_administrators_token() -> None:
+    assert {name: keys_of(name) for name in ("query", "ingest", "history", "airflow-dags")} == {
+        "query": {"postgres_password", "users_secrets_key"},
+        "ingest": {"postgres_password", "users_secrets_key"},
+        "history": {"postgres_password", "s3_secret_key"},
+        "airflow-dags": {name for name in KEY_NAMES if name.startswith("airflow_")},
+    }
+    assert all("admin_token" not in keys_of(name) for name in WITH_KEYS)
+
+
+def test_granted_keys_follow_the_installations(tmp_path: Path) -> None:
+    secrets, folder = tmp_path / "secrets", tmp_path / "query"
+    secrets.mkdir()
+    folder.mkdir()
+    ensure_keys(secrets)
+    grant_keys(secrets, KEY_NAMES, folder)
+    both_keys = "new\n" + (secrets / "users_secrets_key").read_text()
+    (secrets / "users_secrets_key").write_text(both_keys)
+    grant_keys(secrets, frozenset({"users_secrets_key"}), folder)
+    assert (folder / "users_secrets_key").read_text() == both_keys
+    assert {path.name for path in folder.iterdir()} == {
+        *("granted", "users_secrets_key", "admin_token_sha256")
+    }
+    assert all(path.stat().st_mode & 0o777 == 0o600 for path in folder.iterdir())
 
 
 @pytest.mark.parametrize(

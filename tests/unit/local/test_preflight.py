@@ -20,7 +20,7 @@ from fennel_core.apps.local.file_layout import (
 from fennel_core.apps.local.host_environment import HostEnvironment
 from fennel_core.apps.local.launch_plan import select_services
 from fennel_core.apps.local.platform import local_settings, write_env_file
-from fennel_core.apps.local.platform_keys import PlatformKeys, ensure_keys
+from fennel_core.apps.local.platform_keys import KEY_NAMES, ensure_keys
 from fennel_core.apps.local.preflight import preflight_problems
 from fennel_core.apps.local.services import service_table
 from fennel_core.apps.local.setup_steps import PlatformContext
@@ -148,9 +148,7 @@ def test_two_installations_share_no_key(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
     one, other = ensure_keys(tmp_path / "a"), ensure_keys(tmp_path / "b")
-    assert not [
-        name for name in PlatformKeys.__slots__ if getattr(one, name) == getattr(other, name)
-    ]
+    assert not [name for name in KEY_NAMES if getattr(one, name) == getattr(other, name)]
 
 
 def test_the_env_file_is_private_even_if_it_replaces_a_readable_one(tmp_path: Path) -> None:
