@@ -6,8 +6,9 @@ not retracted count. A retraction has the time and position of what it retracts,
 neighbours, and retractions are applied to the versions of one position at a time.
 
 Between two chunks at most this is remembered: the last version of the last key, and the versions of
-the last position, which the next chunk may still retract. Neither grows with the number of versions
-of a key.
+the last position, which the next chunk may still retract. Equal versions are added up, so neither
+grows with the number of versions of a key, nor with that of the corrections of a position as long
+as a retraction is near what it retracts.
 """
 
 from __future__ import annotations
@@ -41,16 +42,17 @@ class AsOfJoin:
 
     def answer(self, chunk: pl.DataFrame) -> pl.DataFrame:
         """Return, per request of the chunk in order, the dataset's columns and `FOUND`."""
-        mine = chunk.filter(pl.col(SOURCE).is_in([self._number, REQUEST])).select(
-            KEY, TIME, SOURCE, *META, *self._columns
+        mine = (
+            chunk.filter(pl.col(SOURCE).is_in([self._number, REQUEST]))
+            .select(KEY, TIME, SOURCE, *META, *self._columns)
+            .with_columns(pl.col(SIGN).cast(pl.Int64))  # signs are added up
         )
         rows = mine if self._carried is None else pl.concat([self._carried, mine])
         settled, unsettled = _split(rows)
         settled = self._without_retracted(settled)
         latest, first = _latest_versions(settled)
-        self._carried = pl.concat(
-            [_last_of_key(settled, rows, latest, first), self._netted(unsettled)]
-        )
+        last = _last_of_key(settled, rows, latest, first)
+        self._carried = pl.concat([last, self._added_up(unsettled)])
         requests = np.flatnonzero((settled[SOURCE] == REQUEST).to_numpy())
         found = latest[requests] >= first[requests]
         places = np.where(found, latest[requests], 0)
@@ -82,17 +84,25 @@ class AsOfJoin:
         retracted = versions.filter(pl.col(SIGN) < 0).select(POS).unique()
         if retracted.is_empty():
             return versions
-        compared = versions.join(retracted, on=POS, how="semi")
-        rows = encode_rows(compared, [*self._columns, IS_TOMBSTONE])
-        added_up = (
-            compared.with_columns(pl.Series(_ROW, rows, dtype=pl.Binary))
+        return pl.concat(
+            [
+                versions.join(retracted, on=POS, how="anti"),
+                self._added_up(versions.join(retracted, on=POS, how="semi")),
+            ]
+        )
+
+    def _added_up(self, versions: pl.DataFrame) -> pl.DataFrame:
+        """Return one row per different version with the sum of its signs, none where that is 0."""
+        if versions.height < 2:
+            return versions
+        rows = encode_rows(versions, [*self._columns, IS_TOMBSTONE])
+        return (
+            versions.with_columns(pl.Series(_ROW, rows, dtype=pl.Binary))
             .group_by(KEY, TIME, POS, _ROW)
-            .agg(pl.exclude(SIGN).first(), pl.col(SIGN).cast(pl.Int32).sum())
+            .agg(pl.exclude(SIGN).first(), pl.col(SIGN).sum())
             .filter(pl.col(SIGN) != 0)
-            .with_columns(pl.col(SIGN).cast(pl.Int8))
             .select(versions.columns)
         )
-        return pl.concat([versions.join(retracted, on=POS, how="anti"), added_up])
 
 
 def _split(rows: pl.DataFrame) -> tuple[pl.DataFrame, pl.DataFrame]:

@@ -169,9 +169,11 @@ class SparkRun:
                 for versions in self._versions(group, layout):
                     frame = frame.union(versions)
                 spread = frame.repartition(self._partitions, KEY)
-                # Of one position the additions first, so that nothing is retracted before it was
-                # added: pieces are read in any order, and a sort of Spark is not stable.
-                return spread.sortWithinPartitions(*map(f.asc, ORDER), f.desc(SIGN))
+                # At one position equal versions are neighbours, the additions first, so nothing is
+                # retracted before it was added, or long after: pieces are read in any order, and
+                # a sort of Spark is not stable.
+                equal = f.xxhash64(*(versions_part(n) for n in range(len(group.sources))))
+                return spread.sortWithinPartitions(*map(f.asc, ORDER), equal, f.desc(SIGN))
             case ShuffleByRow():
                 spread = frame.repartition(self._partitions, ROW)
                 return spread.sortWithinPartitions(f.asc(ROW), f.asc_nulls_first(ELEMENT))

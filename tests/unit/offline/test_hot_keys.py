@@ -81,22 +81,29 @@ def test_of_versions_with_one_time_the_one_with_the_last_position_is_found(
     assert found["v"].to_list() == values[1:]
 
 
-def test_a_join_adds_up_the_corrections_of_one_position() -> None:
-    numbers = pl.Series(range(ROWS), dtype=pl.Int64)
+def corrections(values: pl.Series) -> pl.DataFrame:
+    """Return versions of one position; each but the last is retracted by the next."""
     one = pl.Series([b"pos"], dtype=pl.Binary).new_from_index(0, ROWS)
-    added = versions(pl.Series([0]).new_from_index(0, ROWS), numbers, one)
+    added = versions(pl.Series([0]).new_from_index(0, ROWS), values, one)
     taken_back = added[:-1].with_columns(pl.lit(-1, dtype=pl.Int8).alias("__sign"))
-    corrections = pl.concat(
-        [pl.concat([added[i : i + 1], taken_back[i : i + 1]]) for i in range(0, ROWS, 2)]
-        + [pl.concat([added[i : i + 1], taken_back[i : i + 1]]) for i in range(1, ROWS, 2)]
-    )
+    places = pl.int_range(ROWS, eager=True) * 2
+    order = pl.concat([places, places[:-1] + 1]).alias("order")
+    return pl.concat([added, taken_back]).with_columns(order)
+
+
+@pytest.mark.parametrize(
+    "values", [pl.Series(range(ROWS)), pl.Series([7, 8] * (ROWS // 2))], ids=["all", "two"]
+)
+@pytest.mark.parametrize("by", [["order"], ["v", "__sign"]], ids=["of-the-topic", "of-spark"])
+def test_a_join_adds_up_the_corrections_of_one_position(values: pl.Series, by: list[str]) -> None:
+    frame = corrections(values).sort(by, descending=[name == "__sign" for name in by])
     join = AsOfJoin(TableSource(USERS, ("v",)), 0)
-    parts = [version_rows(corrections, 0, ("k",), "t", ("v",)), requests(pl.Series([0]))]
+    parts = [version_rows(frame, 0, ("k",), "t", ("v",)), requests(pl.Series([0]))]
     found = []
     for chunk in in_order(parts, CHUNK):
         found.append(join.answer(chunk))
         assert join.carried_rows <= 2
-    assert pl.concat(found)["v"].to_list() == [ROWS - 1]
+    assert pl.concat(found)["v"].to_list() == [values.item(-1)]
 
 
 def test_the_state_of_a_hot_key_spills_to_disk(tmp_path: Path) -> None:
