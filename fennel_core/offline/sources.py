@@ -8,11 +8,13 @@ topic of the rows that it aggregates, and the production step computes the resul
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
+from fennel_core.aggregates.factory import make_aggregator
+from fennel_core.aggregates.records import POSITION
 from fennel_core.offline.errors import LookupNotOffline
-from fennel_core.operators.spec import AggregateSpec, StepSpec, TableSpec
+from fennel_core.operators.spec import AggregateSpec, StepSpec, TableSpec, has_validity
 from fennel_core.query.program import TIMESTAMP_PLACE
 from fennel_core.vocab.schema import Schema
 
@@ -62,8 +64,30 @@ class AggregateSource:
         return self.spec.along or self.spec.input.timestamp
 
     @property
+    def timed(self) -> bool:
+        """Whether the timestamp of the result is read, which depends on every aggregation."""
+        return self.spec.output.timestamp in self.columns
+
+    @property
+    def needed(self) -> AggregateSpec:
+        """The spec with the aggregations that are read."""
+        if self.timed:
+            return self.spec
+        output = self.spec.output
+        values = tuple(field for field in output.values if field.name in self.columns)
+        specs = tuple(one for one in self.spec.specs if one.name in self.columns)
+        return replace(self.spec, specs=specs, output=replace(output, values=values))
+
+    @property
     def version_columns(self) -> tuple[str, ...]:
-        return self.spec.input.names
+        if has_validity(self.spec.input):
+            return self.spec.input.names
+        aggregated = (
+            name
+            for one in self.needed.specs
+            for name in make_aggregator(one, self.spec.input).prepare()
+        )
+        return tuple(dict.fromkeys([*self.keys, self.time, *sorted({*aggregated} - {POSITION})]))
 
 
 LookupSource = TableSource | AggregateSource

@@ -16,6 +16,7 @@ import polars as pl
 from fennel_core.offline.scratch import ScratchStore
 from fennel_core.offline.sources import FOUND, AggregateSource
 from fennel_core.offline.timeline import KEY, REQUEST, SOURCE, TIME, version_column
+from fennel_core.operators.aggregate.read_time import ReadTimeAggregateStep
 from fennel_core.operators.build import as_lookup_step, build
 from fennel_core.query.columns import QueryColumn
 from fennel_core.query.lookups import EncodedRows, row_bytes, transpose
@@ -27,11 +28,13 @@ class TileLookups:
     """Answers the requests of one timeline, chunk by chunk, from dataset number `number`."""
 
     def __init__(self, source: AggregateSource, number: int, scratch: ScratchStore) -> None:
-        step = build(source.spec)
+        step = build(source.needed)
+        if isinstance(step, ReadTimeAggregateStep) and not source.timed:
+            step = ReadTimeAggregateStep(source.needed, expiries=False)
         lookup_step = as_lookup_step(step)
         assert lookup_step is not None, "a terminal aggregation serves lookups"
         self._step, self._lookup_step, self._scratch = step, lookup_step, scratch
-        self._number, self._output = number, source.spec.output
+        self._number, self._output = number, source.needed.output
         self._wanted = source.columns
         self._input = [
             *(pl.col(version_column(number, name)).alias(name) for name in source.version_columns),

@@ -38,14 +38,19 @@ PAGE_KEYS = 32
 
 
 class ReadTimeAggregateStep:
-    """Runs a terminal `AggregateSpec` over a keyless input; serves lookups."""
+    """Runs a terminal `AggregateSpec` over a keyless input; serves lookups.
 
-    def __init__(self, spec: AggregateSpec) -> None:
+    `expiries`: whether the timestamp of a row counts expiries. Finding them costs a reader that
+    does not need the timestamp as much as another column per window.
+    """
+
+    def __init__(self, spec: AggregateSpec, *, expiries: bool = True) -> None:
         assert spec.terminal, "see EmittedAggregateStep"
         columns = [make_aggregator(one, spec.input) for one in spec.specs]
         aggregators: tuple[Aggregator[Any], ...] = (LastTimeAggregator(), *columns)
         sliding = [one.window for one in spec.specs if isinstance(one.window, wire.Sliding)]
-        self._sliding_spans = sorted({window.duration_us + SECOND_US for window in sliding})
+        spans = {window.duration_us + SECOND_US for window in sliding}
+        self._sliding_spans = sorted(spans) if expiries else []
         self._spans = [
             _span_us(one.window, aggregator)
             for one, aggregator in zip(spec.specs, columns, strict=True)

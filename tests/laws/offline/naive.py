@@ -40,6 +40,13 @@ def total(world: World, k: int, at: int) -> int:
     return sum(row["x"] for row in events(world, "Totals", k, at, 2, "t"))
 
 
+def last_change(world: World, k: int, at: int) -> int | None:
+    """Return the time of the last event, or of the last that left one of the windows."""
+    times = [row["t"] for row in events(world, "Totals", k, at, None, "t")]
+    left = [t + (window + 1) * SECOND for t in times for window in (2, 10)]
+    return max([*times, *(time for time in left if time <= at)], default=None)
+
+
 def counted(world: World, k: int, at: int, window: Any) -> list[Any]:
     rows = [row for row in world.histories["Current"].left_over() if row["k"] == k]
     return oracle.counting(rows, at, window)
@@ -74,6 +81,8 @@ def feature(world: World, name: str, row: dict[str, Any], at: int) -> Any:
             return oracle.average([r["x"] for r in inside], -1.0)
         case "F.last":
             return [r["x"] for r in reversed(events(world, "Totals", k, at, None, "t"))][:2]
+        case "F.when":
+            return last_change(world, k, at)
         case "F.max":
             inside = events(world, "ByTime", k, at, 3, "paid")
             return max((r["x"] for r in inside), default=None)
