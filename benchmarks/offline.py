@@ -1,4 +1,8 @@
-"""Measure point-in-time features on Spark: N rows × 50 features of five keyed datasets.
+"""Measure point-in-time features on Spark, beside plain Spark and DuckDB.
+
+Workloads:
+- `asof`: N rows × 50 features of five keyed datasets.
+- `windows`: N rows × a count and a sum over 1 h, 1 d and 30 d of as many events.
 
 Ours and the peers read the same Parquet files, in processes of their own one after the other, and
 write Parquet; the values are compared row by row. The files of versions are in the format of
@@ -6,14 +10,16 @@ history, on the local disk: S3 and Kafka are the same for everybody. Times: `sta
 a Spark session, `run_s` from the first read to the last file, both from a cold start.
 
 Peers:
-- plain Spark: per dataset, the union of rows and versions, `last` (ignoring nulls) of a struct over
-  a window by key and time. It reads the columns only, so it applies no retractions.
-- DuckDB: one ASOF join per dataset, with `--duckdb PYTHON`, an interpreter that has it:
+- plain Spark, of `asof`: per dataset, the union of rows and versions, `last` (ignoring nulls) of a
+  struct over a window by key and time. It reads the columns only, so it applies no retractions.
+- DuckDB: one ASOF join per dataset; for `windows`, cumulative sums and an ASOF join at each end of
+  a window. With `--duckdb PYTHON`, an interpreter that has it:
 
     python3.11 -m venv /tmp/duckdb && /tmp/duckdb/bin/pip install duckdb==1.4.2
     .venv/bin/python -m benchmarks.offline --duckdb /tmp/duckdb/bin/python --json figures.json
 
-`--rows` and `--versions` scale it down; memory is the largest sum of PSS of all processes.
+`--rows` and `--versions` scale it down; memory is the largest sum of PSS of all processes, `cpu_s`
+the time that they used of the cores, with the start.
 """
 
 from __future__ import annotations
@@ -49,8 +55,8 @@ from fennel_core.offline.planned_query import OfflineQuery, PlannedQuery
 from fennel_core.offline.rows import AT, ROW
 from fennel_core.offline.scratch import ScratchStore, open_spill
 from fennel_core.offline.spark import SparkRun, in_row_order, session
-from fennel_core.operators.spec import TableSpec
-from fennel_core.plans.absent_keys import NULL
+from fennel_core.operators.spec import AggregateSpec, StepSpec, TableSpec
+from fennel_core.plans.absent_keys import NULL, AbsentValue
 from fennel_core.plans.plan_nodes import FieldRead, Level, LookupNode, QueryPlan, TypedFeature
 from fennel_core.query.program import ServedDataset
 from fennel_core.settings.model import Settings
@@ -58,11 +64,10 @@ from fennel_core.vocab.dtypes import Dtype, Field, Float, Int, Optional, Str
 from fennel_core.vocab.ids import DatasetName, FeaturesetName, JobId, Micros, WorkspaceId
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
+from fennel_core.wire import operators as wire
 from fennel_core.wire.entities import FeatureRef
 
 DATASETS, FIELDS = 5, 10
-KEYS_PER_VERSION = 10
-"""A key has this many versions on average."""
 SPAN_US = 90 * 86_400 * 1_000_000
 BEGIN_US = 1_767_225_600_000_000
 FILE_ROWS = 500_000
@@ -72,7 +77,18 @@ SCHEMA = Schema(
     tuple(Field(f"v{n}", TYPES[n % 3]) for n in range(FIELDS)),
     "ts",
 )
-PEERS = ("ours", "spark", "duckdb")
+VERSIONS_PER_KEY, EVENTS_PER_KEY = 10, 100
+"""On average."""
+WINDOWS_S = {"hour": 3_600, "day": 86_400, "month": 30 * 86_400}
+EVENTS = Schema((), (Field("uid", Int()), Field("v", Int())), "ts")
+AGGREGATED = Schema(
+    (Field("uid", Int()),),
+    tuple(Field(f"{kind}_{name}", Int()) for name in WINDOWS_S for kind in ("count", "sum")),
+    "ts",
+)
+PEERS = {"asof": ("ours", "spark", "duckdb"), "windows": ("ours", "duckdb")}
+MEMORY = "2g"
+"""The heap of Spark, for ours and the peer: what an offline query has by default."""
 FIGURES = "FIGURES "
 DUCKDB = """
 import sys, time, json, duckdb
@@ -82,18 +98,38 @@ base = duckdb.connect()
 base.execute(f"SET threads = {threads}")
 base.execute("SET TimeZone = 'UTC'")
 started = time.perf_counter()
-joins, columns = [], ["q.__row_number"]
-for d in range(%(datasets)d):
-    source = f"read_parquet('{folder}/d{d}/*.parquet')"
-    joins.append(f"ASOF LEFT JOIN {source} t{d} ON q.uid = t{d}.uid AND q.__at >= t{d}.ts")
-    columns += [f't{d}.v{n} AS "F.d{d}v{n}"' for n in range(%(fields)d)]
-base.execute(
-    f"COPY (SELECT {', '.join(columns)} FROM read_parquet('{folder}/rows/*.parquet') q "
-    f"{' '.join(joins)} ORDER BY q.__row_number) TO '{out}' (FORMAT parquet)"
-)
+base.execute(sys.argv[4].format(folder=folder, out=out))
 done = time.perf_counter()
 print("FIGURES " + json.dumps({"start_s": started - begun, "run_s": done - started}))
 """
+
+
+def duckdb_sql(workload: str) -> str:
+    """Return the statement of DuckDB, with places for `folder` and `out`."""
+    columns, joins, given = ["q.__row_number"], [], ""
+    if workload == "asof":
+        for d in range(DATASETS):
+            source = f"read_parquet('{{folder}}/d{d}/*.parquet')"
+            joins.append(f"ASOF LEFT JOIN {source} t{d} ON q.uid = t{d}.uid AND q.__at >= t{d}.ts")
+            columns += [f't{d}.v{n} AS "F.d{d}v{n}"' for n in range(FIELDS)]
+    else:
+        given = """WITH e AS (SELECT uid, ts, count(*) OVER w AS count, sum(v) OVER w AS sum
+            FROM read_parquet('{folder}/d0/*.parquet')
+            WINDOW w AS (PARTITION BY uid ORDER BY ts ROWS UNBOUNDED PRECEDING)) """
+        joins.append("ASOF LEFT JOIN e upto ON q.uid = upto.uid AND q.__at >= upto.ts")
+        for name, seconds in WINDOWS_S.items():
+            left = f"q.__at - INTERVAL {seconds + 1} SECONDS"
+            joins.append(f"ASOF LEFT JOIN e {name} ON q.uid = {name}.uid AND {left} >= {name}.ts")
+            columns += [
+                f"(coalesce(upto.{kind}, 0) - coalesce({name}.{kind}, 0))::BIGINT "
+                f'AS "F.d0{kind}_{name}"'
+                for kind in ("count", "sum")
+            ]
+    return (
+        f"COPY ({given}SELECT {', '.join(columns)} "  # noqa: S608  # names of this module only
+        f"FROM read_parquet('{{folder}}/rows/*.parquet') q {' '.join(joins)} "
+        "ORDER BY q.__row_number) TO '{out}' (FORMAT parquet)"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -109,10 +145,14 @@ class Measured:
 # ── the data ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def make_data(folder: Path, rows: int, versions: int) -> None:
+def make_data(folder: Path, rows: int, versions: int, workload: str) -> None:
     """Write the rows of the query and the versions of the datasets."""
     draw = np.random.default_rng(7)
-    keys = max(1, versions // DATASETS // KEYS_PER_VERSION)
+    datasets, per_key = (
+        (1, EVENTS_PER_KEY) if workload == "windows" else (DATASETS, VERSIONS_PER_KEY)
+    )
+    each = versions // datasets
+    keys = max(1, each // per_key)
     (folder / "rows").mkdir(parents=True)
     asked = pl.DataFrame(
         {
@@ -123,17 +163,23 @@ def make_data(folder: Path, rows: int, versions: int) -> None:
     ).with_columns(pl.col(AT).cast(pl.Datetime("us", "UTC")))
     for number, part in enumerate(asked.iter_slices(FILE_ROWS)):
         part.write_parquet(folder / "rows" / f"{number:05}.parquet")
-    for dataset in range(DATASETS):
+    for dataset in range(datasets):
         (folder / f"d{dataset}").mkdir()
-        for number, first in enumerate(range(0, versions // DATASETS, FILE_ROWS)):
-            count = min(FILE_ROWS, versions // DATASETS - first)
-            frame = _versions(draw, first, count, keys)
+        for number, first in enumerate(range(0, each, FILE_ROWS)):
+            count = min(FILE_ROWS, each - first)
+            values = _amounts if workload == "windows" else _fields
+            columns = {"uid": draw.integers(0, keys, count), **values(draw, count)}
+            frame = _versions(draw, first, columns)
             path = folder / f"d{dataset}" / f"{number:05}.parquet"
             path.write_bytes(parquet.encode_file(frame))
 
 
-def _versions(draw: np.random.Generator, first: int, count: int, keys: int) -> pl.DataFrame:
-    columns: dict[str, object] = {"uid": draw.integers(0, keys, count)}
+def _amounts(draw: np.random.Generator, count: int) -> dict[str, object]:
+    return {"v": draw.integers(0, 1_000, count)}
+
+
+def _fields(draw: np.random.Generator, count: int) -> dict[str, object]:
+    columns: dict[str, object] = {}
     for number in range(FIELDS):
         match number % 3:
             case 0:
@@ -142,12 +188,19 @@ def _versions(draw: np.random.Generator, first: int, count: int, keys: int) -> p
                 columns[f"v{number}"] = draw.random(count)
             case _:
                 columns[f"v{number}"] = [f"value-{n}" for n in draw.integers(0, 1000, count)]
+    return columns
+
+
+def _versions(draw: np.random.Generator, first: int, values: dict[str, object]) -> pl.DataFrame:
+    columns = pl.DataFrame(values)
+    count = columns.height
     # Distinct times, so that every peer has one latest version.
     slots = draw.integers(0, SPAN_US // 10**7, count) * 10**7
-    columns["ts"] = BEGIN_US + slots + np.arange(first, first + count)
-    columns[POS] = [number.to_bytes(14, "big") for number in range(first, first + count)]
-    return pl.DataFrame(columns).with_columns(
-        pl.col("ts").cast(pl.Datetime("us", "UTC")),
+    times = BEGIN_US + slots + np.arange(first, first + count)
+    positions = [number.to_bytes(14, "big") for number in range(first, first + count)]
+    return columns.with_columns(
+        pl.Series("ts", times).cast(pl.Datetime("us", "UTC")),
+        pl.Series(POS, positions),
         pl.lit(1, dtype=pl.Int8).alias(SIGN),
         pl.lit(value=False).alias(IS_TOMBSTONE),
         pl.lit(first, dtype=pl.Int64).alias(parquet.OFFSET),
@@ -188,42 +241,55 @@ class LocalTools:
         yield StepTools(erasures, NoCode(), lambda: ScratchStore(lambda: open_spill(scratch)))
 
 
-def query() -> OfflineQuery:
-    """The plan of 50 lookups."""
+def query(workload: str) -> OfflineQuery:
+    """Return the plan of one lookup per dataset."""
+    if workload == "windows":
+        specs: list[wire.Spec] = []
+        for name, seconds in WINDOWS_S.items():
+            window = wire.Sliding(seconds * 1_000_000)
+            specs.append(wire.Count(f"count_{name}", window, None, False, False, False))
+            specs.append(wire.Sum(f"sum_{name}", window, "v"))
+        aggregate = AggregateSpec(EVENTS, ("uid",), tuple(specs), None, True, AGGREGATED)
+        return _planned([aggregate], AGGREGATED, AbsentValue(0, declared=False))
+    return _planned([TableSpec(SCHEMA)] * DATASETS, SCHEMA, NULL)
+
+
+def _planned(steps: Sequence[StepSpec], schema: Schema, absent: AbsentValue) -> OfflineQuery:
     uid = FeatureRef(FeaturesetName("F"), "uid")
     nodes, outputs, tables, specs = [], [], {}, {}
-    for dataset in range(DATASETS):
+    for dataset, step in enumerate(steps):
         name, job = DatasetName(f"D{dataset}"), JobId(f"job-{dataset}")
         reads = tuple(
             FieldRead(
                 field.name,
                 TypedFeature(
                     FeatureRef(FeaturesetName("F"), f"d{dataset}{field.name}"),
-                    Optional(field.dtype),
+                    Optional(field.dtype) if absent == NULL else field.dtype,
                 ),
                 None,
             )
-            for field in SCHEMA.values
+            for field in schema.values
         )
         nodes.append(LookupNode(name, (uid,), reads))
         outputs += [read.output for read in reads]
-        view = DatasetView(name, 1, SCHEMA, None, job, True, True, (), is_source=True)
-        tables[name] = ServedDataset(WorkspaceId("bench"), view, 1, (NULL,) * FIELDS)
-        specs[job] = TableSpec(SCHEMA)
+        view = DatasetView(name, 1, schema, None, job, True, True, (), is_source=True)
+        tables[name] = ServedDataset(WorkspaceId("bench"), view, 1, (absent,) * len(schema.values))
+        specs[job] = step
     plan = QueryPlan((TypedFeature(uid, Int()),), (Level((), tuple(nodes)),), tuple(outputs))
     return OfflineQuery(PlannedQuery(plan, tables), specs, {})
 
 
-def run_ours(spark: SparkSession, folder: Path, out: str, partitions: int) -> None:
+def run_ours(
+    spark: SparkSession, folder: Path, out: str, partitions: int, workload: str = "asof"
+) -> None:
+    asked = query(workload)
     pieces = {
-        JobId(f"job-{dataset}"): [
-            LocalFile(str(path)) for path in sorted((folder / f"d{dataset}").glob("*.parquet"))
-        ]
-        for dataset in range(DATASETS)
+        job: [LocalFile(str(path)) for path in sorted((folder / f"d{number}").glob("*.parquet"))]
+        for number, job in enumerate(asked.specs)
     }
     given = spark.read.parquet(str(folder / "rows")).withColumnRenamed("uid", "F.uid")
     latest = Micros(BEGIN_US + SPAN_US)
-    run = SparkRun(spark, query(), pieces, LocalTools(str(folder)), latest, partitions)
+    run = SparkRun(spark, asked, pieces, LocalTools(str(folder)), latest, partitions)
     rows = given.count()
     frame = in_row_order(run.run(given), rows, partitions).toDF(*run.result.columns)
     frame.write.parquet(out)
@@ -263,13 +329,17 @@ def _latest(frame: DataFrame, versions: DataFrame, partitions: int) -> DataFrame
 # ── the runs ─────────────────────────────────────────────────────────────────────────────────────
 
 
-def run_one(peer: str, folder: Path, out: str, partitions: int) -> None:
+def run_one(peer: str, folder: Path, out: str, partitions: int, workload: str) -> None:
     """Run ours or the Spark peer in this process and print the figures."""
+    os.environ["PYSPARK_SUBMIT_ARGS"] = f"--driver-memory {MEMORY} pyspark-shell"
     begun = time.perf_counter()
     spark = session(Settings(data_dir=folder / "spark"), f"bench-offline-{peer}")
     spark.range(1).count()
     started = time.perf_counter()
-    (run_ours if peer == "ours" else run_spark)(spark, folder, out, partitions)
+    if peer == "ours":
+        run_ours(spark, folder, out, partitions, workload)
+    else:
+        run_spark(spark, folder, out, partitions)
     done = time.perf_counter()
     print(FIGURES + json.dumps({"start_s": started - begun, "run_s": done - started}))
     spark.stop()
@@ -336,47 +406,50 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=16, help="of each shuffle")
     parser.add_argument("--duckdb", help="an interpreter with duckdb")
     parser.add_argument("--json", type=Path, help="write the figures to a file")
-    parser.add_argument("--peer", choices=PEERS[:2], help=argparse.SUPPRESS)
+    parser.add_argument("--workload", choices=PEERS, help="only this one")
+    parser.add_argument("--peer", choices=("ours", "spark"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
     asked = parser.parse_args()
     if asked.peer:
-        run_one(asked.peer, asked.folder, asked.out, asked.partitions)
+        run_one(asked.peer, asked.folder, asked.out, asked.partitions, asked.workload)
         return
-    with tempfile.TemporaryDirectory(prefix="bench-offline-") as name:
-        figures = run_all(Path(name), asked)
+    figures: dict[str, float] = {}
+    for workload in [asked.workload] if asked.workload else PEERS:
+        with tempfile.TemporaryDirectory(prefix="bench-offline-") as name:
+            figures |= run_all(Path(name), workload, asked)
     text = json.dumps(figures, indent=2)
     print(text)
     if asked.json:
         asked.json.write_text(text)
 
 
-def run_all(folder: Path, asked: argparse.Namespace) -> dict[str, float]:
+def run_all(folder: Path, workload: str, asked: argparse.Namespace) -> dict[str, float]:
     """Make the data, run ours and the peers, compare their values, and return the figures."""
-    make_data(folder, asked.rows, asked.versions)
+    make_data(folder, asked.rows, asked.versions, workload)
     found: dict[str, Measured] = {}
-    outs = {peer: str(folder / f"out-{peer}") for peer in PEERS if peer != "duckdb" or asked.duckdb}
+    peers = [peer for peer in PEERS[workload] if peer != "duckdb" or asked.duckdb]
+    outs = {peer: str(folder / f"out-{peer}") for peer in peers}
     for peer, out in outs.items():
         if peer == "duckdb":
-            text = DUCKDB % {"datasets": DATASETS, "fields": FIELDS}
-            command = [asked.duckdb, "-c", text, str(folder), out, str(os.cpu_count())]
+            given = [str(folder), out, str(os.cpu_count()), duckdb_sql(workload)]
+            command = [asked.duckdb, "-c", DUCKDB, *given]
         else:
-            given = ["--peer", peer, "--folder", str(folder), "--out", out]
+            given = ["--peer", peer, "--folder", str(folder), "--out", out, "--workload", workload]
             scale = ["--partitions", str(asked.partitions)]
             command = [sys.executable, "-m", "benchmarks.offline", *given, *scale]
         found[peer] = measured(command)
-        print(f"{peer}: {found[peer]}", flush=True)
+        print(f"{workload}, {peer}: {found[peer]}", flush=True)
     compare(outs)
-    scale = "1m" if asked.rows == 10**6 else "10m" if asked.rows == 10**7 else str(asked.rows)
-    ours = found["ours"]
+    scale_name = {10**6: "1m", 10**7: "10m"}.get(asked.rows, str(asked.rows))
+    ours, prefix = found["ours"], "" if workload == "asof" else f"{workload}_"
     figures = {
-        f"rows_per_s_{scale}": asked.rows / ours.run_s,
-        f"cold_total_s_{scale}": ours.start_s + ours.run_s,
-        f"peak_bytes_{scale}": ours.peak_bytes,
+        f"{prefix}rows_per_s_{scale_name}": asked.rows / ours.run_s,
+        f"{prefix}cold_total_s_{scale_name}": ours.start_s + ours.run_s,
+        f"{prefix}peak_bytes_{scale_name}": ours.peak_bytes,
     }
-    for peer in ("spark", "duckdb"):
-        if peer in found:
-            figures[f"asof_{scale}_ratio_{peer}"] = ours.run_s / found[peer].run_s
+    for peer in peers[1:]:
+        figures[f"{workload}_{scale_name}_ratio_{peer}"] = ours.run_s / found[peer].run_s
     return figures
 
 
