@@ -10,7 +10,7 @@ import msgspec
 from fennel_core.aggregates.aggregation import AnyEvents
 from fennel_core.aggregates.multiset import Multiset, MultisetAggregator
 from fennel_core.aggregates.totals import to_result
-from fennel_core.vocab.dtypes import Dtype
+from fennel_core.vocab.dtypes import Decimal, Dtype, base
 
 
 class CountUniqueAggregator(MultisetAggregator):
@@ -46,7 +46,15 @@ class DistinctAggregator(MultisetAggregator):
     def finalize(self, partial: Multiset, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         values = sorted(element for element in partial if element is not None)
         nulls = [None] if None in partial and not self._dropnull else []
-        return [*nulls, *(to_result_value(value, self._dtype) for value in values)]
+        return [*nulls, *to_result_values(values, self._dtype)]
+
+
+def to_result_values(elements: list[Any], dtype: Dtype) -> list[Any]:
+    """As `to_result_value`, for elements that may be hundreds of thousands."""
+    are_results = elements and not isinstance(elements[0], bytes)
+    if are_results and not isinstance(base(dtype), Decimal):
+        return elements
+    return [to_result_value(element, dtype) for element in elements]
 
 
 def to_result_value(element: Any, dtype: Dtype) -> object:

@@ -56,11 +56,14 @@ class LastTimeAggregator(TopElementsAggregator):
 
     def update(self, events: AnyEvents) -> list[TopElements]:
         """Return the top elements of each segment; the largest time and its count suffice for a
-        segment without retractions.
+        segment without retractions, unless every element is needed.
 
         This is decided per segment, because a partial must not depend on the other segments that
         are updated with it.
         """
+        if self._keep is None:
+            # A retraction of the largest time may be in another segment.
+            return super().update(events)
         if not events.all_added:
             tops, added, every = super().update(events), events.added, events.times
             for i, (start, stop) in enumerate(events.bounds):

@@ -2,8 +2,8 @@
 
 Theory. Everything runs on the slot's event loop, which also applies write batches, so a response
 never contains half an iteration. A read works in slices of some milliseconds, and gives way in
-between to lease renewals, other reads and the writer; a read of more than one slice sees one state
-through a view (`hangar.read_view`). It ends when its caller cancels it.
+between to lease renewals, other reads and the writer, also inside of a key with a large state; it
+sees one state through a view (`hangar.read_view`). It ends when its caller cancels it.
 
 A slot whose lease has ended on the monotonic clock may have been replaced, and cannot know it while
 the registry is out of reach. It processes nothing more, but it goes on serving reads, marked as
@@ -29,7 +29,8 @@ from fennel_core.engine.runner import Runner
 from fennel_core.engine.snapshots import Snapshots
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.hangar.store import HangarClosed, HangarCorrupt
-from fennel_core.operators.step import LookupStep, StateReader
+from fennel_core.operators.gradual import Gradual, finished
+from fennel_core.operators.step import LookupStep, StateReader, lookup_in_pieces
 from fennel_core.snapshots.drills import DrillFinding, DrillVerdict
 from fennel_core.snapshots.rebuild import SlotReport
 from fennel_core.snapshots.transfer import OwnershipLost, SnapshotTaken, SnapshotUnchanged
@@ -62,10 +63,14 @@ class _Turns:
         self._time = asyncio.get_running_loop().time
         self._until, self._steps = self._time() + SLICE_S, 0
 
+    @property
+    def is_over(self) -> bool:
+        return self._time() >= self._until
+
     async def give_way(self) -> None:
         """Count a step, and let others run if this turn has lasted long enough."""
         self._steps += 1
-        if self._steps >= SLICE_STEPS or self._time() >= self._until:
+        if self._steps >= SLICE_STEPS or self.is_over:
             await asyncio.sleep(0)
             self._until, self._steps = self._time() + SLICE_S, 0
 
@@ -157,10 +162,6 @@ class SlotService:
     async def _lookup(
         self, turns: _Turns, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]
     ) -> list[bytes | None]:
-        if len(keys) <= SLICE_KEYS:
-            rows = self.lookup_now(job, part, keys, as_of)
-            await turns.give_way()
-            return rows
         runner = self._serving(job, part)
         found: list[bytes | None] = []
         with runner.view() as view:
@@ -168,7 +169,12 @@ class SlotService:
                 self._require_same(runner, job, part)
                 some = slice(start, start + SLICE_KEYS)
                 times = as_of if isinstance(as_of, int) else as_of[some]
-                found += _rows(runner, view, keys[some], times)
+                pieces = _rows(runner, view, keys[some], times)
+                while (rows := _next_piece(runner, pieces, len(keys[some]))) is None:
+                    if turns.is_over:
+                        await turns.give_way()
+                        self._require_same(runner, job, part)
+                found += rows
                 await turns.give_way()
         return found
 
@@ -177,7 +183,8 @@ class SlotService:
     ) -> list[bytes | None]:
         """Return the rows of `keys` without giving way."""
         runner = self._serving(job, part)
-        return _rows(runner, runner.hangar, keys, as_of)
+        with _state_discarded_if_damaged(runner):
+            return finished(_rows(runner, runner.hangar, keys, as_of))
 
     async def _scan(self, job: str, part: int, as_of: int, limit: int) -> dict[str, object]:
         runner, turns = self._serving(job, part), _Turns()
@@ -252,20 +259,31 @@ class SlotService:
 
 def _rows(
     runner: Runner, reads: StateReader, keys: Sequence[bytes], as_of: int | Sequence[int]
-) -> list[bytes | None]:
+) -> Gradual[list[bytes | None]]:
     times = [Micros(as_of)] * len(keys) if isinstance(as_of, int) else [Micros(t) for t in as_of]
+    return lookup_in_pieces(cast(LookupStep, runner.step), reads, keys, times)
+
+
+def _next_piece(
+    runner: Runner, pieces: Gradual[list[bytes | None]], keys: int
+) -> list[bytes | None] | None:
+    """Do the next piece of a lookup of `keys` keys; return its rows if it was the last one."""
     began = time.monotonic()
+    rows: list[bytes | None] | None = None
     with _state_discarded_if_damaged(runner):
-        found = cast(LookupStep, runner.step).lookup(reads, keys, times)
+        try:
+            next(pieces)
+        except StopIteration as end:
+            rows = end.value
     if (took_s := time.monotonic() - began) > LONG_STEP_S:
         log.warning(
             "a read of few keys held the slot: one of them has a very large state",
             job=runner.job.id,
             part=runner.part,
-            keys=len(keys),
+            keys=keys,
             seconds=round(took_s, 3),
         )
-    return found
+    return rows
 
 
 @contextmanager

@@ -13,12 +13,14 @@ Keys starting with 0xff belong to the runner (offsets, hashes).
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
 import polars as pl
 
+from fennel_core.operators.gradual import Gradual, finished
 from fennel_core.vocab.ids import Micros
 
 
@@ -89,6 +91,31 @@ class LookupStep(Protocol):
         decimals as text, structs as maps by field name, dicts as arrays of {key, value}).
         """
         ...
+
+
+class GradualLookupStep(ABC):
+    """A step whose keys may have a state so large that a lookup is done in pieces."""
+
+    @abstractmethod
+    def lookup_gradually(
+        self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[Micros]
+    ) -> Gradual[list[bytes | None]]:
+        """As `LookupStep.lookup`; each piece takes some milliseconds."""
+
+    def lookup(
+        self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[Micros]
+    ) -> list[bytes | None]:
+        """See `LookupStep.lookup`."""
+        return finished(self.lookup_gradually(reads, keys, as_of))
+
+
+def lookup_in_pieces(
+    step: LookupStep, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[Micros]
+) -> Gradual[list[bytes | None]]:
+    """Look up keys in as many pieces as the step has."""
+    if isinstance(step, GradualLookupStep):
+        return (yield from step.lookup_gradually(reads, keys, as_of))
+    return step.lookup(reads, keys, as_of)
 
 
 class WatermarkStep(Protocol):

@@ -12,13 +12,13 @@ second range takes the partial of the last one.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import reduce
 from typing import Any
 
 from fennel_core.aggregates.aggregation import INCOMPLETE, Aggregator
 from fennel_core.operators.aggregate.tile_codec import Partials
 from fennel_core.operators.aggregate.tile_reader import TileQuery
 from fennel_core.operators.aggregate.tiles import Tiles
+from fennel_core.operators.gradual import Gradual
 from fennel_core.operators.step import StateReader
 
 CHUNK_KEYS = 512
@@ -44,15 +44,14 @@ class Assembler:
         keys: Sequence[bytes],
         ranges: Sequence[Sequence[TimeRange]],
         as_of: Sequence[int],
-    ) -> list[list[object]]:
+    ) -> Gradual[list[list[object]]]:
         """Return, per key, the wanted values over its ranges (low <= high) as of its time."""
         if len(keys) > CHUNK_KEYS:
-            parts = (slice(i, i + CHUNK_KEYS) for i in range(0, len(keys), CHUNK_KEYS))
-            return [
-                values
-                for part in parts
-                for values in self.values(reads, keys[part], ranges[part], as_of[part])
-            ]
+            found: list[list[object]] = []
+            for start in range(0, len(keys), CHUNK_KEYS):
+                part = slice(start, start + CHUNK_KEYS)
+                found += yield from self.values(reads, keys[part], ranges[part], as_of[part])
+            return found
         ends = [sorted({end for span in spans for end in span}) for spans in ranges]
         width = max(map(len, ends), default=0)
         # Tiles expect the same number of slices for every key; those after the last are empty.
@@ -62,15 +61,19 @@ class Assembler:
         ]
         out: list[list[object]] = []
         incomplete: list[int] = []
-        for i, slices in enumerate(self._tiles.read(reads, queries)):
-            found = self._row(self._aggregators, slices, ends[i], ranges[i], as_of[i])
-            if any(value is INCOMPLETE for value in found):
+        read = yield from self._tiles.read(reads, queries)
+        for i, slices in enumerate(read):
+            row = yield from self._row(self._aggregators, slices, ends[i], ranges[i], as_of[i])
+            if any(value is INCOMPLETE for value in row):
                 incomplete.append(i)
-            out.append(found)
+            out.append(row)
         if incomplete:
-            again = self._tiles.read(reads, [queries[i] for i in incomplete], exhaustive=True)
+            wanted = [queries[i] for i in incomplete]
+            again = yield from self._tiles.read(reads, wanted, exhaustive=True)
             for i, slices in zip(incomplete, again, strict=True):
-                out[i] = self._row(self._exhaustive, slices, ends[i], ranges[i], as_of[i])
+                out[i] = yield from self._row(
+                    self._exhaustive, slices, ends[i], ranges[i], as_of[i]
+                )
                 assert all(value is not INCOMPLETE for value in out[i]), "all events were read"
         return out
 
@@ -81,12 +84,16 @@ class Assembler:
         ends: list[int],
         ranges: Sequence[TimeRange],
         as_of: int,
-    ) -> list[object]:
+    ) -> Gradual[list[object]]:
         found = []
         for j, (low, high) in zip(self._wanted, ranges, strict=True):
+            yield  # a value may be a list of hundreds of thousands
             aggregator = aggregators[j]
             # A slice includes its end, so a range begins with the slice after its low end.
             inside = slices[ends.index(low) + 1 : ends.index(high) + 1]
-            partial = reduce(aggregator.accumulate, (one[j] for one in inside), aggregator.empty)
+            partial = aggregator.empty
+            for one in inside:
+                partial = aggregator.accumulate(partial, one[j])
+            yield
             found.append(aggregator.finalize(partial, as_of))
         return found

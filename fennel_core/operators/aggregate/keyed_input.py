@@ -52,9 +52,10 @@ from fennel_core.operators.aggregate.window_times import (
     lookback_us,
 )
 from fennel_core.operators.errors import UnsupportedAggregation
+from fennel_core.operators.gradual import Gradual, finished
 from fennel_core.operators.rows import MAX_TIME, MIN_TIME, encode
 from fennel_core.operators.spec import VALID_TO, AggregateSpec, has_validity
-from fennel_core.operators.step import Outcome, StateReader
+from fennel_core.operators.step import GradualLookupStep, Outcome, StateReader
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.versions import SIGN
 from fennel_core.wire import operators as wire
@@ -107,7 +108,7 @@ class ValidityIntervals:
 
     def values(
         self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[int]
-    ) -> list[list[object]]:
+    ) -> Gradual[list[list[object]]]:
         """Return the aggregated columns of each key as of its time."""
         ranges = [
             [
@@ -150,7 +151,7 @@ def _add_intervals(
     return _AddedIntervals(puts, pl.concat(changes))
 
 
-class KeyedAggregateStep:
+class KeyedAggregateStep(GradualLookupStep):
     """Runs a terminal `AggregateSpec` whose input has validity intervals; serves lookups."""
 
     def __init__(self, spec: AggregateSpec) -> None:
@@ -174,19 +175,23 @@ class KeyedAggregateStep:
         times = self._change_times.add(reads, grouped.keys, grouped.records, grouped.starts)
         return Outcome(puts={**added.puts, **times})
 
-    def lookup(
+    def lookup_gradually(
         self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[Micros]
-    ) -> list[bytes | None]:
+    ) -> Gradual[list[bytes | None]]:
         ranges = [((MIN_TIME, time),) for time in as_of]
-        changed = self._last_change.values(reads, keys, ranges, as_of)
-        found = [one.values(reads, keys, as_of) for one in self._intervals]
+        changed = yield from self._last_change.values(reads, keys, ranges, as_of)
+        found = []
+        for one in self._intervals:
+            values = yield from one.values(reads, keys, as_of)
+            found.append(values)
         out: list[bytes | None] = []
         for (last_change,), *parts in zip(changed, *found, strict=True):
+            yield
             if last_change is None:
                 out.append(None)
                 continue
-            values = [value for part in parts for value in part]
-            out.append(encode([last_change, *(values[i] for i in self._order)]))
+            row = [value for part in parts for value in part]
+            out.append(encode([last_change, *(row[i] for i in self._order)]))
         return out
 
     def row_pages(
@@ -230,7 +235,7 @@ class EmittedKeyedAggregateStep(ChangePointStep):
 
     def _values(self, reads: StateReader, rows: Sequence[ResultRow]) -> list[list[object]]:
         keys, times = [row.key for row in rows], [row.time for row in rows]
-        found = [one.values(reads, keys, times) for one in self._intervals]
+        found = [finished(one.values(reads, keys, times)) for one in self._intervals]
         return [[value for part in parts for value in part] for parts in zip(*found, strict=True)]
 
 

@@ -25,9 +25,10 @@ from fennel_core.operators.aggregate.grouping import Grouping
 from fennel_core.operators.aggregate.tile_codec import ROOTS
 from fennel_core.operators.aggregate.tiles import Tiles
 from fennel_core.operators.errors import UnsupportedAggregation
+from fennel_core.operators.gradual import Gradual
 from fennel_core.operators.rows import MIN_TIME, encode
 from fennel_core.operators.spec import AggregateSpec
-from fennel_core.operators.step import LookupStep, Outcome, StateReader
+from fennel_core.operators.step import GradualLookupStep, LookupStep, Outcome, StateReader
 from fennel_core.vocab.ids import Micros
 from fennel_core.vocab.keys import KEY_GROUPS
 from fennel_core.wire import operators as wire
@@ -37,7 +38,7 @@ PAGE_KEYS = 32
 """Keys per page of a scan; one takes 50 to 300 µs."""
 
 
-class ReadTimeAggregateStep:
+class ReadTimeAggregateStep(GradualLookupStep):
     """Runs a terminal `AggregateSpec` over a keyless input; serves lookups.
 
     `expiries`: whether the timestamp of a row counts expiries. Finding them costs a reader that
@@ -70,11 +71,16 @@ class ReadTimeAggregateStep:
         grouped = self._grouping.group(batch)
         return Outcome(puts=self._tiles.add(reads, grouped.keys, grouped.records, grouped.starts))
 
-    def lookup(
+    def lookup_gradually(
         self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[Micros]
-    ) -> list[bytes | None]:
-        found = self._assembler.values(reads, keys, list(map(self._ranges, as_of)), as_of)
-        return list(map(self._row, found))
+    ) -> Gradual[list[bytes | None]]:
+        ranges = list(map(self._ranges, as_of))
+        found = yield from self._assembler.values(reads, keys, ranges, as_of)
+        out: list[bytes | None] = []
+        for values in found:
+            yield
+            out.append(self._row(values))
+        return out
 
     def row_pages(
         self, reads: StateReader, as_of: Micros, limit: int

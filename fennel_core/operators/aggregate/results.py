@@ -16,6 +16,7 @@ from hashlib import blake2b
 import polars as pl
 
 from fennel_core.operators.aggregate.assemble import Assembler, TimeRange
+from fennel_core.operators.gradual import finished
 from fennel_core.operators.rows import columns_of, decode_rows, encode, output_names
 from fennel_core.operators.step import OutputBatch, StateReader
 from fennel_core.vocab.schema import Schema
@@ -42,8 +43,10 @@ ValuesOf = Callable[[StateReader, Sequence[ResultRow]], list[list[object]]]
 
 def assembled(assembler: Assembler) -> ValuesOf:
     """Return a function that assembles values over the ranges of each row."""
-    return lambda reads, rows: assembler.values(
-        reads, [r.key for r in rows], [r.ranges for r in rows], [r.time for r in rows]
+    return lambda reads, rows: finished(
+        assembler.values(
+            reads, [r.key for r in rows], [r.ranges for r in rows], [r.time for r in rows]
+        )
     )
 
 

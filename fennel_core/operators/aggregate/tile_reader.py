@@ -1,15 +1,17 @@
 """Read the partials of time slices from tiles (`tiles.py` has the theory and an example).
 
 A child of a node that lies inside one slice contributes its partials; one that contains a slice's
-end is opened; one after the last end is skipped. This reads one node per level and slice end.
+end is opened; one after the last end is skipped. This reads one node per level and slice end,
+unless the partials of a key are too large to keep: then it reads every node of the key, in pieces.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from operator import itemgetter
+from typing import Final
 
 import numpy as np
 
@@ -29,8 +31,14 @@ from fennel_core.operators.aggregate.tile_codec import (
     child_span,
 )
 from fennel_core.operators.aggregate.tile_writer import starts_of_runs
+from fennel_core.operators.gradual import Gradual
 from fennel_core.operators.rows import prefixes
 from fennel_core.operators.step import StateReader
+
+NODES_AT_ONCE: Final = 64
+"""Nodes to read in one piece of work: some milliseconds."""
+RECORDS_AT_ONCE: Final = 32_768
+"""Buffered records to add up in one piece of work: some tens of milliseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +83,7 @@ class TileReader:
 
     def read(
         self, reads: StateReader, queries: Sequence[TileQuery], *, exhaustive: bool = False
-    ) -> list[list[Partials]]:
+    ) -> Gradual[list[list[Partials]]]:
         """Return, per query and slice, one partial per aggregator.
 
         `exhaustive` reads every event instead of the partials of children: slower, but nothing
@@ -87,24 +95,31 @@ class TileReader:
         wanted = list(enumerate(prefixes(self._root_tag, [query.key for query in queries])))
         for level in range(len(SHIFTS) + 2):
             opened: list[_Opened] = []
-            stored_nodes = reads.get_many([state_key for _, state_key in wanted])
-            for (i, state_key), stored in zip(wanted, stored_nodes, strict=True):
-                if stored is None:
-                    continue
-                node = TileNode.parse(stored, self._struct_bytes)
-                if node.count:
-                    buffers.append(_Buffer(i, node))
-                if node.packed_summaries != NO_SUMMARIES:
-                    summaries = node.summaries()
-                    spans = [child_span(state_key, level, child) for child in summaries]
-                    children = self._use_summaries(
-                        summaries, spans, queries[i].ends, totals[i], exhaustive=exhaustive
-                    )
-                    opened += [_Opened(i, state_key, child) for child in children]
+            for start in range(0, len(wanted), NODES_AT_ONCE):
+                if start:
+                    yield
+                some = wanted[start : start + NODES_AT_ONCE]
+                stored_nodes = reads.get_many([state_key for _, state_key in some])
+                for (i, state_key), stored in zip(some, stored_nodes, strict=True):
+                    if stored is None:
+                        continue
+                    node = TileNode.parse(stored, self._struct_bytes)
+                    if node.count:
+                        buffers.append(_Buffer(i, node))
+                    if node.packed_summaries != NO_SUMMARIES:
+                        summaries = node.summaries()
+                        spans = [child_span(state_key, level, child) for child in summaries]
+                        children = self._use_summaries(
+                            summaries, spans, queries[i].ends, totals[i], exhaustive=exhaustive
+                        )
+                        opened += [_Opened(i, state_key, child) for child in children]
             if not opened:
                 break
             wanted = self._state_keys(opened, queries, level)
-        self._use_buffers(buffers, queries, totals, codec)
+        for number, together in enumerate(_at_once(buffers)):
+            if number:
+                yield
+            self._use_buffers(together, queries, totals, codec)
         return totals
 
     def _state_keys(
@@ -182,6 +197,19 @@ class TileReader:
             for number, inside in events.split(queries[query].ends):
                 (partials,) = codec.update(inside)
                 codec.merge(totals[query][number], partials)
+
+
+def _at_once(buffers: Sequence[_Buffer]) -> Iterator[list[_Buffer]]:
+    """Yield the buffers in groups of at most `RECORDS_AT_ONCE` records, or of one buffer."""
+    group: list[_Buffer] = []
+    records = 0
+    for buffer in buffers:
+        if group and records + buffer.node.count > RECORDS_AT_ONCE:
+            yield group
+            group, records = [], 0
+        group.append(buffer)
+        records += buffer.node.count
+    yield group
 
 
 def _slice_of(ends: tuple[int, ...], time: int) -> int:

@@ -50,6 +50,7 @@ from fennel_core.aggregates.records import RecordLayout, Records
 from fennel_core.operators.aggregate.tile_codec import NODES, ROOTS, Partials, PartialsCodec
 from fennel_core.operators.aggregate.tile_reader import TileQuery, TileReader
 from fennel_core.operators.aggregate.tile_writer import TileWriter
+from fennel_core.operators.gradual import Gradual
 from fennel_core.operators.step import StateReader
 
 
@@ -77,7 +78,7 @@ class Tiles:
 
     def read(
         self, reads: StateReader, queries: Sequence[TileQuery], *, exhaustive: bool = False
-    ) -> list[list[Partials]]:
+    ) -> Gradual[list[list[Partials]]]:
         """Return, per query and slice, one partial per aggregator.
 
         `exhaustive` reads every event instead of summaries: slower, but nothing is INCOMPLETE.

@@ -21,10 +21,12 @@ from fennel_core.engine.state_progress import PartitionState
 from fennel_core.engine.supervisor import HostedPartition
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
-from fennel_core.operators.step import Outcome, StateReader
+from fennel_core.operators.gradual import Gradual
+from fennel_core.operators.step import GradualLookupStep, LookupStep, Outcome, StateReader
 from fennel_core.vocab.ids import Epoch, JobId, Offset, PartitionIndex
 
 KEY = (JobId("job"), PartitionIndex(0))
+PIECES = 7
 KEYS = [b"%04d" % n for n in range(10 * SLICE_KEYS)]
 
 
@@ -45,6 +47,19 @@ class PlainStep:
             start = page[-1][0] + b"\0"
 
 
+class LargeKeyStep(GradualLookupStep):
+    """A step whose keys are so large that each is read in pieces."""
+
+    def lookup_gradually(
+        self, reads: StateReader, keys: Sequence[bytes], as_of: Sequence[int]
+    ) -> Gradual[list[bytes | None]]:
+        found = []
+        for _ in range(PIECES):
+            found = reads.get_many(keys)
+            yield
+        return found
+
+
 @dataclass
 class Job:
     id: JobId = KEY[0]
@@ -57,7 +72,8 @@ class Runner:
         self.hangar = MemoryHangar()
         self.hangar.write(WriteBatch(dict.fromkeys(KEYS, b"0")))
         self.state = PartitionState(self.hangar, Epoch(1))
-        self.status, self.part, self.job, self.step = "running", KEY[1], Job(), PlainStep()
+        self.status, self.part, self.job = "running", KEY[1], Job()
+        self.step: LookupStep = PlainStep()
 
     def view(self) -> AbstractContextManager[StateReader]:
         return self.state.view()
@@ -113,6 +129,31 @@ async def test_a_long_read_gives_way_to_the_writer_and_sees_no_half_iteration(op
     shown = rows[0] if op == "lookup" else [row for _, row in rows]
     assert shown == [b"0"] * len(KEYS), "the state at its beginning"
     assert not world.runner.state._views, "a view ends with its read"
+
+
+async def test_a_read_of_one_large_key_gives_way_between_its_pieces_and_sees_one_state() -> None:
+    world = World()
+    world.runner.step = LargeKeyStep()
+    reading = asyncio.create_task(world.service("lookup", {"items": [[*KEY, KEYS[:1], 0]]}))
+    turns = 0
+    while not reading.done():
+        await asyncio.sleep(0)
+        turns += 1
+        await world.runner.iterate(b"%d" % turns)
+    assert turns >= PIECES
+    assert reading.result()["rows"] == [[b"0"]], "the state at its beginning"
+
+
+async def test_a_read_of_one_large_key_is_refused_when_its_runner_ends_between_its_pieces() -> None:
+    world = World()
+    world.runner.step = LargeKeyStep()
+    reading = asyncio.create_task(world.service("lookup", {"items": [[*KEY, KEYS[:1], 0]]}))
+    await asyncio.sleep(0)
+    await asyncio.sleep(0)
+    world.supervisor.hosted[KEY] = HostedPartition(Epoch(2), runner=Runner())  # type: ignore[arg-type]  # as above
+    with pytest.raises(RemoteError) as refused:
+        await reading
+    assert refused.value.remote_code == RefusalCode.NOT_OWNER
 
 
 @pytest.mark.parametrize("op", ["lookup", "scan"])

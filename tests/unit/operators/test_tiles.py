@@ -9,8 +9,9 @@ import pytest
 from fennel_core.aggregates import multiset
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.hangar.store import WriteBatch
-from fennel_core.operators.aggregate import tile_codec, tile_writer
+from fennel_core.operators.aggregate import tile_codec, tile_reader, tile_writer
 from fennel_core.operators.aggregate.read_time import ReadTimeAggregateStep
+from fennel_core.operators.aggregate.tile_reader import TileReader
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.dtypes import Field, Float, Int, List, Str
 from fennel_core.vocab.keys import key_bytes
@@ -115,21 +116,72 @@ def test_late_events_are_counted_at_their_time():
         assert _row(step, state, as_of)[1] == sum(t <= as_of for t in times)
 
 
+BATCH_ROWS = 200
 DISTINCT_OUTPUT = Schema((Field("k", Str()),), (Field("d", List(Float())),), "t")
+
+
+@pytest.mark.parametrize("window", [wire.Forever(), wire.Sliding(1_500 * SECOND)])
+def test_a_lookup_of_a_key_with_many_distinct_values_is_done_in_pieces(monkeypatch, window):
+    """Whatever the size of the key, others run in between: leases, writes and other reads."""
+    monkeypatch.setattr(tile_reader, "NODES_AT_ONCE", 2)
+    monkeypatch.setattr(tile_reader, "RECORDS_AT_ONCE", 100)
+    monkeypatch.setattr(tile_writer, "BUFFER_RECORDS", 50)
+    read, added = [], []
+    step, state = _distinct_values(2_000, window)
+    get_many, use = state.get_many, TileReader._use_buffers
+    monkeypatch.setattr(state, "get_many", lambda keys: read.append(len(keys)) or get_many(keys))
+
+    def counted(reader, buffers, *others):
+        added.append(sum(buffer.node.count for buffer in buffers))
+        use(reader, buffers, *others)
+
+    monkeypatch.setattr(TileReader, "_use_buffers", counted)
+    work, pieces = step.lookup_gradually(state, KEY, [2_000 * SECOND]), 1
+    while True:
+        reads_before, adds_before = len(read), len(added)
+        try:
+            next(work)
+        except StopIteration as end:
+            (row,) = end.value
+            break
+        pieces += 1
+        assert len(read) - reads_before <= len(tile_codec.SHIFTS) + 2, "one per level"
+        assert len(added) - adds_before <= 1
+    assert pieces > 5
+    assert max(read) <= 2
+    assert max(added) <= 50 + BATCH_ROWS
+    first = 0 if window == wire.Forever() else 500
+    assert msgspec.msgpack.decode(row)[1] == [float(number) for number in range(first, 2_000)]
+
+
+def test_a_last_event_that_was_retracted_does_not_count_however_the_read_is_divided(monkeypatch):
+    """An event and its retraction may be added up in different pieces of a read."""
+    monkeypatch.setattr(tile_writer, "BUFFER_RECORDS", 2)
+    monkeypatch.setattr(tile_writer, "BLOCK_RECORDS", 1)
+    monkeypatch.setattr(tile_reader, "RECORDS_AT_ONCE", 1)
+    monkeypatch.setattr(tile_reader, "MAX_SMALL_EVENTS", 0)
+    changes = [(5, 1), (5, -1), (1, 1), (5, 1), (1, -1), (1, 1), (5, -1)]
+    rows = [row for second, sign in changes for row in _rows([second * SECOND], sign)]
+    step, state = _filled(rows, 1)
+    assert _row(step, state, 5 * SECOND)[:2] == [SECOND, 1]
+
+
+def _distinct_values(count, window):
+    spec = wire.Distinct("d", window, "v", False)
+    step = ReadTimeAggregateStep(AggregateSpec(INPUT, ("k",), (spec,), None, True, DISTINCT_OUTPUT))
+    state = MemoryHangar()
+    changes = _rows(range(0, count * SECOND, SECOND))
+    for number, change in enumerate(changes):
+        change.row["v"] = float(number)
+    for start in range(0, len(changes), BATCH_ROWS):
+        outcome = step.apply(state, 0, as_frame(INPUT, changes[start : start + BATCH_ROWS]))
+        state.write(WriteBatch(outcome.puts, outcome.deletes))
+    return step, state
 
 
 def test_a_read_of_many_distinct_values_never_copies_what_it_has_collected(monkeypatch):
     """It would take quadratic time: 11 s for 300,000 values, longer than a lease."""
-    spec = wire.Distinct("d", wire.Forever(), "v", False)
-    step = ReadTimeAggregateStep(AggregateSpec(INPUT, ("k",), (spec,), None, True, DISTINCT_OUTPUT))
-    state = MemoryHangar()
-    changes = _rows(range(0, 2_000 * SECOND, SECOND))
-    for number, change in enumerate(changes):
-        change.row["v"] = float(number)
-    for start in range(0, len(changes), 200):
-        outcome = step.apply(state, 0, as_frame(INPUT, changes[start : start + 200]))
-        state.write(WriteBatch(outcome.puts, outcome.deletes))
-
+    step, state = _distinct_values(2_000, wire.Forever())
     union = multiset.union
 
     def of_few(collected, *more):

@@ -82,6 +82,8 @@ def _check(history, make, expect):
     )
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tile_reader, "MAX_SMALL_EVENTS", 0)
+        patch.setattr(tile_reader, "NODES_AT_ONCE", 2)
+        patch.setattr(tile_reader, "RECORDS_AT_ONCE", 3)
         arrays = step.lookup(
             state,
             key_bytes(pl.DataFrame({"k": [k for k, _ in asked]}), ["k"]),
