@@ -107,7 +107,7 @@ class LiveClient(Client):
 
     def commit(
         self, message: str, datasets: Any = None, featuresets: Any = None, **options: Any
-    ) -> Answer:  # type: ignore[override]
+    ) -> Answer:
         self.calls["commits"] += 1
         fed = _with_internal_sources(datasets or [])
         try:
@@ -247,7 +247,7 @@ def pytest_runtest_protocol(item: pytest.Item, nextitem: Any) -> Any:
     _running = item.nodeid
     _module_of_test = getattr(item, "module", None)
     LiveClient.opened.clear()
-    item.started = time.perf_counter()  # type: ignore[attr-defined]
+    item.started = time.perf_counter()
     yield
     for client in LiveClient.opened:
         gone = requests.delete(
@@ -276,7 +276,7 @@ def pytest_runtest_makereport(item: pytest.Item, call: Any) -> Any:
             "seconds": round(time.perf_counter() - item.started, 2),
             **calls,
             "why": why,
-        }  # type: ignore[attr-defined]
+        }
         with open(REPORT, "a") as file:
             file.write(json.dumps(line) + "\n")
 

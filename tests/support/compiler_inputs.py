@@ -35,7 +35,7 @@ def dataset(name: str, shape: Schema, version: int = 1, **changes: object) -> en
     value = entities.Dataset(
         DatasetName(name), version, shape, (), 0, True, code(f"class {name}: ..."), NOTHING, ()
     )
-    return replace(value, **changes)  # type: ignore[arg-type]
+    return replace(value, **changes)
 
 
 def webhook(endpoint: str, **changes: object) -> connectors.Source:
@@ -57,7 +57,7 @@ def webhook(endpoint: str, **changes: object) -> connectors.Source:
         None,
         None,
     )
-    return replace(value, **changes)  # type: ignore[arg-type]
+    return replace(value, **changes)
 
 
 def sourced(

@@ -245,7 +245,7 @@ class World:
             self.sleep,
             timings,
             self.now,
-        )  # type: ignore[arg-type]
+        )
 
     async def open(self) -> None:
         await self.ledger.run(lambda tx: tx.add_workspace(SHOP))

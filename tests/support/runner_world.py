@@ -192,5 +192,5 @@ class FaultyBroker(MemoryBroker):
         super().__init__(log)
         self._random = seed
 
-    async def producer(self, transactional_id: str) -> FaultyProducer:  # type: ignore[override]
+    async def producer(self, transactional_id: str) -> FaultyProducer:
         return FaultyProducer(await super().producer(transactional_id), self._random, 0.2)

@@ -182,7 +182,7 @@ def test_every_ignored_finding_has_a_reason() -> None:
     )
     unexplained = [
         f"{s.name}:{i}"
-        for s in product()
+        for s in sources()
         for i, line in enumerate(s.text.splitlines(), 1)
         if bare.search(line)
     ]

@@ -190,5 +190,5 @@ async def test_the_lock_reports_whether_the_workspace_is_open(
     found = [
         await ledger.run(lambda tx, w=w: tx.bank.lock(w))
         for w in (SHOP, OTHER, WorkspaceId("unknown"))
-    ]  # type: ignore[misc]
+    ]
     assert found == [True, False, False]

@@ -37,7 +37,7 @@ def on(branch: str) -> dict[str, str]:
 async def post(
     client: httpx.AsyncClient, path: str, branch: str = "main", **options: object
 ) -> httpx.Response:
-    return await client.post(f"{API}{path}", headers=on(branch), **options)  # type: ignore[arg-type]
+    return await client.post(f"{API}{path}", headers=on(branch), **options)
 
 
 async def branches(client: httpx.AsyncClient) -> list[str]:

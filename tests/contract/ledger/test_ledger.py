@@ -115,7 +115,7 @@ async def test_a_commit_row_is_read_as_it_was_written(ledger: Ledger) -> None:
     row = commit(FIRST, options=CommitOptions(incremental=True, backfill=False))
     await add(ledger, row, commit(SECOND, base=FIRST))
     assert await ledger.run(lambda tx: tx.commit(FIRST)) == row
-    assert (await ledger.run(lambda tx: tx.commit(SECOND))).base == FIRST  # type: ignore[union-attr]
+    assert (await ledger.run(lambda tx: tx.commit(SECOND))).base == FIRST
     assert await ledger.run(lambda tx: tx.commit(THIRD)) is None
     assert await ledger.run(lambda tx: tx.request(FIRST)) == b"request"
     assert await ledger.run(lambda tx: tx.merged(FIRST)) is None
@@ -218,7 +218,7 @@ async def condemn_all(tx: LedgerTransaction, version: CommitId) -> None:
 async def test_branches_are_listed_in_order_of_creation_and_main_is_first(ledger: Ledger) -> None:
     names = [BranchName(n) for n in ("zebra", "apple", "x/y.z")]
     for name in names:
-        assert await ledger.run(lambda tx, name=name: tx.add_branch(Branch(SHOP, name, None, None)))  # type: ignore[misc]
+        assert await ledger.run(lambda tx, name=name: tx.add_branch(Branch(SHOP, name, None, None)))
     assert not await ledger.run(lambda tx: tx.add_branch(Branch(SHOP, names[0], None, None)))
     await add(ledger, commit(FIRST))
     await ledger.run(lambda tx: tx.update_branch(Branch(SHOP, names[1], FIRST, None)))

@@ -106,7 +106,7 @@ async def check(ledger: Ledger, topics: MemoryTopicAdmin) -> None:
         row
         for n in range(30)
         if (row := await ledger.run(lambda tx, n=n: tx.commit(CommitId(f"c{n}")))) is not None
-    ]  # type: ignore[misc]
+    ]
     assert any(row.state in COMMITTED for row in rows)
     assert len([r for r in rows if r.branch == MAIN_BRANCH and r.state in COMMITTED]) == len(
         {r.base for r in rows if r.branch == MAIN_BRANCH and r.state in COMMITTED}
@@ -117,8 +117,8 @@ async def check(ledger: Ledger, topics: MemoryTopicAdmin) -> None:
                 await ledger.run(
                     lambda tx, b=branch, v=version: tx.bank.references(SHOP, b.name, v)
                 )
-            )  # type: ignore[misc]
-        every = await ledger.run(lambda tx, b=branch: tx.bank.references(SHOP, b.name))  # type: ignore[misc]
+            )
+        every = await ledger.run(lambda tx, b=branch: tx.bank.references(SHOP, b.name))
         assert set(every) <= held, "a branch holds its versions and nothing else"
     holdings = await ledger.run(lambda tx: tx.bank.summaries(held))
     assert all(h.state is AssetState.LIVE for h in holdings)

@@ -174,7 +174,7 @@ async def bench(infra: None, database: str, tmp_path: Path) -> AsyncIterator[Ben
                     (job.id,),
                 )
         made = Bench(settings, broker, pool, pair)
-        made.producer = await broker.producer(f"test-{run}")  # type: ignore[attr-defined]
+        made.producer = await broker.producer(f"test-{run}")
         yield made
     await broker.close()
     admin.delete_topics(topics)

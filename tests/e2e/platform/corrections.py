@@ -18,7 +18,7 @@ from fennel.client import Client
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "support"))
 warnings.simplefilter("ignore")
-from client_definitions import corrections  # noqa: E402
+from client_definitions import corrections  # noqa: E402  # found on the path above
 
 
 def moments(seconds):

@@ -6,7 +6,7 @@ This module runs in the client's environment.
 
 from datetime import date, datetime, timezone
 from decimal import Decimal as PyDecimal
-from typing import Dict, List, Optional  # noqa: UP035
+from typing import Dict, List, Optional  # noqa: UP035  # as users write them
 
 from fennel.dtypes.dtypes import Decimal, between, oneof, regex, struct
 
@@ -38,7 +38,7 @@ class N:
     xs: List[int]
 
 
-UTC = timezone.utc  # noqa: UP017
+UTC = timezone.utc  # noqa: UP017  # as users write it
 INF, NAN = float("inf"), float("nan")
 
 SCHEMAS = {

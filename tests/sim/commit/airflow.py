@@ -91,7 +91,7 @@ class ModelAirflow:
         for _ in range(ATTEMPTS):
             async with self._workers:
                 process = self._new_process(f"task {name}")
-                task = process.spawn(step(self._steps_in(process), commit))  # type: ignore[arg-type]
+                task = process.spawn(step(self._steps_in(process), commit))
                 await asyncio.wait([task])
                 died, process.alive = not process.alive, False
             failure = Crash() if task.cancelled() else task.exception()

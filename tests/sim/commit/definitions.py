@@ -167,4 +167,4 @@ def pulled(body: bytes | None) -> dict[str, Definition]:
 
 
 def _bytes(message: object) -> bytes:
-    return bytes(message.SerializeToString(deterministic=True))  # type: ignore[attr-defined]
+    return bytes(message.SerializeToString(deterministic=True))

@@ -215,12 +215,12 @@ class Laws:
             for version in {branch.target, branch.serving} - {None}:
                 assert version is not None
                 for id_ in self._assets_of(version):
-                    row = state.bank.rows.get(id_)  # type: ignore[call-overload]
+                    row = state.bank.rows.get(id_)
                     where = f"{branch.workspace}/{branch.name} at {version}"
                     require(row is not None, f"{where} needs {id_}, which the bank does not have")
                     require(row.state is AssetState.LIVE, f"{where} needs {id_}: {row.state}")
                     if row.key.kind is AssetKind.JOB:
-                        job = state.jobs.get(id_)  # type: ignore[call-overload]
+                        job = state.jobs.get(id_)
                         require(job is not None, f"{where} needs {id_}, which is not registered")
                         stopped = job.retired or job.paused
                         require(not stopped, f"{where} needs {id_}, which is stopped")

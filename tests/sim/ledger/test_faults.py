@@ -115,7 +115,7 @@ async def one_act(world: World, rng: random.Random, number: int, faults: Faults)
 
 async def ignoring_faults(world: World, id_: str, compiled: Compiled, faults: Faults) -> None:
     with suppress(Crash, ApiError, ConnectionsError):
-        await world.run(id_, compiled, faults)  # type: ignore[arg-type]
+        await world.run(id_, compiled, faults)
 
 
 def some_datasets(rng: random.Random) -> Compiled:

@@ -55,7 +55,7 @@ async def test_a_rollback_revives_the_same_assets_and_creates_none() -> None:
     kept = retained(world)
     await world.commit("third", OLD)
     assert live(world) >= kept
-    plan = await world.ledger.run(lambda tx: tx.plan(world.target()))  # type: ignore[arg-type]
+    plan = await world.ledger.run(lambda tx: tx.plan(world.target()))
     assert plan is not None
     actions = {str(entry.action) for entry in plan.entries}
     assert actions == {"keep", "revive", "retain"}
@@ -113,7 +113,7 @@ async def test_a_commit_that_reserved_a_retained_asset_keeps_it_from_expiring() 
     world.now_ms += GRACE_MS + 1
 
     async def expired(tx: object) -> list[str]:
-        return await tx.expired(SHOP, all_of_them=False)  # type: ignore[attr-defined,no-any-return]
+        return await tx.expired(SHOP, all_of_them=False)
 
     if await world.ledger.run(lambda tx: tx.bank.reserved(id_)):
         assert await world.ledger.run(expired) == []

@@ -31,7 +31,7 @@ CONSISTENT = AuditFacts(
 
 
 def with_asset(id_: AssetId, **changes: object) -> AuditFacts:
-    asset = replace(CONSISTENT.assets[id_], **changes)  # type: ignore[arg-type]
+    asset = replace(CONSISTENT.assets[id_], **changes)
     return replace(CONSISTENT, assets={**CONSISTENT.assets, id_: asset})
 
 

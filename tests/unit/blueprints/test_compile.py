@@ -140,7 +140,7 @@ def test_a_keyed_dataset_reaches_an_aggregate_with_validity_intervals() -> None:
     assert job(compiled, "Totals.p: intervals").step == spec.IntervalsSpec(
         keyed, spec.with_validity(keyed)
     )
-    assert job(compiled, "Totals.p: aggregate").step.input == spec.with_validity(keyed)  # type: ignore[union-attr]
+    assert job(compiled, "Totals.p: aggregate").step.input == spec.with_validity(keyed)
 
 
 def test_a_keyed_left_side_of_a_join_gets_validity_before_it_is_repartitioned() -> None:
@@ -163,7 +163,7 @@ def test_a_keyed_left_side_of_a_join_gets_validity_before_it_is_repartitioned() 
         "J.p: intervals -> user",
         "J.p: join -> order",
     ]
-    assert job(compiled, "J.p: join").step.left == spec.with_validity(orders)  # type: ignore[union-attr]
+    assert job(compiled, "J.p: join").step.left == spec.with_validity(orders)
 
 
 def test_grouping_by_the_partitioning_columns_of_the_input_needs_no_shuffle() -> None:
@@ -205,7 +205,7 @@ def test_the_step_of_a_windowed_groupby_has_its_aggregations() -> None:
     )
     steps = [node("Events", ref("Events"), EVENTS), node("w", kind, windowed)]
     compiled = compile_datasets([sourced("Events", EVENTS), derived("W", windowed, steps)], 4)
-    assert job(compiled, "W.p: windows").step.specs == kind.specs  # type: ignore[union-attr]
+    assert job(compiled, "W.p: windows").step.specs == kind.specs
 
 
 def test_grouping_keys_are_in_the_order_of_the_dataset_keys() -> None:
@@ -218,7 +218,7 @@ def test_grouping_keys_are_in_the_order_of_the_dataset_keys() -> None:
     ]
     compiled = compile_datasets([sourced("Events", EVENTS), derived("Totals", both, steps)], 4)
     assert shape(compiled)[0] == "Totals.p: map -> city,user"
-    assert compiled.jobs[1].step.keys == ("city", "user")  # type: ignore[union-attr]
+    assert compiled.jobs[1].step.keys == ("city", "user")
 
 
 def test_user_code_is_a_job_of_its_own_between_two_topics() -> None:
@@ -364,8 +364,8 @@ def test_a_step_that_closes_windows_reads_a_shuffle_with_a_watermark() -> None:
             node("t", aggregate("Events", spec_), TOTALS),
         ]
 
-    one = derived("One", TOTALS, totals(SUM))  # type: ignore[arg-type]
-    two = derived("Two", TOTALS, totals(DAILY))  # type: ignore[arg-type]
+    one = derived("One", TOTALS, totals(SUM))
+    two = derived("Two", TOTALS, totals(DAILY))
     compiled = compile_datasets([sourced("Events", EVENTS), one, two], 4)
     assert shape(compiled) == [
         "One.p: map -> user",

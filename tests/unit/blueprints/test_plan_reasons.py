@@ -21,14 +21,14 @@ MORE = schema("", "user amount city")
 
 
 def events(**changes: object) -> DatasetInput:
-    return sourced("Events", EVENTS, **changes)  # type: ignore[arg-type]
+    return sourced("Events", EVENTS, **changes)
 
 
 def large(text: str = "def f(df): return df", **changes: object) -> DatasetInput:
     """Return a dataset of one filter in user code over `Events`."""
     read = node("events", wire.DatasetRef(DatasetName("Events")), EVENTS)
     step = node("large", wire.Filter("events", code(text)), EVENTS)
-    return derived("Large", EVENTS, [read, step], **changes)  # type: ignore[arg-type]
+    return derived("Large", EVENTS, [read, step], **changes)
 
 
 def changes(

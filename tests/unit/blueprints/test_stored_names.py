@@ -130,7 +130,7 @@ def renamed(value: Any) -> Any:
     if isinstance(value, tuple):
         return tuple(map(renamed, value))
     if isinstance(value, enum.Enum):
-        return RENAMED_ROWS[type(value)].cls[f"RENAMED_{value.name}"]  # type: ignore[index]
+        return RENAMED_ROWS[type(value)].cls[f"RENAMED_{value.name}"]
     if dataclasses.is_dataclass(value):
         fields = [renamed(getattr(value, name)) for name in python_names(type(value))]
         return RENAMED_ROWS[type(value)].cls(*fields)

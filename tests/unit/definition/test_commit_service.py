@@ -217,10 +217,10 @@ async def test_an_error_before_the_commit_point_is_returned_and_undoes_the_commi
     settled = set(server.world.topics.partition_counts)
 
     async def refuse(topics: object) -> dict[str, str]:
-        (first, *_) = topics  # type: ignore[misc]
+        (first, *_) = topics
         return {first.name: "policy"}
 
-    server.world.topics.create = refuse  # type: ignore[assignment,method-assign]
+    server.world.topics.create = refuse
     with pytest.raises(ApiError, match="could not be created") as failed:
         await server.commits.commit(request(FEATURES))
     assert failed.value.code == "asset-not-created"
@@ -289,7 +289,7 @@ async def test_a_commit_that_outlasts_the_client_is_reported_as_still_running() 
     assert late.value.status == 504
     with pytest.raises(ApiError, match="still running"):
         await server.commits.commit(request(FEATURES))
-    assert server.orchestrator.started == [("c1", 1)], "sending it again waits for the same run"  # type: ignore[attr-defined]
+    assert server.orchestrator.started == [("c1", 1)], "sending it again waits for the same run"
 
 
 async def test_reads_move_before_the_orchestrator_begins_its_task() -> None:
@@ -340,7 +340,7 @@ async def test_a_waiting_server_asks_the_orchestrator_every_five_seconds() -> No
         asked.append(server.world.now_ms / 1000)
         return await alive(commit, attempt)
 
-    server.orchestrator.alive = counted  # type: ignore[method-assign]
+    server.orchestrator.alive = counted
     began = server.world.now_ms / 1000
     with pytest.raises(ApiError, match="still running"):
         await server.commits.commit(request(FEATURES))
@@ -372,19 +372,19 @@ async def test_the_same_commit_sent_twice_at_once_is_started_once() -> None:
         *(server.commits.commit(request(FEATURES)) for _ in range(3)), return_exceptions=True
     )
     assert all(isinstance(answer, ApiError) for answer in responses)
-    assert server.orchestrator.started == [("c1", 1)]  # type: ignore[attr-defined]
+    assert server.orchestrator.started == [("c1", 1)]
 
 
 async def test_a_run_that_died_silently_is_undone_and_can_be_sent_again() -> None:
     server = await CommitServerWorld.open(SilentOrchestrator)
-    server.orchestrator.dead = True  # type: ignore[attr-defined]
+    server.orchestrator.dead = True
     with pytest.raises(ApiError, match="rolled back"):
         await server.commits.commit(request(FEATURES))
     assert server.states == ["rejected"]
-    server.orchestrator.dead = False  # type: ignore[attr-defined]
+    server.orchestrator.dead = False
     with pytest.raises(ApiError, match="still running"):
         await server.commits.commit(request(FEATURES))
-    assert server.orchestrator.started == [("c1", 1), ("c2", 1)]  # type: ignore[attr-defined]
+    assert server.orchestrator.started == [("c1", 1), ("c2", 1)]
 
 
 class UnavailableOrchestrator(SilentOrchestrator):
@@ -409,12 +409,12 @@ async def test_an_unavailable_database_does_not_end_the_wait_for_a_commit() -> N
         calls += 1
         if calls in (6, 7, 12):
             raise ConnectionsError("unavailable")
-        return await inner(work)  # type: ignore[arg-type]
+        return await inner(work)
 
-    server.world.ledger.run = flickering  # type: ignore[method-assign,assignment]
+    server.world.ledger.run = flickering
     with suppress(ApiError):
         await server.commits.commit(request(FEATURES))
-    server.world.ledger.run = inner  # type: ignore[method-assign]
+    server.world.ledger.run = inner
     await server.world.settle()
     server.world.check()
     assert not server.steps._checked, "the definitions of a finished commit are forgotten"
@@ -483,12 +483,12 @@ async def commit_during_another(
     check = server.steps.checker.check
 
     async def slow(sent: object) -> object:
-        result = await check(sent)  # type: ignore[arg-type]
-        server.steps.checker.check = check  # type: ignore[method-assign]
+        result = await check(sent)
+        server.steps.checker.check = check
         await server.commits.commit(request(other, incremental=incremental))
         return result
 
-    server.steps.checker.check = slow  # type: ignore[method-assign,assignment]
+    server.steps.checker.check = slow
     return (await server.commits.commit(request(body, incremental=incremental))).lines
 
 

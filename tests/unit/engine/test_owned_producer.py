@@ -45,8 +45,8 @@ class CountingBroker(MemoryBroker):
                 raise TransactionAborted("try again")
             return await commit(records)
 
-        inner.close = counted_close  # type: ignore[method-assign]
-        inner.commit = failing_commit  # type: ignore[method-assign,assignment]
+        inner.close = counted_close
+        inner.commit = failing_commit
         return inner
 
 

@@ -26,7 +26,7 @@ def only(g: Graph, *names: str) -> Graph:
 
 
 def conflicts(rebased: object) -> list[str]:
-    return [c.text for c in rebased.conflicts]  # type: ignore[attr-defined]
+    return [c.text for c in rebased.conflicts]
 
 
 def test_a_branch_that_did_not_move_is_no_conflict() -> None:
@@ -92,7 +92,7 @@ def test_a_dataset_that_an_incremental_commit_repeats_unchanged_stays_as_the_bra
 
 def test_deleting_what_the_branch_changed_is_a_conflict() -> None:
     theirs = edit_dataset(BASE, "Items", WIDER)
-    ours = Graph(deleted=DeletedEntities(datasets=("Items",)))  # type: ignore[arg-type]
+    ours = Graph(deleted=DeletedEntities(datasets=("Items",)))
     assert conflicts(rebase_incremental(BASE, theirs, ours)) == ["both changed dataset `Items`"]
 
 

@@ -38,7 +38,7 @@ async def test_a_job_that_does_not_stop_keeps_only_the_topics_that_it_uses() -> 
     assert ("topic", "stuck") in titles
     assert ("replaylog", "stuck") in titles
     assert ("replaylog", "orders") not in titles, "its job has stopped"
-    assert world.ledger.state.commits["second"].state is CommitState.SERVING  # type: ignore[index]
+    assert world.ledger.state.commits["second"].state is CommitState.SERVING
     await world.settle()
     world.check()
 

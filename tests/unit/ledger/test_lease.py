@@ -69,9 +69,9 @@ def test_a_database_that_is_away_for_less_than_a_lease_does_not_end_the_renewals
             return await inner(work)
 
         flickering = context(ledger)
-        flickering.ledger.run = away  # type: ignore[method-assign,assignment]
+        flickering.ledger.run = away
         async with keep_lease(flickering, ID):
-            ledger.run = away  # type: ignore[method-assign,assignment]
+            ledger.run = away
             taken = 0
             for _ in range(600):
                 await asyncio.sleep(1)  # virtual time

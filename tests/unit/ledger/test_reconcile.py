@@ -45,15 +45,15 @@ def poison(world: World, commit: str) -> Callable[[], None]:
     names = {id_ for holder, _, id_ in refs if holder == commit and ".job." in id_}
 
     async def assets(self: object, ids: object) -> object:
-        wanted = list(ids)  # type: ignore[call-overload]
+        wanted = list(ids)
         if names & set(wanted):
             raise StoredNameUnknown.of("class", "Gone")
-        return await inner(self, wanted)  # type: ignore[arg-type]
+        return await inner(self, wanted)
 
-    bank.assets = assets  # type: ignore[method-assign,assignment]
+    bank.assets = assets
 
     def repair() -> None:
-        bank.assets = inner  # type: ignore[method-assign]
+        bank.assets = inner
 
     return repair
 

@@ -230,7 +230,7 @@ async def test_requests_that_cannot_be_read_do_not_fail_the_plan(endpoint: Endpo
     async def unavailable(*_: object, **__: object) -> list[ReadRange]:
         raise SystemUnavailable("Kafka did not respond")
 
-    endpoint.world.topics.read = unavailable  # type: ignore[method-assign,assignment]
+    endpoint.world.topics.read = unavailable
     forecast = forecast_of(await endpoint.plan())
     assert forecast.unchecked == "the requests could not be read in time"
 
@@ -245,7 +245,7 @@ async def test_a_plan_that_is_made_again_soon_reads_nothing_again(endpoint: Endp
         reads += 1
         return await read(*args, **kwargs)
 
-    endpoint.world.topics.read = counted  # type: ignore[method-assign]
+    endpoint.world.topics.read = counted
     for _ in range(3):
         await preview(context, SHOP, MAIN_BRANCH, AFTER, backfill=True)
     assert reads == 1

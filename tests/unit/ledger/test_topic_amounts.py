@@ -33,7 +33,7 @@ def held(first: int, next_: int) -> HistoryRange:
 
 def lost(start: int, kept: HistoryRange | None) -> int:
     ranges = {} if kept is None else {at(0): kept}
-    return unreadable_messages({at(0): Offset(start)}, ranges)[TOPIC]  # type: ignore[index]
+    return unreadable_messages({at(0): Offset(start)}, ranges)[TOPIC]
 
 
 def test_messages_before_the_log_count_as_lost_unless_history_holds_them() -> None:
@@ -90,7 +90,7 @@ async def test_an_amount_that_cannot_be_measured_is_unknown() -> None:
     async def unavailable(_: object) -> dict[TopicName, int]:
         raise SystemUnavailable("Kafka did not respond")
 
-    endpoint.world.topics.message_counts = unavailable  # type: ignore[method-assign,assignment]
+    endpoint.world.topics.message_counts = unavailable
     line = entry_line(replay_of(await endpoint.plan()))
     assert "recompute an unknown number of requests of hook/e" in line
 

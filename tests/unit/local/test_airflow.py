@@ -79,7 +79,7 @@ def test_pools_of_another_size_are_made_again(
     recorded: RecordedAirflow, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded.migrate()
-    other = airflow.POOLS | {"fennel_long": {"slots": 1, "description": "smaller"}}  # type: ignore[operator]
+    other = airflow.POOLS | {"fennel_long": {"slots": 1, "description": "smaller"}}
     monkeypatch.setattr(airflow, "POOLS", other)
     assert recorded.migrate() == BOTH
     assert recorded.pools == other

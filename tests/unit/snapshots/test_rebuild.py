@@ -106,7 +106,7 @@ async def test_a_new_owner_is_requested_again_as_it_may_have_its_own_local_state
     owners = Owners(
         {0: [REPLAYING, running(0, 5, epoch=2), running(0, 5, epoch=2)], 1: [running(0, 3)]}
     )
-    owners._epoch = lambda part: len([o for o in owners.requests if o[1] == part])  # type: ignore[method-assign]
+    owners._epoch = lambda part: len([o for o in owners.requests if o[1] == part])
     world = World(owners)
     await world.run()
     assert [part for _, part, _ in owners.requests] == [0, 1, 0]
