@@ -6,7 +6,8 @@ One middleware around each application, and one set of limits for the protocol b
 - `Host` must be a name of this server, which defeats DNS rebinding (`settings/hosts.py`); a
   development token needs a host of this machine.
 - `Origin`, which browsers send with requests of web pages, must be the server's own address: no
-  page of another origin may call the API, with or without a preflight.
+  page of another origin may call the API, with or without a preflight. Browsers send none with a
+  GET of a page's image, script or frame; what they say of its page in `Sec-Fetch-Site` decides.
 - Requests under way, and the bytes of large bodies that they may hold, are bounded for the process.
   Beyond that a request is refused with status 503 and `Retry-After`; nothing waits in a queue
   without a bound, because all that waits behind is a request under way.
@@ -54,6 +55,9 @@ REFUSED: Final = counter(
     ("code",),
     exact_name=True,
 )
+OTHER_SITES: Final = frozenset({b"cross-site", b"same-site"})
+"""Values of `Sec-Fetch-Site` of pages of another origin. Browsers send it to loopback and with TLS.
+"""
 _DEV_BEARER: Final = f"bearer {DEV_PREFIX}".encode()
 
 
@@ -115,6 +119,9 @@ class _RequestHeaders:
     host: bytes = b""
     hosts: int = 0
     origin: bytes | None = None
+    site: bytes = b""
+    mode: bytes = b""
+    destination: bytes = b""
     authorization: bytes = b""
     length: bytes | None = None
     is_chunked: bool = False
@@ -157,7 +164,9 @@ class ProtectedApplication:
         if headers.hosts > 1 or (headers.hosts == 1 and not self._verdict(headers.host)[0]):
             return HostNotAllowed(host)
         if headers.origin is not None and not _is_own(headers.origin, headers.host):
-            return OriginNotAllowed(headers.origin.decode("latin-1"))
+            return OriginNotAllowed(f"`{headers.origin.decode('latin-1')}`")
+        if headers.site in OTHER_SITES and not _is_link(headers):
+            return OriginNotAllowed("another site")
         if headers.authorization[: len(_DEV_BEARER)].lower() == _DEV_BEARER and (
             headers.hosts != 1 or not self._verdict(headers.host)[1]
         ):
@@ -196,6 +205,12 @@ def _read(scope: Scope) -> _RequestHeaders:
                 found.length = value
             case b"origin":
                 found.origin = value
+            case b"sec-fetch-site":
+                found.site = value
+            case b"sec-fetch-mode":
+                found.mode = value
+            case b"sec-fetch-dest":
+                found.destination = value
             case b"accept":
                 found.accept = value
             case b"transfer-encoding":
@@ -214,6 +229,11 @@ def _large_body_bytes(headers: _RequestHeaders, limit_bytes: int) -> int:
         return 0
     length = min(int(headers.length), limit_bytes)
     return length if length > SMALL_BODY_BYTES else 0
+
+
+def _is_link(headers: _RequestHeaders) -> bool:
+    """Return whether a person follows a link: the response replaces the page that has it."""
+    return headers.mode == b"navigate" and headers.destination == b"document"
 
 
 def _is_own(origin: bytes, host: bytes) -> bool:

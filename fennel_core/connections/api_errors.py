@@ -192,7 +192,7 @@ class OriginNotAllowed(ConnectionsApiError):
 
     def __init__(self, origin: str) -> None:
         super().__init__(
-            f"pages of `{origin}` may not call this server; call it from a server of yours"
+            f"pages of {origin} may not call this server; call it from a server of yours"
         )
 
 

@@ -152,6 +152,23 @@ async def test_a_page_with_a_rebinding_name_or_another_origin_reads_and_writes_n
         assert status_of(await served.get(*own)) == 200
 
 
+@pytest.mark.parametrize("site", ["cross-site", "same-site"])
+async def test_a_request_of_another_site_without_an_origin_is_refused(site: str) -> None:
+    """What a browser sends for images, scripts, frames and `fetch` without CORS."""
+    async with serving(Protection()) as served:
+        for path in ("/quick", "/healthz", "/status"):
+            fetched = (f"Sec-Fetch-Site: {site}", "Sec-Fetch-Mode: no-cors")
+            assert code_of(await served.get(*fetched, path=path)) == (403, "origin-not-allowed")
+        framed = (f"Sec-Fetch-Site: {site}", "Sec-Fetch-Mode: navigate", "Sec-Fetch-Dest: iframe")
+        assert code_of(await served.get(*framed)) == (403, "origin-not-allowed")
+        assert served.app.requests == []
+        followed = (*framed[:2], "Sec-Fetch-Dest: document")
+        assert status_of(await served.get(*followed)) == 200, "a link, as of Airflow's page"
+        for own in ("same-origin", "none"):
+            headers = (f"Sec-Fetch-Site: {own}", "Sec-Fetch-Mode: no-cors")
+            assert status_of(await served.get(*headers)) == 200
+
+
 async def test_development_tokens_need_a_host_of_this_machine() -> None:
     token = "Authorization: bearer DEV-demo"  # noqa: S105  # a fixed value of a test. a development token
     async with serving(Protection()) as served:
