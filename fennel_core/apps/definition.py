@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 import uuid
+from contextlib import AsyncExitStack
 
 import uvloop
 
@@ -109,9 +110,9 @@ async def serve(settings: Settings) -> None:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks)
-            await orchestrator.close()
-            await inline.close()
-            await warming.close()
+            async with AsyncExitStack() as closing:  # Closes all, whatever fails.
+                for each in (warming, inline, orchestrator):
+                    closing.push_async_callback(each.close)
 
 
 def checks(pool: Pool, settings: Settings) -> dict[str, ReadinessCheck]:

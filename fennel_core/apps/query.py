@@ -9,6 +9,7 @@ import asyncio
 import gc
 import sys
 import time
+from contextlib import AsyncExitStack
 
 import uvloop
 from aiohttp import web
@@ -145,15 +146,20 @@ async def serve(settings: Settings, inherited: InheritedResources | None = None)
         try:
             stopping_s = await served_or_failed(server, listeners)
         finally:
-            # While topics are still looked for, and after the last request.
-            await query_log.close(rest_of_grace_s(settings.shutdown_grace_s, stopping_s))
-            for listener in listeners:
-                listener.cancel()
-            await asyncio.wait(listeners)
-            await metrics_server.cleanup()
-            await forwarder.close()
-            await slots.close()
-            await asyncio.to_thread(tails.close)
+            async with AsyncExitStack() as closing:  # Closes all, whatever fails.
+                closing.push_async_callback(asyncio.to_thread, tails.close)
+                closing.push_async_callback(slots.close)
+                closing.push_async_callback(forwarder.close)
+                closing.push_async_callback(metrics_server.cleanup)
+                closing.push_async_callback(_cancelled, listeners)
+                # While topics are still looked for, and after the last request.
+                await query_log.close(rest_of_grace_s(settings.shutdown_grace_s, stopping_s))
+
+
+async def _cancelled(tasks: set[asyncio.Task[None]]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.wait(tasks)
 
 
 def rest_of_grace_s(grace_s: float, stopping_s: float) -> float:

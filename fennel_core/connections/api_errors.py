@@ -148,6 +148,19 @@ class DatabaseUnavailable(ConnectionsApiError):
     CODE = "database-unavailable"
 
 
+class CallOutcomeUnknown(ConnectionsApiError):
+    """The connection to the database was lost during its COMMIT: the call may have been done."""
+
+    STATUS = 503
+    CODE = "call-outcome-unknown"
+
+    def __init__(self, lost: Exception) -> None:
+        super().__init__(
+            f"the platform's database did not report whether the call was done ({lost}); read what "
+            "it changes before you send it again"
+        )
+
+
 class ContentLengthMalformed(ConnectionsApiError):
     """The `Content-Length` header is not a decimal number of bytes."""
 

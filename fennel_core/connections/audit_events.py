@@ -31,7 +31,7 @@ import psycopg
 from psycopg_pool import PoolTimeout
 
 from fennel_core.connections.api_errors import DatabaseUnavailable
-from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
 from fennel_core.connections.postgres import (
     AsyncConnection,
     Pool,
@@ -122,7 +122,8 @@ async def audited(
     values = _Call(uuid.uuid4().hex, workspace, actor, action, subject)
     try:
         await _write(pool, values.row(STARTED))
-    except (psycopg.OperationalError, PoolTimeout, SystemUnavailable) as lost:
+    # Also of a COMMIT whose outcome is not known: the row may be there, and nothing follows it.
+    except (psycopg.OperationalError, PoolTimeout, ConnectionsError) as lost:
         raise DatabaseUnavailable(
             "the platform's database cannot be reached, so the call cannot be audited and nothing "
             "was done; try again"
@@ -268,7 +269,7 @@ async def _write_outcome(pool: Pool, values: _Call, outcome: str) -> None:
     try:
         await _write(pool, values.row(outcome))
     # The call itself has ended: its response must not depend on this row.
-    except (psycopg.Error, PoolTimeout, SystemUnavailable) as lost:
+    except (psycopg.Error, PoolTimeout, ConnectionsError) as lost:
         log.error("the outcome of %s was not audited: %s", values.action, lost)
 
 

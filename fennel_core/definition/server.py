@@ -16,9 +16,9 @@ import psycopg
 from fastapi import FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from fennel_core.connections.api_errors import DatabaseUnavailable
+from fennel_core.connections.api_errors import CallOutcomeUnknown, DatabaseUnavailable
 from fennel_core.connections.asgi import ClientDisconnected
-from fennel_core.connections.errors import ConnectionsError
+from fennel_core.connections.errors import ConnectionsError, TransactionOutcomeUnknown
 from fennel_core.definition.errors import ValueNotStorable
 from fennel_core.definition.openapi import describe
 from fennel_core.definition.routes import (
@@ -62,6 +62,7 @@ def application(state: ServerState, health: HealthEndpoint) -> FastAPI:
     errors.install(app)
     app.add_exception_handler(ClientDisconnected, client_disconnected)
     app.add_exception_handler(ConnectionsError, database_unavailable)
+    app.add_exception_handler(TransactionOutcomeUnknown, call_outcome_unknown)
     app.add_exception_handler(psycopg.OperationalError, database_unavailable)
     app.add_exception_handler(psycopg.DataError, value_not_storable)
     health.mount(app)
@@ -79,8 +80,13 @@ async def client_disconnected(_request: Request, _error: Exception) -> Response:
 
 
 async def database_unavailable(request: Request, error: Exception) -> Response:
-    """Respond 503. The outcome of the call may be unknown, but every call may be repeated."""
+    """Respond 503; every call may be repeated."""
     return _response(request, DatabaseUnavailable(f"{error}. Try again"))
+
+
+async def call_outcome_unknown(request: Request, error: Exception) -> Response:
+    """Respond 503 to a call whose COMMIT had no response."""
+    return _response(request, CallOutcomeUnknown(error))
 
 
 async def value_not_storable(request: Request, error: Exception) -> Response:

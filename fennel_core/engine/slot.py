@@ -158,8 +158,8 @@ async def _run(settings: Settings, slot: Slot, number: int, slot_lock: SlotLock)
             for helper in helpers:
                 helper.cancel()
             server.close()
-            await broker.close()
             await asyncio.to_thread(_unlink_own, Path(slot.address), bound)
+            await broker.close()
             log.info("slot is down", slot=slot.id)
 
 

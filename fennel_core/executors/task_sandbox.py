@@ -28,6 +28,7 @@ import socket
 import subprocess
 import tempfile
 from collections.abc import Iterable, Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
@@ -132,11 +133,10 @@ class TaskSandbox:
         if self._closed:
             return
         self._closed = True
-        try:
+        with ExitStack() as closing:  # Runs all, whatever fails, the last one first.
+            closing.callback(self._end_host)
+            closing.callback(self._runner.close)
             self._runner.run(self._executors.close())
-            self._runner.close()
-        finally:
-            self._end_host()
 
     def _end_host(self) -> None:
         self._owner.close()

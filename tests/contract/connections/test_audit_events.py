@@ -12,6 +12,11 @@ import pytest_asyncio
 from fennel_core.connections import audit_events
 from fennel_core.connections.api_errors import DatabaseUnavailable, WorkspaceNotFound
 from fennel_core.connections.audit_events import Action, audited, audited_command
+from fennel_core.connections.errors import (
+    ConnectionsError,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.vocab.ids import WorkspaceId
 from tests.support.polling import eventually
@@ -76,6 +81,38 @@ async def test_a_call_that_cannot_be_audited_does_not_happen(opened: Pool) -> No
         async with audited(opened, "a", Action.COMMIT, "branch main", SHOP):
             entered = True
     assert not entered
+
+
+@pytest.mark.parametrize("failure", [TransactionAborted, TransactionOutcomeUnknown])
+async def test_a_call_whose_first_row_may_be_missing_does_not_happen(
+    opened: Pool, monkeypatch: pytest.MonkeyPatch, failure: type[ConnectionsError]
+) -> None:
+    async def lost(*_: object) -> None:
+        raise failure("COMMIT had no response")
+
+    monkeypatch.setattr(audit_events, "in_transaction", lost)
+    with pytest.raises(DatabaseUnavailable, match="nothing was done"):
+        async with audited(opened, "a", Action.COMMIT, "branch main", SHOP):
+            raise AssertionError("the call began")
+
+
+@pytest.mark.parametrize("failure", [TransactionAborted, TransactionOutcomeUnknown])
+async def test_a_call_succeeds_if_only_the_row_of_its_outcome_may_be_missing(
+    opened: Pool, monkeypatch: pytest.MonkeyPatch, failure: type[ConnectionsError]
+) -> None:
+    async def lost(*_: object) -> None:
+        raise failure("COMMIT had no response")
+
+    async with audited(opened, "a", Action.COMMIT, "branch main", SHOP):
+        monkeypatch.setattr(audit_events, "in_transaction", lost)
+    assert await outcomes(opened) == [("branch main", "started")]
+
+
+async def test_a_call_whose_own_outcome_is_unknown_says_so(opened: Pool) -> None:
+    with pytest.raises(TransactionOutcomeUnknown):
+        async with audited(opened, "a", Action.COMMIT, "branch main", SHOP):
+            raise TransactionOutcomeUnknown("COMMIT had no response")
+    assert (await outcomes(opened))[-1] == ("branch main", "transaction-outcome-unknown")
 
 
 @pytest.mark.parametrize(

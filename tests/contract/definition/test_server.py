@@ -13,6 +13,7 @@ import psycopg
 import pytest
 from psycopg import sql
 
+from fennel_core.connections.errors import TransactionOutcomeUnknown
 from fennel_core.connections.postgres import pool
 from fennel_core.connections.secrets import Sealer, make_key_file
 from fennel_core.definition.reseal import reseal
@@ -372,6 +373,21 @@ async def test_every_route_is_503_while_the_database_is_out_of_reach(
         )
     found = [(r.status_code, r.headers["x-fennel-error-code"]) for r in responses]
     assert found == [(503, "database-unavailable")] * len(calls)
+
+
+async def test_a_call_whose_commit_had_no_response_says_that_it_may_be_done(
+    client: httpx.AsyncClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def lost(*_: object) -> None:
+        raise TransactionOutcomeUnknown("the response to COMMIT was lost")
+
+    monkeypatch.setattr("fennel_core.definition.routes.branches.delete_branch", lost)
+    response = await post(client, "/delete")
+    assert response.status_code == 503
+    assert response.headers["x-fennel-error-code"] == "call-outcome-unknown"
+    assert "read what it changes before you send it again" in response.text
+    events = (await client.get(f"{API}/audit")).json()["events"]
+    assert events[0]["outcome"] == "transaction-outcome-unknown"
 
 
 async def test_a_deleted_workspace_leaves_no_assets_and_no_valid_token(

@@ -61,6 +61,8 @@ def test_it_can_be_closed_twice_and_ends_the_host_whatever_fails(
     monkeypatch.setattr(sandbox._executors, "close", failing)
     with pytest.raises(ConnectionResetError):
         sandbox.close()
+    with pytest.raises(RuntimeError, match="Runner is closed"):
+        sandbox._runner.get_loop()
     assert host.returncode == 0
     assert not folder.exists()
     sandbox.close()
