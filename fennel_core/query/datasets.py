@@ -138,6 +138,7 @@ class ExtractorLookups:
             raise LookupRefused(str(refused)) from refused
         if self._trace is not None and table.view.erase_keys:
             self._trace.looked_up.append((table.view, keys))
+            self._trace.looked_up_bytes += asked.keys.nbytes
         answer = await look_up(self._lookups, table, keys, names, moments, self._outcome)
         return await off_loop(len(answer.found) > ROWS_IN_LOOP, lambda: _reply(answer))
 

@@ -56,11 +56,12 @@ class KeyTrace:
     """The keys in datasets with erase keys that a query looked up, for the query log.
 
     `registers`: the columns that `QueryProgram.erasable` names. `looked_up`: the key columns of
-    lookups by user code, in key order, of each dataset.
+    lookups by user code, in key order, of each dataset, which came in `looked_up_bytes`.
     """
 
     registers: dict[int, QueryColumn] = field(default_factory=dict)
     looked_up: list[tuple[DatasetView, list[QueryColumn]]] = field(default_factory=list)
+    looked_up_bytes: int = 0
 
 
 @dataclass(frozen=True, slots=True)

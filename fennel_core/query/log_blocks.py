@@ -30,6 +30,8 @@ BLOCK_ROWS: Final = 2_000
 """Rows of one block: building a column of so many values holds the interpreter lock for some tenths
 of a millisecond, for which the event loop waits.
 """
+QUERY_BYTES: Final = 2_048
+"""What a queued query occupies besides its values."""
 ENCODING_ERRORS: Final = (
     pl.exceptions.PolarsError,
     pl.exceptions.PanicException,
@@ -54,7 +56,7 @@ class LoggedQuery:
 
     `kept`: the numbers of the rows to log. `columns`: its inputs and outputs by name; they and the
     registers of `trace` have the kept rows only, because the query may wait long in the queue.
-    `size_bytes`: the part of request and response that these are, by which the queue is bounded.
+    `size_bytes`: the part of request and response that these are.
     """
 
     key: BranchKey
@@ -67,6 +69,11 @@ class LoggedQuery:
     kept: Sequence[int]
     trace: KeyTrace
     size_bytes: int
+
+    @property
+    def held_bytes(self) -> int:
+        """What the query occupies while it is queued, by which the queue is bounded."""
+        return self.size_bytes + self.trace.looked_up_bytes + QUERY_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -52,8 +52,6 @@ POLL_S: Final = 0.1
 """How often the thread looks for acknowledgements, and for topics, while it waits for any."""
 TOPIC_WAIT_S: Final = 60.0
 TOPIC_PAUSE_S: Final = 0.25
-QUERY_BYTES: Final = 2_048
-"""What a query occupies besides its values."""
 REPORT_S: Final = 10.0
 """Lost rows are logged at most so often."""
 log = logger(__name__)
@@ -141,7 +139,7 @@ class QueryLog:
         workspace, rows = query.key[0], len(query.kept)
         if not rows:
             return True
-        size = query.size_bytes + QUERY_BYTES
+        size = query.held_bytes
         with self._lock:
             own, everything = self._bytes[workspace] + size, self._bytes.total() + size
             full = own > self._limit_bytes // 2 or everything > self._limit_bytes
@@ -240,7 +238,7 @@ class QueryLog:
                 self._drop(queries, RowOutcome.NOT_ENCODED, _why_not_encoded(queries[0], failed))
             return
         with self._lock:
-            self._bytes[workspace] -= sum(query.size_bytes + QUERY_BYTES for query in queries)
+            self._bytes[workspace] -= sum(query.held_bytes for query in queries)
             self._bytes[workspace] += sum(len(value) for value, _ in messages)
         for value, rows in messages:
             self._producer.produce(topic, value, self._acknowledgement(workspace, len(value), rows))
@@ -277,7 +275,7 @@ class QueryLog:
     def _drop(self, queries: Iterable[LoggedQuery], outcome: RowOutcome, reason: str = "") -> None:
         with self._lock:
             for query in queries:
-                self._free(query.key[0], query.size_bytes + QUERY_BYTES)
+                self._free(query.key[0], query.held_bytes)
                 self._lose(query.key[0], outcome, len(query.kept), reason)
 
     def _free(self, workspace: WorkspaceId, size: int) -> None:

@@ -97,7 +97,14 @@ class LogBlock:
 
 
 def subject(dataset: DatasetName, columns: Sequence[str], key: bytes) -> bytes:
-    """Return the digest of a key, given the bytes of its erase-key `columns`."""
+    """Return the digest of a key, given the bytes of its erase-key `columns`.
+
+    It does not depend on the order of the columns, which a commit may change.
+    """
+    in_order = sorted(range(len(columns)), key=columns.__getitem__)
+    if in_order != list(range(len(columns))):
+        values = msgspec.msgpack.decode(key)
+        columns, key = [columns[n] for n in in_order], _msgpack([values[n] for n in in_order])
     whole = hashlib.sha256(_msgpack([dataset, list(columns), key]))
     return whole.digest()[:SUBJECT_BYTES]
 

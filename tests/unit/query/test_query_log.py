@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from types import SimpleNamespace
 from typing import Any
 
+import msgspec
 import pytest
 
 from fennel_core.connections.api_errors import DatabaseUnavailable
@@ -28,7 +29,7 @@ from fennel_core.query.query_log import NotDelivered, OnDelivery, QueryLog, RowO
 from fennel_core.telemetry import metrics
 from fennel_core.vocab import query_log_blocks
 from fennel_core.vocab.dtypes import Int, Str
-from fennel_core.vocab.ids import BranchName, CommitId, TopicName, WorkspaceId
+from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, TopicName, WorkspaceId
 from fennel_core.vocab.versions import decode
 from tests.support.polling import eventually
 
@@ -214,6 +215,30 @@ async def test_what_is_not_acknowledged_counts_against_the_limit(shop: Workspace
         await until(lambda: counted(shop, RowOutcome.WRITTEN) == 2)
         assert log.put(query(shop, [11], size=15_000)), "acknowledged messages make room"
         await until(lambda: counted(other, RowOutcome.WRITTEN) == 1)
+
+
+async def test_keys_that_user_code_looked_up_count_against_the_limit(shop: WorkspaceId) -> None:
+    kafka = FakeKafka(holding=True)
+    async with opened(kafka, FakeTopics(), limit=40_000) as log:
+        large = replace(query(shop, [1], size=10), trace=KeyTrace(looked_up_bytes=18_000))
+        assert not log.put(large)
+        small = replace(query(shop, [2], size=10), trace=KeyTrace(looked_up_bytes=17_000))
+        assert log.put(small)
+        assert not log.put(query(shop, [3], size=10))
+        await until(lambda: bool(kafka.messages))
+        assert log.put(query(shop, [4], size=10)), "only its message is left"
+        kafka.holding = False
+
+
+def test_a_subject_does_not_depend_on_the_order_of_the_columns() -> None:
+    """A commit may reorder erase keys; erasures and rows of both orders mean the same."""
+    users, encode = DatasetName("Users"), msgspec.msgpack.encode
+    subjects = {
+        query_log_blocks.subject(users, ("city", "uid"), encode(["Rome", 7])),
+        query_log_blocks.subject(users, ("uid", "city"), encode([7, "Rome"])),
+    }
+    assert len(subjects) == 1
+    assert query_log_blocks.subject(users, ("uid", "city"), encode(["Rome", 7])) not in subjects
 
 
 async def test_queries_wait_for_their_topic(shop: WorkspaceId) -> None:
