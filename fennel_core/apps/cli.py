@@ -18,6 +18,7 @@ from fennel_core import __version__
 from fennel_core.apps.admin_commands import purge, token, workspace
 from fennel_core.apps.backup_commands import backup, restore
 from fennel_core.apps.command_context import fail, names_of, select
+from fennel_core.apps.kafka_commands import kafka_access
 
 if TYPE_CHECKING:
     from fennel_core.apps.local.launcher import StartFailure
@@ -484,6 +485,7 @@ def clean(yes: bool) -> None:
 main.add_command(workspace)
 main.add_command(token)
 main.add_command(purge)
+main.add_command(kafka_access)
 main.add_command(backup)
 main.add_command(restore)
 

@@ -103,6 +103,14 @@ class AddressSettings(BaseSettings):
         return service if self.reach_by_name else self.own_address
 
     @property
+    def broker_address(self) -> str:
+        """The address of the bundled Kafka broker, which has no authentication.
+
+        Whatever `host` says, it is for this machine or, in containers, for their network only.
+        """
+        return "kafka" if self.reach_by_name else "127.0.0.1"
+
+    @property
     def own_address(self) -> str:
         """The address at which a process reaches its own port."""
         return "127.0.0.1" if self.host in EVERY_ADDRESS else self.host

@@ -32,13 +32,14 @@ def command(layout: FileLayout, host: HostEnvironment) -> tuple[str, ...]:
 
 def properties(settings: Settings, layout: FileLayout) -> Mapping[str, str]:
     """Return server.properties as a mapping."""
-    controller = f"{settings.own_address}:{settings.kafka_controller_port}"
+    controller = f"127.0.0.1:{settings.kafka_controller_port}"
+    host = settings.host if settings.reach_by_name else settings.broker_address
     return {
         "process.roles": "broker,controller",
         "node.id": NODE,
         "controller.quorum.voters": f"{NODE}@{controller}",
-        "listeners": f"PLAINTEXT://{settings.host}:{settings.kafka_port},CONTROLLER://{controller}",
-        "advertised.listeners": f"PLAINTEXT://{settings.address_of('kafka')}:{settings.kafka_port}",
+        "listeners": f"PLAINTEXT://{host}:{settings.kafka_port},CONTROLLER://{controller}",
+        "advertised.listeners": f"PLAINTEXT://{settings.broker_address}:{settings.kafka_port}",
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",
         "log.dirs": str(layout.data / "kafka" / "logs"),

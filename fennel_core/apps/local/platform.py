@@ -57,7 +57,7 @@ def local_settings(given: Settings, layout: FileLayout, keys: PlatformKeys) -> S
     return given.model_copy(
         update={
             "postgres_dsn": SecretStr(postgres.dsn(given, keys)),
-            "kafka_bootstrap": f"{given.address_of('kafka')}:{given.kafka_port}",
+            "kafka_bootstrap": f"{given.broker_address}:{given.kafka_port}",
             "s3_endpoint": f"http://{given.address_of('s3')}:{given.s3_port}",
             "s3_secret_key": SecretStr(keys.s3_secret_key),
             "airflow_url": f"http://{given.address_of('airflow-api')}:{given.airflow_port}",

@@ -90,6 +90,19 @@ def test_postgres_requires_passwords_and_admits_other_hosts_only_beyond_loopback
     assert all(line.endswith("scram-sha-256") for line in lines)
 
 
+@pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "10.0.0.1"])  # noqa: S104  # never bound
+def test_on_a_machine_the_broker_is_reachable_from_it_only(tmp_path: Path, host: str) -> None:
+    """It has no authentication, whatever the servers are bound to."""
+    layout = FileLayout(root=ROOT, data=tmp_path)
+    layout.make()
+    given = Settings().model_copy(update={"host": host})
+    settings = local_settings(given, layout, ensure_keys(layout.secrets))
+    properties = kafka.properties(settings, layout)
+    assert properties["listeners"] == "PLAINTEXT://127.0.0.1:7411,CONTROLLER://127.0.0.1:7413"
+    assert properties["advertised.listeners"] == "PLAINTEXT://127.0.0.1:7411"
+    assert settings.kafka_bootstrap == "127.0.0.1:7411"
+
+
 @pytest.mark.parametrize("words", [{"published_host": "127.0.0.1"}, {"reach_by_name": True}])
 def test_up_on_a_machine_refuses_container_settings(
     context: PlatformContext, words: dict[str, object]

@@ -1,0 +1,157 @@
+"""A component of the platform can do with Kafka's topics what its rules say, and nothing else."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+
+import pytest
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
+from confluent_kafka import TopicPartition as RdTopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from fennel_core.blueprints.logical import AssetKind
+from fennel_core.connections.kafka import client_config, consumer_config, producer_config
+from fennel_core.ledger.kafka_access import ACCESS, rules_of, user_of, write_access
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import WorkspaceId
+from tests.support.kafka import secured_kafka, settings_of
+
+__all__ = ["secured_kafka"]  # the fixture
+pytestmark = pytest.mark.timeout(300)
+WITHIN_S = 30.0
+SHOP, OTHER = WorkspaceId("shop"), WorkspaceId("other")
+KINDS = [kind for kind in AssetKind if kind is not AssetKind.JOB]
+PASSWORDS = {component: f"password-of-{component}" for component in ACCESS}
+REFUSED = {
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    KafkaError.GROUP_AUTHORIZATION_FAILED,
+    KafkaError.CLUSTER_AUTHORIZATION_FAILED,
+}
+
+
+def client(admin: Settings, component: str) -> Settings:
+    port = int(admin.kafka_bootstrap.rpartition(":")[2])
+    return settings_of(port, user_of(component), PASSWORDS[component])
+
+
+@pytest.fixture(scope="module")
+def cluster(secured_kafka: Settings) -> Settings:
+    """A cluster with the rules of a workspace, and with topics of it and of another one."""
+    for _ in range(2):  # It may be repeated.
+        asyncio.run(write_access(secured_kafka, rules_of([SHOP]), PASSWORDS))
+    topics = [NewTopic(f"{name}.{kind}.a.1", 1) for name in (SHOP, OTHER) for kind in KINDS]
+    admin = AdminClient(client_config(secured_kafka))
+    for created in admin.create_topics(topics).values():
+        created.result(WITHIN_S)
+    return secured_kafka
+
+
+def allowed(action: Callable[[Settings, str], None], settings: Settings, name: str) -> bool:
+    """Return whether the broker allows an action; any other failure propagates."""
+    try:
+        action(settings, name)
+    except KafkaException as failed:
+        if failed.args[0].code() in REFUSED:
+            return False
+        raise
+    return True
+
+
+def write(settings: Settings, topic: str) -> None:
+    failures: list[KafkaError] = []
+
+    def delivered(error: KafkaError | None, _message: Message) -> None:
+        if error is not None:
+            failures.append(error)
+
+    producer = Producer(client_config(settings) | {"enable.idempotence": True, "log_level": 0})
+    producer.produce(topic, b"row", on_delivery=delivered)
+    assert producer.flush(WITHIN_S) == 0, "the broker responds"
+    if failures:
+        raise KafkaException(failures[0])
+
+
+def read(settings: Settings, topic: str) -> None:
+    consumer = Consumer(consumer_config(settings) | {"log_level": 0})
+    try:
+        # The library reports no error for a topic that it may not even describe.
+        described = consumer.list_topics(topic, timeout=WITHIN_S).topics[topic]
+        if described.error is not None:
+            raise KafkaException(described.error)
+        consumer.assign([RdTopicPartition(topic, 0, 0)])
+        found = consumer.poll(WITHIN_S)
+        assert found is not None, "a row, the end of the partition, or a refusal"
+        if found.error() and found.error().code() != KafkaError._PARTITION_EOF:
+            raise KafkaException(found.error())
+    finally:
+        consumer.close()
+
+
+def begin(settings: Settings, transactional_id: str) -> None:
+    config = producer_config(settings, transactional_id) | {"log_level": 0}
+    Producer(config).init_transactions(WITHIN_S)
+
+
+def create(settings: Settings, topic: str) -> None:
+    admin = AdminClient(client_config(settings) | {"log_level": 0})
+    admin.create_topics([NewTopic(topic, 1)])[topic].result(WITHIN_S)
+
+
+def delete(settings: Settings, topic: str) -> None:
+    admin = AdminClient(client_config(settings) | {"log_level": 0})
+    admin.delete_topics([topic])[topic].result(WITHIN_S)
+
+
+def test_components_read_and_write_their_topics_only(cluster: Settings) -> None:
+    may = {"reads": read, "writes": write}
+    found = {
+        (component, word, f"{workspace}.{kind}")
+        for component in ("ingest", "engine", "query", "history")
+        for word, action in may.items()
+        for workspace in (SHOP, OTHER)
+        for kind in KINDS
+        if allowed(action, client(cluster, component), f"{workspace}.{kind}.a.1")
+    }
+    assert found == {
+        ("ingest", "writes", "shop.raw"),
+        ("ingest", "writes", "shop.topic"),
+        ("ingest", "writes", "shop.dead"),
+        ("engine", "reads", "shop.raw"),
+        ("engine", "reads", "shop.topic"),
+        ("engine", "writes", "shop.topic"),
+        ("engine", "reads", "shop.replaylog"),
+        ("engine", "writes", "shop.replaylog"),
+        ("engine", "writes", "shop.dead"),
+        ("query", "reads", "shop.topic"),
+        ("query", "writes", "shop.querylog"),
+        ("history", "reads", "shop.raw"),
+        ("history", "reads", "shop.topic"),
+        ("history", "reads", "shop.querylog"),
+    }
+
+
+def test_only_definition_creates_and_deletes_topics(cluster: Settings) -> None:
+    for component in ("ingest", "engine", "query", "history"):
+        settings = client(cluster, component)
+        assert not allowed(create, settings, "shop.topic.b.1")
+        assert not allowed(delete, settings, "shop.topic.a.1")
+    definition = client(cluster, "definition")
+    assert allowed(create, definition, "shop.topic.b.1")
+    assert allowed(read, definition, "shop.topic.b.1"), "dead letters are counted"
+    assert allowed(delete, definition, "shop.topic.b.1")
+    assert not allowed(create, definition, "other.topic.b.1"), "before its rules"
+    assert not allowed(write, definition, "shop.topic.a.1")
+    assert allowed(create, definition, "fennel-audit-1")
+    assert allowed(write, definition, "fennel-audit-1")
+
+
+def test_transactions_belong_to_their_component(cluster: Settings) -> None:
+    ingest, engine = client(cluster, "ingest"), client(cluster, "engine")
+    assert allowed(begin, ingest, "ingest.process.0")
+    assert allowed(begin, engine, "shop.job.a.1-0")
+    assert not allowed(begin, engine, "ingest.process.0"), "it would fence ingest"
+    assert not allowed(begin, ingest, "shop.job.a.1-0"), "it would fence a job partition"
+    assert not allowed(begin, engine, "other.job.a.1-0")
