@@ -1,7 +1,8 @@
 """A Docker engine for the test: the running one, or a temporary one.
 
 The temporary engine listens on a socket in a private folder and keeps its images and volumes in a
-folder of the checkout. It rewrites the machine's packet filter, which is restored afterwards.
+folder of the checkout. It changes the machine's packet filter and forwards packets, which is undone
+afterwards.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from typing import Final
 
 READY_S: Final = 60.0
 STOP_S: Final = 60.0
+FORWARDING: Final = Path("/proc/sys/net/ipv4/ip_forward")
 NEEDED: Final = ("docker", "debootstrap", "iptables-save")
 PACKAGES: Final = "docker.io docker-compose debootstrap iptables iproute2"
 
@@ -83,7 +85,7 @@ def docker_engine(data: Path, *, keep: bool) -> Iterator[dict[str, str]]:
             "Start yours and run again."
         )
     data.mkdir(parents=True, exist_ok=True, mode=0o700)
-    packet_filter = _packet_filter()
+    packet_filter, forwarding = _packet_filter(), FORWARDING.read_text()
     with (
         tempfile.TemporaryDirectory(prefix="fennel-docker-") as run_folder,
         (data.parent / "dockerd.log").open("w") as log,
@@ -112,6 +114,7 @@ def docker_engine(data: Path, *, keep: bool) -> Iterator[dict[str, str]]:
             process.wait(STOP_S)
             subprocess.run(["ip", "link", "delete", "docker0"], capture_output=True, check=False)  # noqa: S607  # found on the PATH, as by its users
             subprocess.run(["iptables-restore"], input=packet_filter, text=True, check=True)  # noqa: S607  # found on the PATH, as by its users
+            FORWARDING.write_text(forwarding)
     if not keep:
         shutil.rmtree(data)
 
