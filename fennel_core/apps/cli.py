@@ -180,6 +180,7 @@ def status(as_json: bool) -> None:
             "failing_drills": answers.drills,
             "failing_reconcile_items": answers.failing,
             "dead_letters": answers.dead_letters,
+            "lost_query_log_rows": answers.lost_rows,
             "executors": None if answers.executors is None else asdict(answers.executors),
         }
         click.echo(json.dumps(found, indent=2))
@@ -191,6 +192,7 @@ def status(as_json: bool) -> None:
         if context.settings.history:
             status_tables.print_history(answers.history)
         status_tables.print_dead_letters(answers.dead_letters)
+        status_tables.print_lost_rows(answers.lost_rows)
         status_tables.print_retained(answers.retained)
         status_tables.print_alarms(answers.alarms)
         status_tables.print_drills(answers.drills)

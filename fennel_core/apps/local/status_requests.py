@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import json
 import ssl
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Final
 
 import httpx
 
-from fennel_core.apps.local.status_tables import parse_history_metrics
+from fennel_core.apps.local.status_tables import parse_history_metrics, parse_lost_rows
 from fennel_core.executors.errors import ExecutorError
 from fennel_core.executors.report import ExecutorReport, ask
 from fennel_core.settings.model import Settings
@@ -38,6 +39,8 @@ class StatusAnswers:
     failing: Rows | None
     dead_letters: Rows | None
     executors: ExecutorReport | None
+    lost_rows: dict[str, dict[str, int]] | None
+    """Rows that the query log lost since the query server started, by workspace and reason."""
 
 
 def read(settings: Settings) -> StatusAnswers:
@@ -47,13 +50,14 @@ def read(settings: Settings) -> StatusAnswers:
         workspaces=_rows(settings, f"{settings.definition_url}/api/v1/workspaces", "workspaces"),
         partitions=_rows(settings, f"{settings.query_url}/status", "job_partitions"),
         warming=_rows(settings, f"{settings.query_url}/status", "warming"),
-        history=_history(settings),
+        history=_metrics(settings, settings.history_port, parse_history_metrics),
         retained=_rows(settings, f"{operations}/retained", "retained"),
         alarms=_rows(settings, f"{operations}/needed", "alarms"),
         drills=_rows(settings, f"{operations}/drills", "drills"),
         failing=_rows(settings, f"{operations}/reconcile", "failing"),
         dead_letters=_rows(settings, f"{operations}/dead_letters", "dead_letters"),
         executors=_executors(settings),
+        lost_rows=_metrics(settings, settings.query_metrics_port, parse_lost_rows),
     )
 
 
@@ -97,10 +101,12 @@ def _own_certificate(settings: Settings) -> ssl.SSLContext | bool:
     return context
 
 
-def _history(settings: Settings) -> dict[str, dict[str, int]] | None:
-    url = f"http://{settings.host}:{settings.history_port}/metrics"
+def _metrics(
+    settings: Settings, port: int, parse: Callable[[str], dict[str, dict[str, int]]]
+) -> dict[str, dict[str, int]] | None:
+    url = f"http://{settings.own_address}:{port}/metrics"
     try:
         response = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
-        return parse_history_metrics(response.raise_for_status().text)
+        return parse(response.raise_for_status().text)
     except (httpx.HTTPError, ValueError):
         return None

@@ -258,6 +258,31 @@ def print_history(topics: Mapping[str, Mapping[str, int]] | None) -> None:
     console.print(table if rows else "History: there is no dataset with a topic.")
 
 
+def parse_lost_rows(metrics: str) -> dict[str, dict[str, int]]:
+    """Return workspace → reason → rows that the query log lost, from the query server's metrics."""
+    found: dict[str, dict[str, int]] = {}
+    for family in text_string_to_metric_families(metrics):
+        for sample in family.samples:
+            outcome = sample.labels.get("outcome")
+            if sample.name != "fennel_query_log_rows_total" or outcome == "written":
+                continue
+            if sample.value:
+                of_workspace = found.setdefault(sample.labels["workspace"], {})
+                of_workspace[str(outcome)] = int(sample.value)
+    return found
+
+
+def print_lost_rows(lost: Mapping[str, Mapping[str, int]] | None) -> None:
+    """Print one line per workspace whose query log lacks rows."""
+    for workspace, reasons in sorted((lost or {}).items()):
+        counts = ", ".join(f"{rows} {reason}" for reason, rows in sorted(reasons.items()))
+        _console().print(
+            f"The query log of {workspace} lost rows since the query server started: {counts}.",
+            style="red",
+            highlight=False,
+        )
+
+
 def print_executors(report: ExecutorReport | None) -> None:
     """Print the layers that confine user code on this machine."""
     if report is None:

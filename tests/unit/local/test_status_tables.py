@@ -186,6 +186,28 @@ def test_an_empty_or_unknown_history_is_explained(
     assert message in capsys.readouterr().out
 
 
+LOST = """# TYPE fennel_query_log_rows counter
+fennel_query_log_rows_total{workspace="shop",outcome="written"} 9000.0
+fennel_query_log_rows_total{workspace="shop",outcome="queue-full"} 12.0
+fennel_query_log_rows_total{workspace="shop",outcome="no-topic"} 0.0
+fennel_query_log_rows_total{workspace="shop",outcome="not-written"} 3.0
+fennel_query_log_rows_total{workspace="ads",outcome="written"} 5.0
+"""
+
+
+def test_rows_that_the_query_log_lost_are_shown_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    status_tables.print_lost_rows(status_tables.parse_lost_rows(LOST))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown == (
+        "The query log of shop lost rows since the query server started: 3 not-written, "
+        "12 queue-full."
+    )
+    status_tables.print_lost_rows(None)
+    assert capsys.readouterr().out == ""
+
+
 def test_branches_whose_reads_have_not_moved_are_listed(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
