@@ -25,8 +25,12 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from fennel_core.apps.http_protection import ProtectedApplication, Protection
 
-CHROMIUM = shutil.which("chromium") or shutil.which("chromium-browser")
-pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="no Chromium is installed")
+CHROMIUM = next(
+    filter(None, map(shutil.which, ("chromium", "google-chrome", "chromium-browser"))), None
+)
+pytestmark = pytest.mark.skipif(
+    CHROMIUM is None, reason="no Chromium is installed: pages in a real browser are not tested"
+)
 PAGE = """<!doctype html><title>evil</title><body><script>
 const api = "%(api)s", found = {};
 const auth = {"Authorization": "Bearer dev-demo"};
