@@ -110,4 +110,4 @@ def check_development_tokens(stack: Stack) -> None:
 
 
 def _python(stack: Stack, service: str, program: str) -> Any:
-    return json.loads(stack.output("exec", "-T", service, "python", "-c", ALL_KEYS))
+    return json.loads(stack.output("exec", "-T", service, "python", "-c", program))
