@@ -43,8 +43,8 @@ class AsOfJoin:
     def answer(self, chunk: pl.DataFrame) -> pl.DataFrame:
         """Return, per request of the chunk in order, the dataset's columns and `FOUND`."""
         mine = (
-            chunk.filter(pl.col(SOURCE).is_in([self._number, REQUEST]))
-            .select(KEY, TIME, SOURCE, *META, *self._columns)
+            chunk.select(KEY, TIME, SOURCE, *META, *self._columns)
+            .filter(pl.col(SOURCE).is_in([self._number, REQUEST]))
             .with_columns(pl.col(SIGN).cast(pl.Int64))  # signs are added up
         )
         rows = mine if self._carried is None else pl.concat([self._carried, mine])

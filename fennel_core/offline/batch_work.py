@@ -139,18 +139,20 @@ def _asked(batches: Batches, group: LookupGroup) -> Batches:
 
 
 def _answered(timeline: Batches, group: LookupGroup, tools: StepTools) -> Batches:
-    passing: list[pl.DataFrame] = []
+    chunks: list[pl.DataFrame] = []
 
-    def asking() -> Batches:
+    def noted() -> Batches:
         for chunk in timeline:
-            passing.append(chunk.filter(pl.col(SOURCE) == PASS_THROUGH))
-            yield chunk.filter(pl.col(SOURCE) != PASS_THROUGH)
+            chunks.append(chunk)
+            yield chunk
 
-    for found in GroupAnswers(group, tools.erasures, tools.open_scratch).run(asking()):
-        rows = passing.pop()
-        assert not passing, "a chunk has one answer"
-        travelling = [name for name in rows.columns if name in found.columns]
-        yield pl.concat([found, rows.select(travelling)], how="diagonal")
+    # Rows that pass through are no requests, so they have no answers.
+    for found in GroupAnswers(group, tools.erasures, tools.open_scratch).run(noted()):
+        chunk = chunks.pop()
+        assert not chunks, "a chunk has one answer"
+        travelling = [name for name in chunk.columns if name in found.columns]
+        passing = chunk.select(travelling).filter(chunk[SOURCE] == PASS_THROUGH)
+        yield pl.concat([found, passing], how="diagonal")
 
 
 def _packed(batches: Batches, group: LookupGroup) -> Batches:

@@ -227,8 +227,8 @@ class GroupAnswers:
         """Yield, per chunk, its requests in order with the registers of the group."""
         for chunk in timeline:
             found = {job: one.answer(chunk) for job, one in self._answerers.items()}
-            requests = requests_of(chunk)
-            travelling = [name for name in requests.columns if name not in self._of_timeline]
+            travelling = [name for name in chunk.columns if name not in self._of_timeline]
+            requests = requests_of(chunk, [KEY, *travelling])
             columns = [
                 column
                 for lookup in self._group.lookups

@@ -36,6 +36,7 @@ class TileLookups:
         self._step, self._lookup_step, self._scratch = step, lookup_step, scratch
         self._number, self._output = number, source.needed.output
         self._wanted = source.columns
+        self._own_columns = [version_column(number, name) for name in source.version_columns]
         self._input = [
             *(pl.col(version_column(number, name)).alias(name) for name in source.version_columns),
             *META,
@@ -45,7 +46,8 @@ class TileLookups:
 
     def answer(self, chunk: pl.DataFrame) -> pl.DataFrame:
         """Return, per request of the chunk in order, the columns of the result and `FOUND`."""
-        mine = chunk.filter(pl.col(SOURCE).is_in([self._number, REQUEST]))
+        of_mine = pl.col(SOURCE).is_in([self._number, REQUEST])
+        mine = chunk.select(KEY, TIME, SOURCE, *META, *self._own_columns).filter(of_mine)
         rows: EncodedRows = []
         for piece in self._pieces(mine):
             self._add(piece.filter(pl.col(SOURCE) == self._number).select(self._input))

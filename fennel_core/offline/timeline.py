@@ -102,6 +102,6 @@ def in_order(parts: Sequence[pl.DataFrame], chunk_rows: int = CHUNK_ROWS) -> Ite
     yield from (timeline[i : i + chunk_rows] for i in range(0, max(timeline.height, 1), chunk_rows))
 
 
-def requests_of(chunk: pl.DataFrame) -> pl.DataFrame:
-    """Return the requests of a chunk, in its order."""
-    return chunk.filter(pl.col(SOURCE) == REQUEST)
+def requests_of(chunk: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
+    """Return columns of the requests of a chunk, in its order."""
+    return chunk.select(columns).filter(chunk[SOURCE] == REQUEST)
