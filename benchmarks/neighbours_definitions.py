@@ -4,8 +4,6 @@
 """
 
 # ruff: noqa: ARG002  # extractors have the parameters that the client asks for
-from __future__ import annotations
-
 import sys
 
 import pandas as pd
