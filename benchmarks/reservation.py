@@ -19,11 +19,9 @@ from fennel_core.blueprints.compile import compile_datasets
 from fennel_core.blueprints.compiler_input import DatasetInput
 from fennel_core.blueprints.logical import AssetKey, Compiled
 from fennel_core.blueprints.resolve import resolve_catalog
-from fennel_core.vocab.dtypes import Field, Int, Str
-from fennel_core.vocab.ids import AssetId, DatasetName, WorkspaceId
-from fennel_core.vocab.schema import Schema
-from fennel_core.wire import connectors, entities
-from fennel_core.wire.pycode import PyCode
+from fennel_core.vocab.ids import AssetId, WorkspaceId
+from fennel_core.wire.connectors import Cdc
+from tests.support.compiler_inputs import schema, sourced, webhook
 
 SIZES = (200, 500, 1_000)
 PARTITIONS = 4
@@ -33,31 +31,9 @@ T = TypeVar("T")
 
 def dataset(number: int) -> DatasetInput:
     """Return a keyed source dataset with an endpoint of its own."""
-    name = f"Dataset{number}"
-    shape = Schema((Field("user", Int()),), (Field("city", Str()), Field("age", Int())), "at")
-    text = f"class {name}: ..."
-    code = PyCode(name, text, text, text, "", (), ())
-    metadata = entities.Metadata("me@example.com", "", (), deprecated=False, deleted=False)
-    made = entities.Dataset(DatasetName(name), 1, shape, (), 0, True, code, metadata, ())
-    table = connectors.WebhookEndpoint(connectors.Webhook("hook", 7), f"e{number}")
-    source = connectors.Source(
-        DatasetName(name),
-        1,
-        table,
-        connectors.Cdc.UPSERT,
-        14,
-        None,
-        None,
-        None,
-        None,
-        None,
-        False,
-        None,
-        (),
-        None,
-        None,
-    )
-    return DatasetInput(made, (source,), None, online=True, offline=False, looked_up=True)
+    source = webhook(f"e{number}", cdc=Cdc.UPSERT)
+    shape = schema("user", "city:str age")
+    return sourced(f"Dataset{number}", shape, source=source, online=True, looked_up=True)
 
 
 def timed(work: Callable[[], T]) -> tuple[T, float]:
