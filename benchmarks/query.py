@@ -28,7 +28,7 @@ import random
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import UTC, date, datetime, timedelta
 from decimal import Decimal
 from pathlib import Path
@@ -41,6 +41,7 @@ import uvicorn
 import uvloop
 from rocksdict import Cache
 
+from benchmarks.slot_and_server import running
 from fennel_core.apps.query import tune_interpreter
 from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections.erasures import ErasableKeys
@@ -266,7 +267,7 @@ class Static:
     ) -> ServingVersion | CommitId | None:
         return self._serving
 
-    async def read_owners(self) -> Ownership:
+    async def read_owners(self, _jobs: Collection[JobId] | None = None) -> Ownership:
         return Ownership(self._owners, {}, {job for job, _ in self._owners})
 
 
@@ -515,7 +516,7 @@ async def measure_peer(arguments: argparse.Namespace) -> None:
 
 async def measure(arguments: argparse.Namespace, slot: Any, server: Any, url: SplitResult) -> None:
     requests = bodies(arguments.keys)
-    connection = await Connection.open(url)
+    connection = await first_connection(url)
     for body in requests[:WARM]:
         await connection.post(body)
     times = urlsplit(f"http://{url.netloc}/times")
@@ -572,27 +573,18 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as folder:
         slot = spawn.Process(target=slot_process, args=(folder, arguments.mixed))
         server = spawn.Process(target=query_process, args=(folder, arguments.port, arguments.mixed))
-        try:
-            slot.start()
-            while not (Path(folder) / "slot.ready").exists():
-                time.sleep(0.1)
-            server.start()
+        with running(slot, server, Path(folder)):
             url = urlsplit(f"http://127.0.0.1:{arguments.port}/api/v1/query")
-            uvloop.run(_when_up(arguments, slot, server, url))
-        finally:
-            slot.kill()
-            if server.pid is not None:
-                server.kill()
+            uvloop.run(measure(arguments, slot, server, url))
 
 
-async def _when_up(arguments: argparse.Namespace, slot: Any, server: Any, url: SplitResult) -> None:
+async def first_connection(url: SplitResult) -> Connection:
+    """Return a connection as soon as the server listens."""
     while True:
         try:
-            await Connection.open(url)
-            break
+            return await Connection.open(url)
         except OSError:
             await asyncio.sleep(0.1)
-    await measure(arguments, slot, server, url)
 
 
 if __name__ == "__main__":

@@ -33,10 +33,12 @@ from benchmarks.query import (
     Connection,
     bodies,
     cpu_s,
+    first_connection,
     serve_queries,
     show,
     slot_process,
 )
+from benchmarks.slot_and_server import running
 from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.query.log_kafka import KafkaLogProducer
 from fennel_core.query.query_log import QueryLog
@@ -108,12 +110,7 @@ def rows_on_topic(settings: Settings, topic: TopicName) -> int:
 async def measure(
     arguments: argparse.Namespace, server: Any, url: SplitResult, topic: TopicName
 ) -> None:
-    while True:
-        try:
-            connection = await Connection.open(url)
-            break
-        except OSError:
-            await asyncio.sleep(0.1)
+    connection = await first_connection(url)
     plain = bodies(arguments.keys)
     kinds = [plain, logged(plain)]
     for number in range(WARM):
@@ -161,16 +158,10 @@ def main() -> None:
             target=server_process, args=(folder, arguments.port, arguments.kafka, topic)
         )
         try:
-            slot.start()
-            while not (Path(folder) / "slot.ready").exists():
-                time.sleep(0.1)
-            server.start()
-            url = urlsplit(f"http://127.0.0.1:{arguments.port}/api/v1/query")
-            uvloop.run(measure(arguments, server, url, topic))
+            with running(slot, server, Path(folder)):
+                url = urlsplit(f"http://127.0.0.1:{arguments.port}/api/v1/query")
+                uvloop.run(measure(arguments, server, url, topic))
         finally:
-            slot.kill()
-            if server.pid is not None:
-                server.kill()
             admin.delete_topics([topic])[topic].result(30)
 
 
