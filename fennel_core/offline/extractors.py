@@ -8,6 +8,7 @@ are known only while the code runs.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final, Protocol
 
@@ -15,6 +16,7 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.executors.calls import ExtractCall
+from fennel_core.executors.code_cache import USER_FILE
 from fennel_core.executors.errors import (
     CallFailed,
     ExecutorCrashed,
@@ -31,6 +33,8 @@ from fennel_core.query.program import BoundExtractor, QueryProgram
 CALL_ROWS: Final = 5_000
 ROWS_AT_FAULT: Final = (UserCodeFailed, ExecutorCrashed, ExecutorTimeout, ExecutorOutOfMemory)
 """Failures that other rows may not have; the others concern the code or the executors."""
+
+_USER_LINE: Final = re.compile(rf'File "{re.escape(USER_FILE)}", line (\d+), in (.+)\n(.*)')
 
 
 class ExtractorRunner(Protocol):
@@ -68,7 +72,7 @@ def extract(
     for batch in rows.iter_slices(CALL_ROWS):
         for part, outcome in _attempts(batch, step, runner):
             if isinstance(outcome, CallFailed):
-                reason = pl.lit(str(outcome)).alias("__reason")
+                reason = pl.lit(_reason(outcome)).alias("__reason")
                 failures.append(failed_rows(part.with_columns(reason), "__reason"))
             else:
                 results.append(outcome)
@@ -100,6 +104,16 @@ def _attempts(
         else:
             assert made.height == rows.height, "an extractor returns a row per input row"
             yield rows, made
+
+
+def _reason(failed: CallFailed) -> str:
+    """Return the message, with the line of user code that raised if it is known."""
+    trace = failed.traceback if isinstance(failed, UserCodeFailed) else ""
+    lines = _USER_LINE.findall(trace)
+    if not lines:
+        return str(failed)
+    number, function, code = lines[-1]
+    return f"{str(failed).rstrip()} Line {number}, in {function}: {code.strip()}"
 
 
 def _table(rows: pl.DataFrame, step: BoundExtractor) -> pa.Table:

@@ -7,6 +7,7 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.executors.calls import ExtractCall
+from fennel_core.executors.code_cache import USER_FILE
 from fennel_core.executors.errors import CallFailed, ExecutorUnavailable, UserCodeFailed
 from fennel_core.offline import extractors
 from fennel_core.offline.errors import ExtractorNotOffline, LookupNotOffline
@@ -22,6 +23,15 @@ from tests.support.featuresets import CODE
 
 CALL = ExtractCall(CODE, "F", "double", (Field("F.x", Int()),), (Field("F.y", Int()),), ())
 STEP = BoundExtractor(CALL, (0,), ((0, 1),))
+TRACE = f"""Traceback (most recent call last):
+  File "{USER_FILE}", line 3, in double
+    inner(x)
+  File "{USER_FILE}", line 7, in inner
+    raise ValueError(x)
+  File "pandas/core.py", line 9, in deep
+    x
+ValueError: -40
+"""
 
 
 class Doubling:
@@ -37,7 +47,8 @@ class Doubling:
         values = rows.column("F.x").to_pylist()
         for value in values:
             if value < 0:
-                raise UserCodeFailed(f"F.double, line 3: {value} is negative", "F.double", "", "")
+                trace = TRACE if value == -40 else ""
+                raise UserCodeFailed(f"F.double: {value} is negative. ", "F.double", "", trace)
         return pl.DataFrame({call.outputs[0].name: [2 * value for value in values]})
 
 
@@ -59,8 +70,8 @@ def test_only_the_rows_on_which_user_code_raises_fail() -> None:
     rows, failures = extract(batch(values), STEP, runner)
 
     assert failures.rows() == [
-        (105, "F.double, line 3: -5 is negative"),
-        (140, "F.double, line 3: -40 is negative"),
+        (105, "F.double: -5 is negative. "),
+        (140, "F.double: -40 is negative. Line 7, in inner: raise ValueError(x)"),
     ]
     assert failures.columns == [ROW, REASON]
     good = [(100 + n, 2 * value) for n, value in enumerate(values) if value >= 0]
