@@ -32,6 +32,7 @@ from fennel_core.definition.reconcile_loop import ReconcileLoop
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
 from fennel_core.ledger.kafka import KafkaTopicAdmin
+from fennel_core.offline.parts import ROUTERS, EndlessLoop, OfflineParts
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.telemetry import logs, traces
 from fennel_core.telemetry.health import HealthEndpoint, ReadinessCheck
@@ -91,16 +92,19 @@ async def serve(settings: Settings) -> None:
             lambda: needed_records.alarms,
             reconcile_loop.failing,
         )
-        exported = AuditExport(settings, pool)
-        query_logs = QueryLogTopics(pool, steps.context)
-        loops = (
-            *(changes, reconcile_loop, needed_records, failed_drills, dead_letters, exported),
-            query_logs,
+        offline = OfflineParts.of(settings, pool, orchestrator)
+        loops: tuple[EndlessLoop, ...] = (
+            *(changes, reconcile_loop, needed_records, failed_drills, dead_letters),
+            *(AuditExport(settings, pool), QueryLogTopics(pool, steps.context)),
+            *offline.loops,
         )
         tasks = [asyncio.create_task(loop.run()) for loop in loops]
+        health = HealthEndpoint(PROCESS, checks(pool, settings))
+        app = application(state, health, ROUTERS)
+        app.state.offline_requests = offline.requests
         try:
             await serve_http(
-                application(state, HealthEndpoint(PROCESS, checks(pool, settings))),
+                app,
                 settings.host,
                 settings.definition_port,
                 protection=protection_of(settings, PROCESS),
@@ -113,6 +117,7 @@ async def serve(settings: Settings) -> None:
             async with AsyncExitStack() as closing:  # Closes all, whatever fails.
                 for each in (warming, inline, orchestrator):
                     closing.push_async_callback(each.close)
+                closing.push_async_callback(offline.close)
 
 
 def checks(pool: Pool, settings: Settings) -> dict[str, ReadinessCheck]:

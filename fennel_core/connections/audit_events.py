@@ -85,6 +85,8 @@ class Action(StrEnum):
     RESEAL = "reseal"
     BACKUP = "backup"
     RESTORE = "restore"
+    QUERY_OFFLINE = "query-offline"
+    CANCEL_OFFLINE = "cancel-offline"
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,25 +58,9 @@ class AirflowOrchestrator:
 
     async def start(self, commit: CommitId, attempt: int) -> None:
         """Trigger the DAG. Raises OrchestratorUnavailable."""
-        body = {
-            "dag_run_id": run_id(commit, attempt),
-            "logical_date": None,
-            "conf": {"commit_id": commit},
-        }
-        reason = ""
-        for trigger in range(TRIGGER_ATTEMPTS):
-            if trigger:
-                await asyncio.sleep(RETRY_SECONDS * trigger)
-            try:
-                status, response = await self._call("POST", f"/api/v2/dags/{DAG}/dagRuns", body)
-            except _CONNECTION_ERRORS as lost:
-                reason = f"Airflow is unreachable ({type(lost).__name__})"
-                continue
-            if status in (200, 201, 409):
-                return
-            reason = f"Airflow responded {status}: {_detail(response)}"
-            if status < 500:
-                break
+        reason = await self.trigger(DAG, run_id(commit, attempt), {"commit_id": commit})
+        if reason is None:
+            return
         log.error("airflow rejected the commit", commit=commit, reason=reason)
         raise OrchestratorUnavailable(
             f"commit `{commit}` could not be started and nothing changed: {reason}. "
@@ -85,9 +69,34 @@ class AirflowOrchestrator:
 
     async def alive(self, commit: CommitId, attempt: int) -> bool:
         """Return False if the run does not exist or has ended, True if that is unknown."""
-        path = f"/api/v2/dags/{DAG}/dagRuns/{run_id(commit, attempt)}"
+        return await self.has_run(DAG, run_id(commit, attempt))
+
+    async def trigger(self, dag: str, run: str, conf: dict[str, Any]) -> str | None:
+        """Start a run of a DAG, unless there is one with this id.
+
+        Returns why it certainly was not started, None otherwise.
+        """
+        body = {"dag_run_id": run, "logical_date": None, "conf": conf}
+        reason = ""
+        for trigger in range(TRIGGER_ATTEMPTS):
+            if trigger:
+                await asyncio.sleep(RETRY_SECONDS * trigger)
+            try:
+                status, response = await self._call("POST", f"/api/v2/dags/{dag}/dagRuns", body)
+            except _CONNECTION_ERRORS as lost:
+                reason = f"Airflow is unreachable ({type(lost).__name__})"
+                continue
+            if status in (200, 201, 409):
+                return None
+            reason = f"Airflow responded {status}: {_detail(response)}"
+            if status < 500:
+                break
+        return reason
+
+    async def has_run(self, dag: str, run: str) -> bool:
+        """Return False if the run does not exist or has ended, True if that is unknown."""
         try:
-            status, response = await self._call("GET", path, None)
+            status, response = await self._call("GET", f"/api/v2/dags/{dag}/dagRuns/{run}", None)
         except _CONNECTION_ERRORS:
             return True
         if status == 404:

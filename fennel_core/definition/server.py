@@ -10,10 +10,11 @@ request bodies is enforced while they are read (`connections/asgi.py`).
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from functools import partial
 
 import psycopg
-from fastapi import FastAPI, Request, Response
+from fastapi import APIRouter, FastAPI, Request, Response
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from fennel_core.connections.api_errors import CallOutcomeUnknown, DatabaseUnavailable
@@ -49,8 +50,10 @@ ROUTERS = (
 )
 
 
-def application(state: ServerState, health: HealthEndpoint) -> FastAPI:
-    """Return the definition server's application."""
+def application(
+    state: ServerState, health: HealthEndpoint, more: Sequence[APIRouter] = ()
+) -> FastAPI:
+    """Return the definition server's application; `more`: routes of other packages."""
     app = FastAPI(
         title="Fennel definition server",
         version="1",
@@ -68,7 +71,7 @@ def application(state: ServerState, health: HealthEndpoint) -> FastAPI:
     health.mount(app)
     app.state.server_state = state
     app.add_middleware(RequestMetrics)
-    for router in ROUTERS:
+    for router in (*ROUTERS, *more):
         app.include_router(router)
     app.openapi = partial(describe, app)  # type: ignore[method-assign]  # FastAPI's documented way
     return app

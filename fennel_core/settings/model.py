@@ -1,7 +1,7 @@
 """Every limit, address and switch of the platform, each with its unit and its reason.
 
-All settings are in one model (its parts in `http.py` and `paths.py`), so that an operator can see
-them all, and `FENNEL_<NAME>` in the environment changes a setting for every process. The
+All settings are in one model (with parts in other modules of this package), so that an operator can
+see them all, and `FENNEL_<NAME>` in the environment changes a setting for every process. The
 environment is read when `Settings()` is called, never at import; neither disk nor network is
 touched. Two things would break this: a process that reads `os.environ` itself, and a package with a
 private constant for a limit that an operator may need to change.
@@ -19,6 +19,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fennel_core.settings.http import HttpSettings, SecuritySettings
+from fennel_core.settings.offline import OfflineSettings
 from fennel_core.settings.paths import PathSettings
 
 KIB: Final = 1024
@@ -530,7 +531,13 @@ class LimitSettings(BaseSettings):
 
 
 class Settings(
-    AddressSettings, HttpSettings, BackendSettings, SecuritySettings, LimitSettings, PathSettings
+    AddressSettings,
+    HttpSettings,
+    BackendSettings,
+    SecuritySettings,
+    LimitSettings,
+    OfflineSettings,
+    PathSettings,
 ):
     """All settings of one process, read from `FENNEL_*` at construction; immutable.
 

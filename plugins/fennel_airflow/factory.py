@@ -179,6 +179,67 @@ DRILL_PARAMS: Final = SELECTION_PARAMS | {
     ),
 }
 
+OFFLINE_QUERY_PARAMS: Final = {
+    "workspace": Param(
+        None,
+        type=["null", "string"],
+        pattern="^[a-z0-9-]{1,63}$",
+        title="Workspace",
+        description="The workspace whose features are computed.",
+    ),
+    "branch": Param(
+        "main",
+        type="string",
+        pattern="^[a-zA-Z0-9_./-]+$",
+        title="Branch",
+        description="The branch that defines the features.",
+    ),
+    "inputs": Param(
+        [],
+        type="array",
+        items={"type": "string"},
+        title="Input features",
+        description="Features that the rows give, one per line: Shopper.uid",
+    ),
+    "outputs": Param(
+        [],
+        type="array",
+        items={"type": "string"},
+        title="Output features",
+        description="Features or featuresets to compute, one per line.",
+    ),
+    "timestamp_column": Param(
+        None,
+        type=["null", "string"],
+        minLength=1,
+        title="Timestamp column",
+        description="The column of the rows that has the time of each.",
+    ),
+    "rows": Param(
+        None,
+        type=["null", "object"],
+        title="Rows",
+        description="Columns of values by name: "
+        '{"Shopper.uid": [1, 2], "at": ["2026-01-01 00:00:00", "2026-01-02 00:00:00"]}. Programs '
+        "send more rows with the client's `query_offline`.",
+    ),
+    "workflow": Param(
+        "default",
+        type="string",
+        maxLength=200,
+        title="Workflow",
+        description="A name by which you find the request again.",
+    ),
+    "request_id": Param(
+        None,
+        type=["null", "string"],
+        title="Request id",
+        description="The stored request to compute. Leave it empty: the definition server sets it, "
+        "and then all other fields are ignored.",
+        section=_SERVER,
+    ),
+}
+
 RETRIES: Final = {"retries": 3, "retry_delay": timedelta(seconds=3)}
 """Retry a task that was killed, or that could not reach the database or Airflow's own API; steps
 may run twice. Three retries outlast a restart of the api-server. An invalid commit is not retried.
@@ -190,6 +251,10 @@ with these names.
 """
 LONG_POOL: Final = "fennel_long"
 """Pool of tasks that take minutes to hours; it is smaller than the number of workers."""
+
+OFFLINE_POOL: Final = "fennel_offline"
+"""Pool of Spark jobs for offline queries. Each uses all cores of its master, so few run at once."""
+OFFLINE_HOURS: Final = 24
 
 COMMIT_TASKS: Final = {**RETRIES, "pool": COMMIT_POOL, "weight_rule": "upstream"}
 """A task goes before those that it follows, also in other runs: commits that have begun are
@@ -247,4 +312,12 @@ RECONCILE: Final[dict[str, Any]] = {
     "schedule": RECONCILE_SCHEDULE,
     "max_active_runs": 1,
     "dagrun_timeout": timedelta(minutes=30),
+}
+OFFLINE_QUERY: Final[dict[str, Any]] = {
+    **SHARED,
+    "default_args": {**RETRIES, "pool": OFFLINE_POOL},
+    "schedule": None,
+    "params": OFFLINE_QUERY_PARAMS,
+    "max_active_runs": CONCURRENT_COMMITS,
+    "dagrun_timeout": timedelta(hours=OFFLINE_HOURS),
 }

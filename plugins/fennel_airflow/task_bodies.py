@@ -93,18 +93,18 @@ COMPLETED = (CommitState.FINISHED, CommitState.SUPERSEDED)
 
 def preview_commit(params: Mapping[str, Any], user: str) -> None:
     """Log the plan of the form's definitions; nothing is stored."""
-    workspace, branch, body = _reporting(lambda: _submission(params, user))
+    workspace, branch, body = reporting(lambda: _submission(params, user))
     options = _options(params)
-    lines = _reporting(lambda: commit_steps.preview_commit(workspace, branch, body, options))
+    lines = reporting(lambda: commit_steps.preview_commit(workspace, branch, body, options))
     for line in lines:
         log.info("%s", line)
 
 
 def submit_commit(params: Mapping[str, Any], user: str) -> str:
     """Store the form's definitions as a commit and return its id."""
-    workspace, branch, body = _reporting(lambda: _submission(params, user))
+    workspace, branch, body = reporting(lambda: _submission(params, user))
     options, actor = _options(params), actor_of(user)
-    commit_id = _reporting(
+    commit_id = reporting(
         lambda: commit_steps.submit_commit(workspace, branch, body, options, actor)
     )
     log.info("stored as commit %s of branch %s in workspace %s", commit_id, branch, workspace)
@@ -120,9 +120,9 @@ def permit_stored_commit(commit_id: str, user: str) -> None:
     settings = Settings()
     if not settings.airflow_workspaces or user == settings.airflow_user:
         return
-    workspace = _reporting(lambda: commit_steps.workspace_of(commit_id))
+    workspace = reporting(lambda: commit_steps.workspace_of(commit_id))
     subject = f"commit {commit_id}"
-    _reporting(
+    reporting(
         lambda: permit(settings, user, {workspace}, Permission.DEFINE, Action.COMMIT, subject)
     )
 
@@ -144,7 +144,7 @@ def compile_commit(
     is running: call again later. `waited_s` is how long the commit has waited for it.
     """
     step = partial(_compile_and_log, waited_s=waited_s)
-    row = _reporting(lambda: asyncio.run(_run_step(step, commit_id)))
+    row = reporting(lambda: asyncio.run(_run_step(step, commit_id)))
     if row.state is CommitState.RECEIVED:
         log.info("another commit of branch %s is running: this one waits for it", row.branch)
         return "must wait"
@@ -153,13 +153,13 @@ def compile_commit(
 
 def run_commit_step(name: str, commit_id: str) -> None:
     """Run the step `name` of a commit."""
-    _reporting(lambda: asyncio.run(_run_step(STEPS[name], commit_id)))
+    reporting(lambda: asyncio.run(_run_step(STEPS[name], commit_id)))
 
 
 def reads_have_moved(commit_id: str, *, is_first_look: bool) -> bool:
     """Move reads if they may move and return whether they have; wait briefly at the first look."""
     seconds = WARM_WAIT_S if is_first_look else 0.0
-    row = _reporting(
+    row = reporting(
         lambda: asyncio.run(_run_step(lambda steps, commit: steps.warm(commit, seconds), commit_id))
     )
     for job in row.stuck:
@@ -171,7 +171,7 @@ def reads_have_moved(commit_id: str, *, is_first_look: bool) -> bool:
 
 def reconcile_ledgers() -> None:
     """Run one reconcile pass."""
-    result = _reporting(commit_steps.reconcile_all)
+    result = reporting(commit_steps.reconcile_all)
     log.info("commits reconciled: %s", ", ".join(result.commits) or "none")
     log.info(
         "open destruction entries: %d%s",
@@ -200,7 +200,7 @@ def owning_slots() -> list[str]:
 
 def snapshot_slot(address: str) -> None:
     """Snapshot every job partition of one slot and log the result of each."""
-    results = _reporting(lambda: snapshot_pass.snapshot_slot(Settings(), address))
+    results = reporting(lambda: snapshot_pass.snapshot_slot(Settings(), address))
     for each in results:
         log.info("%s", each)
     counts = Counter(each.code for each in results)
@@ -212,12 +212,12 @@ def snapshot_slot(address: str) -> None:
         sum(each.uploaded_bytes for each in results),
         max((each.number or 0 for each in results), default=0),
     )
-    _reporting(lambda: snapshot_pass.raise_on_failures(results))
+    reporting(lambda: snapshot_pass.raise_on_failures(results))
 
 
 def prune_snapshots() -> None:
     """Delete superseded snapshots."""
-    pruned = _reporting(lambda: snapshot_pass.run_pruning(Settings()))
+    pruned = reporting(lambda: snapshot_pass.run_pruning(Settings()))
     log.info("snapshots deleted: %d; objects deleted: %d", pruned.snapshots, pruned.objects)
 
 
@@ -244,7 +244,7 @@ def rebuild_partitions(params: Mapping[str, Any], user: str) -> None:
                 settings, selected, report, before=params["before"], timeout_s=REBUILD_S
             )
 
-    _reporting(rebuild_audited)
+    reporting(rebuild_audited)
 
 
 def drill_partitions(params: Mapping[str, Any], user: str | None) -> None:
@@ -253,13 +253,13 @@ def drill_partitions(params: Mapping[str, Any], user: str | None) -> None:
     `user` None: the schedule started the run.
     """
     settings, wanted = Settings(), _selection(params)
-    due = _reporting(lambda: drills.due_partitions(settings, wanted, params["at_most"]))
+    due = reporting(lambda: drills.due_partitions(settings, wanted, params["at_most"]))
     if user is not None:
         _permit_administration(user, due)
     log.info("job partitions to drill: %d", len(due))
     report = partial(log.info, "%s")
     max_bytes = params["max_bytes"] or settings.drill_bytes
-    _reporting(lambda: drills.run_drills(settings, due, report, max_bytes=max_bytes))
+    reporting(lambda: drills.run_drills(settings, due, report, max_bytes=max_bytes))
 
 
 def shorten_logs() -> None:
@@ -287,7 +287,7 @@ def _selection(params: Mapping[str, Any]) -> Selection:
 
 
 def _selected(params: Mapping[str, Any]) -> list[NamedPartition]:
-    return _reporting(
+    return reporting(
         lambda: selection.select_partitions(
             selection.list_partitions(Settings()), _selection(params)
         )
@@ -298,7 +298,7 @@ def _permit_administration(user: str, selected: Sequence[NamedPartition]) -> Non
     """Fail unless `user` administers every workspace of the job partitions."""
     workspaces = {each.workspace for each in selected}
     subject = _subject(selected)
-    _reporting(
+    reporting(
         lambda: permit(Settings(), user, workspaces, Permission.ADMINISTER, Action.REBUILD, subject)
     )
 
@@ -307,7 +307,7 @@ def _subject(selected: Sequence[NamedPartition]) -> str:
     return "job partitions " + ", ".join(str(each) for each in selected)
 
 
-def _reporting(work: Callable[[], T]) -> T:
+def reporting(work: Callable[[], T]) -> T:
     """Run `work`; log the next action of a failure and translate it for Airflow."""
     try:
         return work()

@@ -21,6 +21,8 @@ from fennel_airflow.factory import AFTER_THE_ANSWER, COMMIT_HOURS
 
 COMPILE: Final = "compile"
 COMMIT_ID: Final = "commit_id"
+ACCEPT: Final = "accept"
+REQUEST_ID: Final = "request_id"
 BRANCH_POLL_SECONDS: Final = 3.0
 """Pause between two looks at a branch on which another commit is running."""
 WARM_POLL_SECONDS: Final = 10.0
@@ -166,6 +168,16 @@ def drill_partitions() -> None:
     context = get_current_context()
     is_scheduled = context["dag_run"].run_type == SCHEDULED
     task_bodies.drill_partitions(context["params"], None if is_scheduled else _user(context))
+
+
+@task(task_id=ACCEPT)
+def accept_request() -> None:
+    """Store the form's request, or check that the user may run the one that is stored."""
+    from fennel_airflow import offline_bodies
+
+    context = get_current_context()
+    request_id = offline_bodies.accept(context["params"], _user(context))
+    context["ti"].xcom_push(key=REQUEST_ID, value=request_id)
 
 
 def _user(context: Context) -> str:

@@ -76,7 +76,8 @@ def looks() -> dict[str, dict[str, Any]]:
 
 
 def test_the_dag_folder_contains_the_documented_dags() -> None:
-    assert {"commit", "drill", "reconcile", "recovery", "snapshot"} <= {file.stem for file in FILES}
+    documented = {"commit", "drill", "offline_query", "reconcile", "recovery", "snapshot"}
+    assert documented <= {file.stem for file in FILES}
 
 
 @pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
@@ -127,6 +128,7 @@ def test_every_task_names_a_pool_that_every_start_makes(looks: dict[str, dict[st
         "snapshot": {"fennel_long"},
         "recovery": {"fennel_long"},
         "drill": {"fennel_long"},
+        "offline_query": {"fennel_offline"},
     }
     assert set.union(*pools.values()) == set(airflow.POOLS)
 

@@ -80,6 +80,11 @@ def valid_requests(commit: bytes, workspace: str) -> list[FuzzRequest]:
         FuzzRequest("GET", f"{API}/branch/list"),
         FuzzRequest("GET", f"{API}/xray?datasets=Customer&properties=name"),
         FuzzRequest("GET", f"{API}/lineage"),
+        FuzzRequest("POST", f"{API}/query_offline", _query_offline()),
+        FuzzRequest("GET", f"{API}/query_offline/list?n=3"),
+        FuzzRequest("GET", f"{API}/query_offline/status?request_id=some"),
+        FuzzRequest("POST", f"{API}/query_offline/cancel?request_id=some", {}),
+        FuzzRequest("GET", f"{API}/query_offline/file?request_id=some&number=0"),
         FuzzRequest("POST", f"{API}/secret/some", {"value": "x"}),
         FuzzRequest("PATCH", f"{API}/secret/some", {"value": "y"}),
         FuzzRequest("GET", f"{API}/secret/some"),
@@ -114,6 +119,19 @@ def _query(data: Any) -> dict[str, Any]:
         "outputs": ["Shopper.spent"],
         "data": data,
         "log": False,
+        "workflow": "w",
+    }
+
+
+def _query_offline() -> dict[str, Any]:
+    """Return a request that is checked in full and refused, so that no Spark job starts."""
+    return {
+        "input_features": ["Shopper.uid"],
+        "output_features": ["Shopper.spent"],
+        "input": {"Pandas": {"Shopper.uid": [1, "x"], "at": ["2026-01-01 00:00:00", "NaT"]}},
+        "timestamp_column": "at",
+        "s3_output": None,
+        "use_v2": True,
         "workflow": "w",
     }
 

@@ -11,6 +11,7 @@ from starlette.routing import Route
 from fennel_core.definition import server as definition_server
 from fennel_core.definition.server import ServerState
 from fennel_core.ingest import server as ingest_server
+from fennel_core.offline.parts import ROUTERS
 from fennel_core.telemetry import errors
 from fennel_core.telemetry.health import PATHS, HealthEndpoint
 from tests.tidy.tree import ROOT, Source, product
@@ -40,7 +41,9 @@ def normal(method: str, path: str) -> str:
 
 def definition_routes() -> Iterator[str]:
     """Return the routes of the FastAPI application; its state is not used before a request."""
-    app = definition_server.application(cast(ServerState, object()), HealthEndpoint("test", {}))
+    app = definition_server.application(
+        cast(ServerState, object()), HealthEndpoint("test", {}), ROUTERS
+    )
     for route in app.routes:
         if isinstance(route, APIRoute | Route) and "oauth2" not in route.path:
             for method in (route.methods or set()) & set(METHODS):
@@ -93,7 +96,9 @@ def test_every_route_is_documented_and_every_documented_route_exists() -> None:
 
 
 def test_the_openapi_description_has_every_route() -> None:
-    app = definition_server.application(cast(ServerState, object()), HealthEndpoint("test", {}))
+    app = definition_server.application(
+        cast(ServerState, object()), HealthEndpoint("test", {}), ROUTERS
+    )
     described = {
         normal(method.upper(), path)
         for path, operations in app.openapi()["paths"].items()

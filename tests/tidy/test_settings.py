@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from tests.tidy.tree import Source, product
 
 MODEL = "fennel_core/settings/model.py"
-PARTS = ("fennel_core/settings/http.py", "fennel_core/settings/paths.py")
+PARTS = tuple(f"fennel_core/settings/{name}.py" for name in ("http", "offline", "paths"))
 
 
 def declared(model: ast.Module) -> dict[str, int]:

@@ -34,6 +34,10 @@ POOLS: Final[Mapping[str, Mapping[str, str | int]]] = {
         "slots": PARALLELISM // 2,
         "description": "Snapshots, drills and rebuilds: minutes to hours each",
     },
+    "fennel_offline": {
+        "slots": PARALLELISM // 4,
+        "description": "Spark jobs of offline queries: each uses all cores of its master",
+    },
 }
 """Airflow's pools. Neither can hold every worker, so neither kind of work keeps the other waiting.
 `fennel_airflow/factory.py` names them again, because the two must not import each other; a test
@@ -101,6 +105,9 @@ def env(settings: Settings, layout: FileLayout, keys: PlatformKeys) -> Mapping[s
     }
     return {
         **variables,
+        "AIRFLOW_CONN_SPARK_DEFAULT": json.dumps(
+            {"conn_type": "spark", "host": settings.offline_master}
+        ),
         "AIRFLOW_HOME": home(layout),
         "PYTHONPATH": f"{layout.root}:{layout.root / 'plugins'}",
         "NO_COLOR": "1",

@@ -1,0 +1,83 @@
+"""Delete the objects of requests: expired results, leftovers of failed runs, and orphans.
+
+A request's own row says when its objects may go (`request_row.is_removable`). Objects whose request
+has no row belong to a deleted workspace, or to a request that was never stored: they are deleted
+when they have been unknown for a grace period, within the limit of `connections.garbage`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Final
+
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.garbage import DeletionLimit, GarbageMarks, due_for_deletion
+from fennel_core.definition.periodic import run_periodically
+from fennel_core.offline import request_row
+from fennel_core.offline.request_files import FOLDER, request_folder, request_of
+from fennel_core.offline.request_row import OfflineRequest
+from fennel_core.offline.request_service import RequestObjects
+from fennel_core.offline.request_store import RequestStore
+from fennel_core.telemetry.logs import logger
+
+KIND: Final = "offline-query"
+EXPIRY_S: Final = 10.0
+ORPHANS_S: Final = 600.0
+log = logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class RemovalRules:
+    """How long results are kept, and what may be deleted of objects without a request."""
+
+    kept: timedelta
+    grace: timedelta
+    limit: DeletionLimit
+
+
+@dataclass(frozen=True, slots=True)
+class RequestRemoval:
+    """Deletes objects; several servers may do so."""
+
+    store: RequestStore
+    objects: RequestObjects
+    marks: GarbageMarks
+    rules: RemovalRules
+
+    async def run(self) -> None:
+        """Remove what is due, without end."""
+        await run_periodically(self.remove_due, "offline results", EXPIRY_S)
+
+    async def run_orphans(self) -> None:
+        """Remove orphans, without end."""
+        await run_periodically(self.remove_orphans, "orphaned offline results", ORPHANS_S)
+
+    async def remove_due(self) -> None:
+        """Delete the objects of requests that need none any more."""
+        for row in await self.store.removable(self.rules.kept):
+            try:
+                await self._remove(row)
+            except SystemUnavailable as failed:
+                log.warning("objects not deleted; retrying", request=row.id, reason=str(failed))
+
+    async def remove_orphans(self) -> None:
+        """Delete objects whose request the database has not known for the grace period."""
+        keys: dict[str, list[str]] = {}
+        for each in await self.objects.list_objects(FOLDER):
+            id_ = request_of(each.key)
+            if id_ is not None:
+                keys.setdefault(id_, []).append(each.key)
+        absent = [id_ for id_ in keys if await self.store.read(id_) is None]
+        marked = await self.marks.mark(KIND, absent)
+        rules = self.rules
+        for id_ in due_for_deletion(KIND, marked, len(keys), rules.grace, rules.limit):
+            await self.objects.delete(keys[id_])
+            log.info("objects of an unknown offline query deleted", request=id_)
+
+    async def _remove(self, row: OfflineRequest) -> None:
+        folder = request_folder(row.workspace, row.id)
+        keys = [each.key for each in await self.objects.list_objects(folder)]
+        await self.objects.delete(keys)
+        await self.store.change(row.id, request_row.removed)
+        log.info("objects of an offline query deleted", request=row.id, objects=len(keys))

@@ -1,0 +1,404 @@
+"""Run one request for training data: claim it, compute, write the result, and let it count.
+
+The work is done on a thread; beside it the run reports its progress every `REPORT_S`. A report that
+is refused means that the request was cancelled or another run has claimed it: then the Spark jobs
+are stopped, and what this run has written is deleted. The result counts with one change of the row,
+which only the run with the current epoch can make.
+
+Failures. What is wrong with the request itself fails it at once. A job that failed is repeated by
+another run, because S3 or Kafka may have been away, until the request was claimed `MAX_CLAIMS`
+times.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import io
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import datetime
+from enum import StrEnum
+from functools import partial
+from typing import Final
+
+import msgspec
+import polars as pl
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
+
+from fennel_core.connections import postgres
+from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.installation import InstallationObjects, installation_objects
+from fennel_core.connections.postgres import Pool
+from fennel_core.connections.spark import JVM_EXIT_ERRORS
+from fennel_core.offline import request_row
+from fennel_core.offline.errors import OfflineError
+from fennel_core.offline.planning import OfflineRead, plan_offline_read
+from fennel_core.offline.query_steps import ShuffleByKey, steps_of
+from fennel_core.offline.request_files import request_folder, result_prefix
+from fennel_core.offline.request_input import InputWork, input_rows
+from fennel_core.offline.request_postgres import PostgresRequests
+from fennel_core.offline.request_row import (
+    FailedRow,
+    OfflineRequest,
+    RequestFailure,
+    RequestResult,
+    RunSuperseded,
+    StoredFile,
+)
+from fennel_core.offline.request_states import TransitionRefused
+from fennel_core.offline.request_store import RequestChange, RequestStore
+from fennel_core.offline.results import NUMBER, ResultFiles, ResultPlace, write_result
+from fennel_core.offline.rows import REASON
+from fennel_core.offline.spark import HistoryPiece, SparkRun, history_pieces, session
+from fennel_core.offline.task_tools import PlatformTools
+from fennel_core.query.columns import QueryColumn
+from fennel_core.query.encode import json_values
+from fennel_core.query.errors import ViewOutdated
+from fennel_core.settings.model import Settings
+from fennel_core.telemetry.logs import logger, redact_text
+from fennel_core.vocab.dtypes import Dtype, Timestamp, optional
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import JobId, Micros
+
+REPORT_S: Final = 2.0
+FINISH_S: Final = 300.0
+"""How long a finished run tries to reach Postgres before its work is lost."""
+SMALL_ROWS: Final = 1000
+"""A result of at most so many rows is part of the response."""
+SAMPLE_ROWS: Final = 20
+REASON_CHARS: Final = 2000
+MAX_CLAIMS: Final = 3
+ROWS_PER_PARTITION: Final = 1_000_000
+ROWS_PER_RECORD: Final = 100
+"""Of the tail of a topic, for the number of partitions only."""
+JOB_FAILED: Final = "offline-job-failed"
+log = logger(__name__)
+
+
+class RunOutcome(StrEnum):
+    """How a run ended."""
+
+    DONE = "done"
+    NOTHING = "nothing to do"
+    FAILED = "failed"
+    REPEAT = "to be repeated"
+
+
+class JobFailed(OfflineError):
+    """The Spark job failed; another run repeats it."""
+
+    code = JOB_FAILED
+
+
+async def run_offline_query(settings: Settings, id_: str) -> RunOutcome:
+    """Run a request and return how that ended; raises SystemUnavailable before it is claimed."""
+    dsn = settings.postgres_dsn.get_secret_value()
+    async with postgres.pool(dsn, name="fennel-offline", size=3) as pool:
+        store = PostgresRequests(pool)
+        try:
+            row = await store.change(id_, request_row.claimed)
+        except TransitionRefused as ended:
+            log.info("nothing to do", request=id_, reason=str(ended))
+            return RunOutcome.NOTHING
+        if row is None:
+            log.info("there is no such request", request=id_)
+            return RunOutcome.NOTHING
+        objects = installation_objects(settings, pool)
+        return await RequestRun(settings, pool, store, objects, row).run()
+
+
+@dataclass(slots=True)
+class RequestRun:
+    """One run of a request that it has claimed."""
+
+    settings: Settings
+    pool: Pool
+    store: RequestStore
+    objects: InstallationObjects
+    row: OfflineRequest
+    completion: float = 0.0
+    _spark: SparkSession | None = None
+    _stopped: bool = False
+    _computed: bool = False
+
+    async def run(self) -> RunOutcome:
+        """See `run_offline_query`."""
+        reporting = asyncio.create_task(self._report())
+        try:
+            return await self._outcome()
+        finally:
+            reporting.cancel()
+            await asyncio.gather(reporting, return_exceptions=True)
+            if self._spark is not None:
+                with suppress(*JVM_EXIT_ERRORS):
+                    await asyncio.to_thread(self._spark.stop)
+
+    async def _outcome(self) -> RunOutcome:
+        try:
+            result = await self._result()
+            self._computed = True
+            await self._finish(result)
+        except RunSuperseded as superseded:
+            log.info("the run was stopped", request=self.row.id, reason=str(superseded))
+            await self._delete_own()
+            return RunOutcome.NOTHING
+        except JobFailed as failed:
+            if self.row.epoch < MAX_CLAIMS:
+                log.error("the job failed; it is repeated", request=self.row.id, exc_info=failed)
+                return RunOutcome.REPEAT
+            return await self._fail(failed.code, str(failed))
+        except (ApiError, OfflineError) as refused:
+            return await self._fail(refused.code, str(refused))
+        await self._delete_others(result)
+        log.info("done", request=self.row.id, rows=self.row.definition.row_count)
+        return RunOutcome.DONE
+
+    async def _result(self) -> RequestResult:
+        row, wanted = self.row, self.row.definition
+        key = (row.workspace, row.branch)
+        try:
+            read = await plan_offline_read(
+                self.settings, self.pool, key, (wanted.inputs, wanted.outputs)
+            )
+        except ViewOutdated as moved:
+            raise JobFailed(str(moved)) from moved
+        root = await self.objects.root()
+        prefix = result_prefix(row.workspace, row.id, row.epoch)
+        try:
+            files = await asyncio.to_thread(partial(self._compute, read, root, prefix))
+        except (PySparkException, *JVM_EXIT_ERRORS) as failed:
+            if self._stopped:
+                raise RunSuperseded(
+                    f"request `{row.id}` has ended; its jobs were stopped"
+                ) from None
+            raise JobFailed(f"the Spark job failed: {redact_text(_last_line(failed))}") from failed
+        if self._stopped:
+            raise RunSuperseded(f"request `{row.id}` has ended; its result is dropped")
+        sample = await self._sample(files, root)
+        columns_key = await self._columns(read, files, root, prefix)
+        return RequestResult(
+            prefix, _stored(files, root), sample, columns_key, tuple(_shortened(read))
+        )
+
+    def _compute(self, read: OfflineRead, root: str, prefix: str) -> ResultFiles:
+        """Compute and write the files; blocks until Spark is done."""
+        settings, row, wanted = self.settings, self.row, self.row.definition
+        latest = Micros(wanted.latest_us or 0)
+        pieces = _pieces(settings, read, latest)
+        self._spark = spark = session(settings, f"offline query {row.id}")
+        partitions = _partitions(read, wanted.row_count, spark.sparkContext.defaultParallelism)
+        log.info(
+            "computing",
+            request=row.id,
+            rows=wanted.row_count,
+            datasets=len(pieces),
+            pieces=sum(map(len, pieces.values())),
+            partitions=partitions,
+        )
+        tools = PlatformTools(settings, row.workspace, f"{row.branch}@{read.commit}")
+        run = SparkRun(spark, read.query, pieces, tools, latest, partitions)
+        work = InputWork(settings, root + wanted.input_key, run.given)
+        given = input_rows(spark, work, wanted.row_count, partitions)
+        place = ResultPlace(settings, root + prefix, wanted.timestamp_column)
+        return write_result(run.run(given), run.result, wanted.row_count, place)
+
+    async def _report(self) -> None:
+        """Report the progress until the run ends; stop the jobs when a report is refused."""
+        while True:
+            await asyncio.sleep(REPORT_S)
+            if self._computed:
+                return  # what is left is one change, and it has a deadline of its own
+            completion = await asyncio.to_thread(self._progress)
+            if completion > self.completion:
+                log.info("progress", request=self.row.id, completion=round(completion, 2))
+                self.completion = completion
+            report = partial(_reported, epoch=self.row.epoch, completion=completion)
+            try:
+                await self._change(report)
+            except SystemUnavailable as lost:
+                # The job goes on; a run that claims the request in between fences this one.
+                log.warning("progress not reported; retrying", reason=str(lost))
+            except RunSuperseded as superseded:
+                log.info("stopping", request=self.row.id, reason=str(superseded))
+                self._stopped = True
+                await asyncio.to_thread(self._cancel_jobs)
+                # Later jobs of this run are cancelled as well, until its thread has ended.
+
+    def _cancel_jobs(self) -> None:
+        if self._spark is not None:
+            with suppress(*JVM_EXIT_ERRORS):
+                self._spark.sparkContext.cancelAllJobs()
+
+    def _progress(self) -> float:
+        """Return the part of the known tasks that have ended."""
+        if self._spark is None:
+            return self.completion
+        try:
+            tracker = self._spark.sparkContext.statusTracker()
+            jobs = [tracker.getJobInfo(id_) for id_ in tracker.getJobIdsForGroup()]
+            stages = [tracker.getStageInfo(i) for job in jobs if job for i in job.stageIds]
+            total = sum(stage.numTasks for stage in stages if stage)
+            done = sum(stage.numCompletedTasks for stage in stages if stage)
+        except JVM_EXIT_ERRORS:
+            return self.completion
+        return max(self.completion, done / total if total else 0.0)
+
+    async def _finish(self, result: RequestResult) -> None:
+        """Let the result count. Raises RunSuperseded and SystemUnavailable."""
+        epoch = self.row.epoch
+        await self._persistently(
+            lambda row, now: request_row.finished(row, epoch, result, now), result
+        )
+
+    async def _fail(self, code: str, text: str) -> RunOutcome:
+        epoch, failure = self.row.epoch, RequestFailure(code, _storable(text))
+        log.error("failed", request=self.row.id, code=code, reason=text)
+        try:
+            await self._persistently(
+                lambda row, now: request_row.failed(row, epoch, failure, now), None
+            )
+        except RunSuperseded:
+            return RunOutcome.NOTHING
+        await self._delete_own()
+        return RunOutcome.FAILED
+
+    async def _persistently(self, change: RequestChange, result: RequestResult | None) -> None:
+        """Apply a change that ends the request, while Postgres may be away for some time."""
+        deadline = asyncio.get_running_loop().time() + FINISH_S
+        while True:
+            try:
+                await self._change(change)
+            except SystemUnavailable:
+                if asyncio.get_running_loop().time() > deadline:
+                    raise
+                await asyncio.sleep(REPORT_S)
+            except RunSuperseded:
+                # The response to the same change may have been lost.
+                found = await self.store.read(self.row.id)
+                if result is None or found is None or found.result != result:
+                    raise
+                return
+            else:
+                return
+
+    async def _change(self, change: RequestChange) -> None:
+        if await self.store.change(self.row.id, change) is None:
+            raise RunSuperseded(f"request `{self.row.id}` was deleted with its workspace")
+
+    async def _sample(self, files: ResultFiles, root: str) -> tuple[FailedRow, ...]:
+        found: list[FailedRow] = []
+        for file in files.files:
+            if file.failed_key and len(found) < SAMPLE_ROWS:
+                frame = (await self._frame(file.failed_key, root)).head(SAMPLE_ROWS - len(found))
+                rows = zip(frame[NUMBER].to_list(), frame[REASON].to_list(), strict=True)
+                found += [FailedRow(row, _storable(reason)) for row, reason in rows]
+        return tuple(found)
+
+    async def _columns(
+        self, read: OfflineRead, files: ResultFiles, root: str, prefix: str
+    ) -> str | None:
+        """Store a small result as the columns that `query` returns, and return its key."""
+        wanted = self.row.definition
+        if wanted.row_count > SMALL_ROWS:
+            return None
+        [file] = files.files
+        frame = await self._frame(file.object_key, root)
+        outputs = read.query.planned.plan.outputs
+        types: dict[str, Dtype] = {wanted.timestamp_column: Timestamp()}
+        types |= {output.ref.fqn: output.dtype for output in outputs}
+        columns = {name: _json_column(frame[name], dtype) for name, dtype in types.items()}
+        key = f"{prefix}/columns.json"
+        await self.objects.put(key, msgspec.json.encode(columns))
+        return key
+
+    async def _frame(self, key: str, root: str) -> pl.DataFrame:
+        body = await self.objects.get(key.removeprefix(root))
+        assert body is not None, "this run has just written it"
+        return pl.read_parquet(io.BytesIO(body))
+
+    async def _delete_others(self, result: RequestResult) -> None:
+        """Delete the input, and what earlier runs and repeated tasks have left."""
+        kept = {
+            result.columns_key,
+            *(k for f in result.files for k in (f.object_key, f.failed_key)),
+        }
+        folder = request_folder(self.row.workspace, self.row.id)
+        await self._delete(folder, kept)
+
+    async def _delete_own(self) -> None:
+        row = self.row
+        await self._delete(f"{result_prefix(row.workspace, row.id, row.epoch)}/", set())
+
+    async def _delete(self, prefix: str, kept: set[str | None]) -> None:
+        try:
+            found = [each.key for each in await self.objects.list_objects(prefix)]
+            await self.objects.delete([key for key in found if key not in kept])
+        except SystemUnavailable as failed:
+            log.warning("objects not deleted; they leave with the request", reason=str(failed))
+
+
+def _reported(
+    row: OfflineRequest, now: datetime, *, epoch: int, completion: float
+) -> OfflineRequest:
+    return request_row.reported(row, epoch, completion, now)
+
+
+def _pieces(
+    settings: Settings, read: OfflineRead, latest: Micros
+) -> dict[JobId, tuple[HistoryPiece, ...]]:
+    steps = steps_of(read.query.planned.program(), read.query.specs)
+    return {
+        job: history_pieces(settings, source, read.slices[job], latest)
+        for step in steps
+        if isinstance(step, ShuffleByKey)
+        for job, source in step.group.sources
+    }
+
+
+def _partitions(read: OfflineRead, rows: int, cores: int) -> int:
+    """Return the partitions of each shuffle: enough that one is sorted in a task's memory."""
+    stored = [
+        sum(file.row_count for file in part.files) + ROWS_PER_RECORD * (part.end - part.tail_first)
+        for parts in read.slices.values()
+        for part in parts
+    ]
+    return max(cores, -(-(sum(stored) + rows) // ROWS_PER_PARTITION))
+
+
+def _stored(files: ResultFiles, root: str) -> tuple[StoredFile, ...]:
+    return tuple(
+        StoredFile(
+            file.object_key.removeprefix(root),
+            file.failed_key.removeprefix(root),
+            file.row_count,
+            file.failed,
+        )
+        for file in files.files
+    )
+
+
+def _shortened(read: OfflineRead) -> Iterator[str]:
+    for topic in sorted(read.shortened):
+        yield (
+            f"the first records of topic `{topic}` were removed, because they are older than the "
+            "`history` of its dataset: features of early times may lack them"
+        )
+
+
+def _json_column(series: pl.Series, dtype: Dtype) -> list[object]:
+    typed = optional(dtype) if series.null_count() else dtype
+    return list(json_values(QueryColumn(typed, series=series)))
+
+
+def _storable(text: str) -> str:
+    """Return a text for a row of Postgres, which stores no zero character."""
+    return text.replace("\0", "?")[:REASON_CHARS]
+
+
+def _last_line(failed: BaseException) -> str:
+    """Return the line of a Spark failure that names its cause."""
+    lines = [line.strip() for line in str(failed).splitlines() if line.strip()]
+    causes = [line for line in lines if "Error" in line or "Failed" in line or "[" in line]
+    return (causes or lines or [type(failed).__name__])[-1][:REASON_CHARS]

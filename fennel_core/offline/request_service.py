@@ -1,0 +1,174 @@
+"""The calls about training data, without HTTP: submit, status, list, cancel and download.
+
+A request is checked and its rows are stored on S3 before it has a row in Postgres, so what is
+accepted can be computed, and a restart of any part loses nothing. An input whose request was never
+stored is found by its id and deleted (`request_removal`).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Final, Protocol
+
+import msgspec
+
+from fennel_core.connections.object_store import ObjectStore
+from fennel_core.offline import request_row
+from fennel_core.offline.api_errors import (
+    OfflineQueryEnded,
+    OfflineQueryUnknown,
+    OfflineQueueFull,
+    OfflineResultMissing,
+)
+from fennel_core.offline.request_body import CheckedOfflineQuery, check_request, parse_body
+from fennel_core.offline.request_files import input_file, input_key
+from fennel_core.offline.request_row import OfflineRequest, RequestDefinition
+from fennel_core.offline.request_states import RequestState, TransitionRefused
+from fennel_core.offline.request_status import ResultPlaces, status_of, summary_of
+from fennel_core.offline.request_store import RequestStore
+from fennel_core.query.view import BranchKey, ServingSource, ServingVersion, View
+from fennel_core.vocab.ids import WorkspaceId
+
+LISTED: Final = 100
+"""Requests of a list without a number."""
+
+
+class RequestObjects(ObjectStore, Protocol):
+    """The objects of this installation (`connections.installation`)."""
+
+    async def root(self) -> str:
+        """Return the prefix of all keys."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RequestLimits:
+    """`queued`: requests of a workspace that have not ended. `kept_s`: of a result."""
+
+    queued: int
+    places: Callable[[str], ResultPlaces]
+
+
+@dataclass(frozen=True, slots=True)
+class OfflineRequests:
+    """Serves the calls. `wake`: look for requests to start now."""
+
+    store: RequestStore
+    serving: ServingSource
+    objects: RequestObjects
+    limits: RequestLimits
+    new_id: Callable[[], str]
+    wake: Callable[[], None]
+
+    async def submit(self, key: BranchKey, actor: str, body: bytes) -> dict[str, Any]:
+        """Check and store a request, and return its status.
+
+        Raises `OfflineApiError`, `QueryError` and SystemUnavailable.
+        """
+        await self._require_place(key[0])
+        version = await self.serving.read_serving(key, None)
+        assert version is None or isinstance(version, ServingVersion), "no version is known"
+        now = await self.store.now()
+        asked, file = await asyncio.to_thread(partial(_checked, body, version, now))
+        id_ = self.new_id()
+        definition = _definition(asked, input_key(key[0], id_))
+        await self.objects.put(definition.input_key, file)
+        row = await self.store.add(id_, key, actor, definition)
+        self.wake()
+        return status_of(row, await self._places())
+
+    async def status(self, workspace: WorkspaceId, id_: str) -> dict[str, Any]:
+        """Return a request, with its features if they are few. Raises `OfflineQueryUnknown`."""
+        row = await self._row(workspace, id_)
+        status = status_of(row, await self._places())
+        if row.result is not None and row.result.columns_key and row.removed_at is None:
+            columns = await self.objects.get(row.result.columns_key)
+            if columns is not None:
+                status["data"] = msgspec.Raw(columns)
+        return status
+
+    async def newest(self, workspace: WorkspaceId, rows: int) -> dict[str, Any]:
+        """Return the newest requests of a workspace, newest first."""
+        places = await self._places()
+        found = await self.store.newest(workspace, rows)
+        return {"requests": [summary_of(row, places) for row in found]}
+
+    async def cancel(self, workspace: WorkspaceId, id_: str) -> dict[str, Any]:
+        """Cancel a request; its run stops within seconds. Again without effect.
+
+        Raises `OfflineQueryUnknown` and `OfflineQueryEnded`.
+        """
+        row = await self._row(workspace, id_)
+        try:
+            changed = await self.store.change(id_, request_row.cancelled)
+        except TransitionRefused as refused:
+            current = await self.store.read(id_) or row
+            raise OfflineQueryEnded(id_, current.state) from refused
+        if changed is None:
+            raise OfflineQueryUnknown(id_)
+        self.wake()
+        return status_of(changed, await self._places())
+
+    async def file(self, workspace: WorkspaceId, id_: str, number: int, failed: bool) -> bytes:
+        """Return file `number` of a result, or that of its failed rows, as Parquet.
+
+        Raises `OfflineQueryUnknown` and `OfflineResultMissing`.
+        """
+        row = await self._row(workspace, id_)
+        if row.result is None or row.state is not RequestState.DONE:
+            raise OfflineResultMissing(f"offline query `{id_}` is {row.state} and has no result")
+        if row.removed_at is not None:
+            raise OfflineResultMissing(
+                f"the result of offline query `{id_}` has expired; send the request again"
+            )
+        files = row.result.files
+        if not 0 <= number < len(files):
+            raise OfflineResultMissing(
+                f"the result of offline query `{id_}` has {len(files)} files, counted from 0; "
+                f"there is no file {number}"
+            )
+        key = files[number].failed_key if failed else files[number].object_key
+        body = await self.objects.get(key) if key else None
+        if body is None:
+            what = "failed rows" if failed else "object"
+            raise OfflineResultMissing(f"file {number} of offline query `{id_}` has no {what}")
+        return body
+
+    async def _row(self, workspace: WorkspaceId, id_: str) -> OfflineRequest:
+        row = None if "\0" in id_ else await self.store.read(id_)
+        if row is None or row.workspace != workspace:
+            raise OfflineQueryUnknown(id_)
+        return row
+
+    async def _require_place(self, workspace: WorkspaceId) -> None:
+        waiting = [r for r in await self.store.open_requests() if r.workspace == workspace]
+        if len(waiting) >= self.limits.queued:
+            raise OfflineQueueFull(workspace, self.limits.queued)
+
+    async def _places(self) -> ResultPlaces:
+        return self.limits.places(await self.objects.root())
+
+
+def _checked(
+    body: bytes, version: ServingVersion | None, now: Any
+) -> tuple[CheckedOfflineQuery, bytes]:
+    asked = check_request(parse_body(body), View.of(version), now)
+    return asked, input_file(asked.rows)
+
+
+def _definition(asked: CheckedOfflineQuery, key: str) -> RequestDefinition:
+    earliest, latest = asked.bounds
+    return RequestDefinition(
+        asked.inputs,
+        asked.outputs,
+        asked.timestamp_column,
+        asked.workflow,
+        asked.rows.height,
+        key,
+        earliest,
+        latest,
+        asked.warnings,
+    )

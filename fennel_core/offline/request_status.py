@@ -1,0 +1,104 @@
+"""What the API returns for a request.
+
+The client documents `request_id`, the bucket and prefix of the output, `completion_rate` and
+`failure_rate`: 1.0 for a completion rate means that all processing has ended, so a program that
+waits for it also ends when the request failed or was cancelled, and then the failure rate is 1.0,
+too. While a request is running its failure rate is not known.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any
+
+from fennel_core.offline.request_files import request_folder
+from fennel_core.offline.request_row import OfflineRequest, RequestResult
+from fennel_core.offline.request_states import RequestState
+
+
+@dataclass(frozen=True, slots=True)
+class ResultPlaces:
+    """Where results are: a bucket, the installation's prefix, and for how long."""
+
+    bucket: str
+    root: str
+    kept: timedelta
+
+
+def summary_of(row: OfflineRequest, places: ResultPlaces) -> dict[str, Any]:
+    """Return a request as a list shows it."""
+    wanted, result = row.definition, row.result
+    return {
+        "request_id": row.id,
+        "state": row.state.value,
+        "output_bucket": places.bucket,
+        "output_prefix": places.root + _prefix(row),
+        "completion_rate": 1.0 if not row.is_open else row.completion,
+        "failure_rate": _failure_rate(row),
+        "rows": wanted.row_count,
+        "failed_rows": None if result is None else result.failed,
+        "branch": row.branch,
+        "workflow": wanted.workflow,
+        "requested_by": row.actor,
+        "created_at": _time(row.created_at),
+        "began_at": _time(row.began_at),
+        "ended_at": _time(row.ended_at),
+        "expires_at": _expires_at(row, places),
+    }
+
+
+def status_of(row: OfflineRequest, places: ResultPlaces) -> dict[str, Any]:
+    """Return everything about a request but its features."""
+    wanted, result = row.definition, row.result
+    error = None if row.failure is None else {"code": row.failure.code, "text": row.failure.text}
+    return summary_of(row, places) | {
+        "inputs": wanted.inputs,
+        "outputs": wanted.outputs,
+        "timestamp_column": wanted.timestamp_column,
+        "warnings": [*wanted.warnings, *(() if result is None else result.warnings)],
+        "error": error,
+        "failures": [] if result is None else _sample(result),
+        "files": [] if result is None or row.removed_at else _files(result, places),
+    }
+
+
+def _prefix(row: OfflineRequest) -> str:
+    if row.result is not None:
+        return row.result.prefix
+    return f"{request_folder(row.workspace, row.id)}result"
+
+
+def _failure_rate(row: OfflineRequest) -> float | None:
+    if row.is_open:
+        return None
+    if row.state is not RequestState.DONE:
+        return 1.0
+    assert row.result is not None, "a request that is done has a result"
+    return row.result.failed / max(row.definition.row_count, 1)
+
+
+def _expires_at(row: OfflineRequest, places: ResultPlaces) -> str | None:
+    if row.state is not RequestState.DONE or row.ended_at is None:
+        return None
+    return _time(row.removed_at or row.ended_at + places.kept)
+
+
+def _sample(result: RequestResult) -> list[dict[str, Any]]:
+    return [{"row": each.row, "reason": each.reason} for each in result.sample]
+
+
+def _files(result: RequestResult, places: ResultPlaces) -> list[dict[str, Any]]:
+    return [
+        {
+            "key": places.root + file.object_key,
+            "failed_key": places.root + file.failed_key if file.failed_key else None,
+            "rows": file.row_count,
+            "failed_rows": file.failed,
+        }
+        for file in result.files
+    ]
+
+
+def _time(at: datetime | None) -> str | None:
+    return None if at is None else at.isoformat(timespec="milliseconds")

@@ -1,0 +1,119 @@
+"""`/query_offline`: training data, as the public client asks for it."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from fennel_core.connections.asgi import read_body
+from fennel_core.connections.audit_events import Action
+from fennel_core.definition.json_messages import json_body, json_response
+from fennel_core.definition.routes import API
+from fennel_core.definition.server_state import Reader, State
+from fennel_core.offline.request_service import LISTED, OfflineRequests
+
+MOST_LISTED: Final = 1000
+_NAMES: Final[dict[str, Any]] = {"type": "array", "items": {"type": "string"}}
+_BODY: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {
+                        "input_features": _NAMES,
+                        "output_features": _NAMES,
+                        "input": {
+                            "type": "object",
+                            "properties": {
+                                "Pandas": {
+                                    "type": "object",
+                                    "additionalProperties": {"type": "array", "items": {}},
+                                }
+                            },
+                            "required": ["Pandas"],
+                            "additionalProperties": False,
+                        },
+                        "timestamp_column": {"type": "string"},
+                        "s3_output": {"type": "null"},
+                        "use_v2": {"type": "boolean"},
+                        "workflow": {"type": "string"},
+                        "num_dpus": {"type": "number"},
+                    },
+                    "required": [
+                        "input",
+                        "input_features",
+                        "output_features",
+                        "timestamp_column",
+                    ],
+                    "additionalProperties": False,
+                }
+            }
+        },
+    }
+}
+
+router = APIRouter(prefix=f"{API}/query_offline", tags=["query_offline"])
+
+
+def offline_requests(request: Request) -> OfflineRequests:
+    """Return the service that `apps.definition` attached to the application."""
+    found = request.app.state.offline_requests
+    assert isinstance(found, OfflineRequests)
+    return found
+
+
+Requests = Annotated[OfflineRequests, Depends(offline_requests)]
+RequestId = Annotated[str, Query(description="As `POST /api/v1/query_offline` returned it.")]
+Number = Annotated[int, Query(ge=0, description="Number of the file, from 0.")]
+Failed = Annotated[bool, Query(description="The failed rows of the file, with reasons.")]
+Rows = Annotated[int, Query(ge=1, le=MOST_LISTED, description="At most so many.")]
+
+
+@router.post("", openapi_extra=_BODY)
+async def submit(request: Request, state: State, principal: Reader, requests: Requests) -> Response:
+    """Compute features as of a time per row; the response has the id of the request."""
+    body = await read_body(request.scope, request.receive, state.settings.body_limit_bytes)
+    key = (principal.workspace, principal.branch)
+    async with principal.audited(state, Action.QUERY_OFFLINE, f"branch {principal.branch}"):
+        status = await requests.submit(key, principal.access.actor, body)
+    return json_response(status)
+
+
+@router.get("/status")
+async def status(request_id: RequestId, principal: Reader, requests: Requests) -> Response:
+    """Return the state of a request, and its features if they are few."""
+    return json_response(await requests.status(principal.workspace, request_id))
+
+
+@router.get("/list")
+async def newest(principal: Reader, requests: Requests, n: Rows = LISTED) -> Response:
+    """List the newest requests of the workspace, newest first."""
+    return json_response(await requests.newest(principal.workspace, n))
+
+
+@router.post("/cancel")
+async def cancel(
+    request: Request, request_id: RequestId, state: State, principal: Reader, requests: Requests
+) -> Response:
+    """Cancel a request that has not ended."""
+    await json_body(request, state.settings.body_limit_bytes, frozenset())
+    subject = f"request {request_id}"
+    async with principal.audited(state, Action.CANCEL_OFFLINE, subject):
+        status = await requests.cancel(principal.workspace, request_id)
+    return json_response(status)
+
+
+@router.get("/file")
+async def file(
+    request_id: RequestId,
+    principal: Reader,
+    requests: Requests,
+    number: Number = 0,
+    failed: Failed = False,
+) -> Response:
+    """Return one file of a result, as Parquet; the files of the status are in order."""
+    body = await requests.file(principal.workspace, request_id, number, failed)
+    return Response(body, headers={"content-type": "application/vnd.apache.parquet"})

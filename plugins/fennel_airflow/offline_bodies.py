@@ -1,0 +1,124 @@
+"""The bodies of the tasks of the DAG `offline_query`; see `task_bodies`."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import Awaitable, Callable, Mapping
+from typing import Any, TypeVar
+
+from airflow.sdk.exceptions import AirflowFailException
+
+from fennel_airflow.task_bodies import reporting
+from fennel_core.connections import postgres
+from fennel_core.connections.airflow_users import actor_of, permit
+from fennel_core.connections.audit_events import Action, audited_command
+from fennel_core.connections.postgres import Pool
+from fennel_core.connections.roles import Permission
+from fennel_core.connections.workspaces import checked_name
+from fennel_core.offline import request_row
+from fennel_core.offline.api_errors import OfflineQueryUnknown
+from fennel_core.offline.parts import offline_requests
+from fennel_core.offline.request_postgres import PostgresRequests
+from fennel_core.offline.request_row import OfflineRequest
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import BranchName
+
+T = TypeVar("T")
+log = logging.getLogger("fennel.airflow")
+REQUIRED = ("workspace", "inputs", "outputs", "timestamp_column", "rows")
+
+
+def accept(params: Mapping[str, Any], user: str) -> str:
+    """Return the id of the request to compute: that of the API, or a new one of the form's."""
+    return reporting(lambda: _accepted(params, user))
+
+
+def raise_failure(request_id: str) -> None:
+    """Fail the task for good if the request has failed, with its reason."""
+    row = _row(request_id)
+    if row.failure is not None:
+        raise AirflowFailException(f"{row.failure.text} [{row.failure.code}]")
+
+
+def log_outcome(request_id: str) -> None:
+    """Log how the request ended."""
+    row = _row(request_id)
+    failed = 0 if row.result is None else row.result.failed
+    log.info(
+        "offline query %s is %s: %d rows, %d failed",
+        row.id,
+        row.state,
+        row.definition.row_count,
+        failed,
+    )
+    for each in () if row.result is None else row.result.sample:
+        log.warning("row %d failed: %s", each.row, each.reason)
+
+
+def _accepted(params: Mapping[str, Any], user: str) -> str:
+    settings = Settings()
+    if params["request_id"] is not None:
+        row = _row(params["request_id"])
+        if settings.airflow_workspaces and user != settings.airflow_user:
+            subject = f"request {row.id}"
+            permit(settings, user, {row.workspace}, Permission.READ, Action.QUERY_OFFLINE, subject)
+        return row.id
+    missing = [name for name in REQUIRED if not params[name]]
+    if missing:
+        raise ApiError(
+            400,
+            "form-incomplete",
+            f"the form has no {' and no '.join(missing)}. Fill in all of them",
+        )
+    workspace, branch = checked_name(params["workspace"]), BranchName(params["branch"])
+    subject = f"branch {branch}"
+    permit(settings, user, {workspace}, Permission.READ, Action.QUERY_OFFLINE, subject)
+    dsn = settings.postgres_dsn.get_secret_value()
+
+    async def submit(pool: Pool) -> str:
+        requests = offline_requests(settings, pool, lambda: None)
+        status = await requests.submit((workspace, branch), actor_of(user), _body(params))
+        id_ = str(status["request_id"])
+        # This run is the one that computes it; the definition server starts none.
+        await requests.store.change(id_, request_row.started)
+        for warning in status["warnings"]:
+            log.warning("%s", warning)
+        return id_
+
+    with audited_command(dsn, actor_of(user), Action.QUERY_OFFLINE, subject, workspace):
+        return _with_pool(submit)
+
+
+def _body(params: Mapping[str, Any]) -> bytes:
+    """Return the form as the body that the client sends."""
+    return json.dumps(
+        {
+            "input_features": params["inputs"],
+            "output_features": params["outputs"],
+            "timestamp_column": params["timestamp_column"],
+            "input": {"Pandas": params["rows"]},
+            "workflow": params["workflow"],
+        }
+    ).encode()
+
+
+def _row(request_id: str) -> OfflineRequest:
+    async def read(pool: Pool) -> OfflineRequest:
+        row = await PostgresRequests(pool).read(request_id)
+        if row is None:
+            raise OfflineQueryUnknown(request_id)
+        return row
+
+    return _with_pool(read)
+
+
+def _with_pool(work: Callable[[Pool], Awaitable[T]]) -> T:
+    async def run() -> T:
+        dsn = Settings().postgres_dsn.get_secret_value()
+        async with postgres.pool(dsn, name="fennel-airflow", size=2) as pool:
+            return await work(pool)
+
+    return asyncio.run(run())

@@ -1,0 +1,64 @@
+"""Tasks that run a Spark application with the Spark provider's `SparkSubmitOperator`.
+
+Each uses the connection `spark_default`, which is local unless FENNEL_OFFLINE_MASTER names another
+master. The driver is a process of the task, so its log is the task's log.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import sys
+from pathlib import Path
+from typing import Any, Final
+
+from airflow.providers.apache.spark.operators.spark_submit import SparkSubmitOperator
+from airflow.sdk import Context
+from airflow.sdk.exceptions import AirflowException
+
+from fennel_airflow.tasks import ACCEPT, REQUEST_ID
+
+COMPUTE: Final = "compute"
+CONNECTION: Final = "spark_default"
+OFFLINE_MEMORY: Final = os.environ.get("FENNEL_OFFLINE_MEMORY") or "2g"
+"""`Settings.offline_memory`, read from the environment as in `factory`; a test compares the two."""
+PULLED_ID: Final = f"{{{{ ti.xcom_pull(task_ids='{ACCEPT}', key='{REQUEST_ID}') }}}}"
+
+
+def job_file(name: str) -> str:
+    """Return a program of `fennel_core/apps/spark_jobs`, without importing the platform."""
+    found = importlib.util.find_spec("fennel_core")
+    if found is None or found.origin is None:
+        raise ModuleNotFoundError("the package fennel_core is not installed in Airflow's Python")
+    return str(Path(found.origin).parent / "apps" / "spark_jobs" / f"{name}.py")
+
+
+class ComputeFeatures(SparkSubmitOperator):
+    """Computes one request; a request that has failed is not tried again."""
+
+    def execute(self, context: Context) -> None:
+        """Submit the application and wait for its end."""
+        from fennel_airflow import offline_bodies
+
+        [request_id] = self.application_args
+        # `spark-submit` is beside the Python that runs the task.
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        try:
+            super().execute(context)
+        except AirflowException:
+            offline_bodies.raise_failure(request_id)
+            raise
+        offline_bodies.log_outcome(request_id)
+
+
+def compute_features() -> Any:
+    """Return the task that computes the accepted request."""
+    return ComputeFeatures(
+        task_id=COMPUTE,
+        conn_id=CONNECTION,
+        application=job_file("offline_query"),
+        application_args=[PULLED_ID],
+        name=f"offline query {PULLED_ID}",
+        driver_memory=OFFLINE_MEMORY,
+        conf={"spark.log.level": "WARN"},
+    )

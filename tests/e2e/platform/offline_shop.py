@@ -1,0 +1,102 @@
+"""What a data scientist runs: commit, log, ask for training data with the public client, and wait.
+
+The arguments are the address of the platform and a token; the last status is printed as JSON.
+"""
+
+import json
+import sys
+import time
+from datetime import UTC, datetime
+
+import pandas as pd
+from fennel.client import Client
+from fennel.connectors import Webhook, source
+from fennel.datasets import Count, Dataset, dataset, field, pipeline
+from fennel.dtypes import Continuous
+from fennel.featuresets import extractor, featureset
+from fennel.featuresets import feature as F
+from fennel.lib import inputs, outputs
+
+__owner__ = "shop@example.com"
+shop = Webhook(name="offline-shop")
+
+
+@source(shop.endpoint("people"), disorder="14d", cdc="upsert")
+@dataset(index=True)
+class Person:
+    uid: int = field(key=True)
+    age: int
+    at: datetime
+
+
+@source(shop.endpoint("orders"), disorder="14d", cdc="append")
+@dataset
+class Order:
+    uid: int
+    amount: float
+    at: datetime
+
+
+@dataset(index=True)
+class Orders:
+    uid: int = field(key=True)
+    placed: int
+    at: datetime
+
+    @pipeline
+    @inputs(Order)
+    def count(cls, orders: Dataset):
+        return orders.groupby("uid").aggregate(placed=Count(window=Continuous("forever")))
+
+
+@featureset
+class Shopper:
+    uid: int
+    age: int = F(Person.age, default=-1)
+    placed: int = F(Orders.placed, default=0)
+    inverse: float
+
+    @extractor
+    @inputs("age")
+    @outputs("inverse")
+    def invert(cls, ts: pd.Series, ages: pd.Series):
+        return pd.Series([1 / int(age) for age in ages], name="inverse")
+
+
+def main(url: str, token: str) -> None:
+    client = Client(url, token=token)
+    client.commit("offline", datasets=[Person, Order, Orders], featuresets=[Shopper])
+    day = [datetime(2026, 1, n, tzinfo=UTC) for n in range(1, 9)]
+    client.log(
+        "offline-shop",
+        "people",
+        pd.DataFrame({"uid": [1, 2, 1], "age": [20, 0, 40], "at": [day[0], day[0], day[4]]}),
+    )
+    client.log(
+        "offline-shop",
+        "orders",
+        pd.DataFrame({"uid": [1] * 3, "amount": [1.0] * 3, "at": [day[1], day[3], day[5]]}),
+    )
+    rows = pd.DataFrame(
+        {
+            "Shopper.uid": [1, 1, 1, 2, 3, 1],
+            "at": [day[2], day[6], day[0], day[2], day[2], pd.NaT],
+            "label": [0, 1, 0, 1, 0, 1],
+        }
+    )
+    asked = client.query_offline(
+        inputs=[Shopper.uid],
+        outputs=[Shopper.age, Shopper.placed, Shopper.inverse],
+        timestamp_column="at",
+        input_dataframe=rows,
+        workflow="churn",
+        num_dpus=4,
+    )
+    while asked["state"] in ("queued", "running"):
+        time.sleep(0.5)  # between two polls, as the documentation shows it
+        asked = client.track_offline_query(asked["request_id"])
+    print(json.dumps(asked))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

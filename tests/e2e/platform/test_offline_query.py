@@ -1,0 +1,51 @@
+"""Training data with the public client: features as of each row's time, and the rows that fail."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import uuid
+from pathlib import Path
+
+import pytest
+
+from fennel_core.settings.model import Settings
+from tests.support.airflow import call, log_in
+
+pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(600)]
+PROGRAM = Path(__file__).parent / "offline_shop.py"
+
+
+def test_a_client_asks_for_training_data_and_gets_features_as_of_each_time() -> None:
+    settings = Settings()
+    workspace = f"offline-{uuid.uuid4().hex[:8]}"
+    api, token = f"{settings.query_url}/api/v1", f"dev-{workspace}"
+    try:
+        done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
+            [str(settings.executor_python.absolute()), str(PROGRAM), settings.query_url, token],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode == 0, done.stdout + done.stderr
+        status = json.loads(done.stdout.splitlines()[-1])
+        assert status["state"] == "done", status
+        assert (status["completion_rate"], status["failure_rate"]) == (1.0, 2 / 6)
+        assert status["data"]["Shopper.age"] == [20, 40, 20, None, -1, None]
+        assert status["data"]["Shopper.placed"] == [1, 3, 0, None, 0, None]
+        assert status["data"]["Shopper.inverse"] == [0.05, 0.025, 0.05, None, -1.0, None]
+        reasons = {each["row"]: each["reason"] for each in status["failures"]}
+        assert "Extractor `invert` in `Shopper`" in reasons[3]
+        assert "1 / int(age)" in reasons[3], "the user's line is named"
+        assert "has no time" in reasons[5]
+        assert any("num_dpus" in each for each in status["warnings"])
+        [file] = status["files"]
+        assert (file["rows"], file["failed_rows"]) == (6, 2)
+        log = log_in(settings).log(f"offline-{status['request_id']}-1", "compute", "offline_query")
+        assert "row 3 failed" in log
+        path = f"{api}/query_offline/cancel?request_id={status['request_id']}"
+        code, text = call("POST", path, {}, token)
+        assert (code, "is done" in text) == (409, True)
+    finally:
+        admin = settings.admin_token.get_secret_value()
+        call("DELETE", f"{api}/workspaces/{workspace}", None, admin)

@@ -1,0 +1,40 @@
+"""What a run decides without Spark: partitions, the text of a failure, and its files."""
+
+from __future__ import annotations
+
+import io
+
+import polars as pl
+import pyarrow.parquet as pq
+
+from fennel_core.offline.request_files import INPUT_ROWS, input_file, request_folder, request_of
+from fennel_core.offline.request_run import _last_line, _storable
+from fennel_core.offline.request_runs import job_file, run_name
+from fennel_core.vocab.ids import WorkspaceId
+
+
+def test_the_program_of_a_run_exists() -> None:
+    assert job_file().is_file()
+    assert run_name("q1", 2) == "offline-q1-2"
+
+
+def test_an_input_has_row_groups_of_a_known_size() -> None:
+    rows = pl.DataFrame({"a": range(2 * INPUT_ROWS + 1)})
+    file = pq.ParquetFile(io.BytesIO(input_file(rows)))
+    sizes = [file.metadata.row_group(n).num_rows for n in range(file.num_row_groups)]
+    assert sizes == [INPUT_ROWS, INPUT_ROWS, 1], "a task numbers rows by the group that it reads"
+
+
+def test_an_object_names_its_request() -> None:
+    assert request_of(f"{request_folder(WorkspaceId('shop'), 'q1')}result/1/a") == "q1"
+    assert request_of("offline/shop") is None
+    assert request_of("history/shop/q1/x") is None
+
+
+def test_a_failure_is_the_line_that_names_its_cause() -> None:
+    text = "Traceback\n  File x\nfennel_core.history.errors.ReadFailed: gone [read-object]\n\n"
+    assert _last_line(RuntimeError(text)) == (
+        "fennel_core.history.errors.ReadFailed: gone [read-object]"
+    )
+    assert _last_line(RuntimeError("")) == "RuntimeError"
+    assert _storable("a\0b") == "a?b"

@@ -1,0 +1,257 @@
+"""Requests for training data between the API, their runs, and the deletion of their objects."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import msgspec
+import pytest
+
+from fennel_core.connections.garbage import DeletionLimit, DeletionRefused, MemoryGarbageMarks
+from fennel_core.connections.object_store import MemoryObjectStore
+from fennel_core.offline import request_row
+from fennel_core.offline.api_errors import (
+    OfflineQueryEnded,
+    OfflineQueryUnknown,
+    OfflineQueueFull,
+    OfflineResultMissing,
+)
+from fennel_core.offline.request_files import request_folder, result_prefix
+from fennel_core.offline.request_removal import RemovalRules, RequestRemoval
+from fennel_core.offline.request_row import (
+    MAX_STARTS,
+    START_LEASE,
+    FailedRow,
+    RequestFailure,
+    RequestResult,
+    StoredFile,
+)
+from fennel_core.offline.request_runs import OfflineRunLoop, RunNotStarted
+from fennel_core.offline.request_service import OfflineRequests, RequestLimits
+from fennel_core.offline.request_states import RequestState
+from fennel_core.offline.request_status import ResultPlaces
+from fennel_core.offline.request_store import MemoryRequests
+from fennel_core.query.view import BranchKey, ServingVersion, View
+from fennel_core.vocab.ids import MAIN_BRANCH, CommitId, WorkspaceId
+from tests.support.offline_requests import GOOD, view
+
+SHOP, OTHER = WorkspaceId("shop"), WorkspaceId("other")
+KEY = (SHOP, MAIN_BRANCH)
+KEPT = timedelta(days=7)
+
+
+class Objects(MemoryObjectStore):
+    async def root(self) -> str:
+        return "root/"
+
+
+class Serving:
+    async def read_serving(
+        self, key: BranchKey, known: CommitId | None
+    ) -> ServingVersion | CommitId | None:
+        return None
+
+
+@dataclass
+class Starter:
+    """An orchestrator. `alive_ids`: runs that it has."""
+
+    started: list[tuple[str, int]] = field(default_factory=list)
+    refuses: bool = False
+    has_runs: bool = False
+
+    async def start(self, id_: str, number: int) -> None:
+        if self.refuses:
+            raise RunNotStarted("full")
+        self.started.append((id_, number))
+
+    async def alive(self, id_: str, number: int) -> bool:
+        return self.has_runs
+
+
+class World:
+    """Everything in memory, with a clock."""
+
+    def __init__(self) -> None:
+        self.now = datetime(2026, 1, 1, tzinfo=UTC)
+        self.store = MemoryRequests(lambda: self.now)
+        self.objects = Objects(lambda: self.now)
+        self.starter = Starter()
+        self.loop = OfflineRunLoop(self.store, self.starter, at_once=2)
+        ids = (f"q{n}" for n in itertools.count(1))
+        limits = RequestLimits(3, lambda root: ResultPlaces("bucket", root, KEPT))
+        self.requests = OfflineRequests(
+            self.store, Serving(), self.objects, limits, lambda: next(ids), self.loop.wake
+        )
+        rules = RemovalRules(KEPT, timedelta(hours=1), DeletionLimit(1, 0))
+        marks = MemoryGarbageMarks(lambda: self.now)
+        self.removal = RequestRemoval(self.store, self.objects, marks, rules)
+
+    async def submit(self, key: BranchKey = KEY, **changes: Any) -> dict[str, Any]:
+        return await self.requests.submit(key, "ann", msgspec.json.encode(GOOD | changes))
+
+    async def finish(self, id_: str) -> None:
+        """Do what a run does."""
+        row = await self.store.change(id_, request_row.claimed)
+        assert row is not None
+        prefix = result_prefix(row.workspace, id_, row.epoch)
+        for name in ("a", "failed/a"):
+            await self.objects.put(f"{prefix}/{name}", name.encode())
+        await self.objects.put(f"{prefix}/columns.json", b'{"F.v":[1,null]}')
+        file = StoredFile(f"{prefix}/a", f"{prefix}/failed/a", 2, 1)
+        result = RequestResult(
+            prefix, (file,), (FailedRow(1, "raised"),), f"{prefix}/columns.json", ("late",)
+        )
+        await self.store.change(id_, lambda r, now: request_row.finished(r, 1, result, now))
+
+    async def keys(self) -> list[str]:
+        return [each.key for each in await self.objects.list_objects("")]
+
+
+@pytest.fixture
+def world(monkeypatch: pytest.MonkeyPatch) -> World:
+    monkeypatch.setattr(View, "of", classmethod(lambda cls, serving: view()))
+    return World()
+
+
+async def test_a_request_is_queued_then_done_with_its_features_and_failed_rows(
+    world: World,
+) -> None:
+    asked = await world.submit(num_dpus=3)
+    assert (asked["request_id"], asked["state"], asked["rows"]) == ("q1", "queued", 2)
+    assert (asked["completion_rate"], asked["failure_rate"]) == (0.0, None)
+    assert asked["output_prefix"] == "root/offline/shop/q1/result"
+    assert await world.keys() == [f"{request_folder(SHOP, 'q1')}input.parquet"]
+    await world.finish("q1")
+    status = await world.requests.status(SHOP, "q1")
+    assert (status["state"], status["failure_rate"], status["failed_rows"]) == ("done", 0.5, 1)
+    assert msgspec.json.decode(msgspec.json.encode(status))["data"] == {"F.v": [1, None]}
+    assert status["failures"] == [{"row": 1, "reason": "raised"}]
+    assert [each.split()[0] for each in status["warnings"]] == ["`num_dpus`", "late"]
+    assert await world.requests.file(SHOP, "q1", 0, failed=False) == b"a"
+    assert await world.requests.file(SHOP, "q1", 0, failed=True) == b"failed/a"
+    listed = await world.requests.newest(SHOP, 10)
+    assert [each["request_id"] for each in listed["requests"]] == ["q1"]
+
+
+async def test_a_request_of_another_workspace_does_not_exist(world: World) -> None:
+    await world.submit()
+    for call in (
+        world.requests.status(OTHER, "q1"),
+        world.requests.cancel(OTHER, "q1"),
+        world.requests.file(OTHER, "q1", 0, failed=False),
+        world.requests.status(SHOP, "\0"),
+    ):
+        with pytest.raises(OfflineQueryUnknown):
+            await call
+    assert (await world.requests.newest(OTHER, 10))["requests"] == []
+
+
+async def test_a_workspace_has_a_bounded_queue(world: World) -> None:
+    for _ in range(3):
+        await world.submit()
+    with pytest.raises(OfflineQueueFull, match="3 offline queries"):
+        await world.submit()
+    await world.submit((OTHER, MAIN_BRANCH))
+    await world.requests.cancel(SHOP, "q1")
+    await world.submit()
+
+
+async def test_a_cancelled_request_is_not_started_and_leaves_nothing(world: World) -> None:
+    await world.submit()
+    status = await world.requests.cancel(SHOP, "q1")
+    assert (status["state"], status["completion_rate"], status["failure_rate"]) == (
+        "cancelled",
+        1.0,
+        1.0,
+    )
+    assert (await world.requests.cancel(SHOP, "q1"))["state"] == "cancelled"
+    await world.loop.start_due()
+    assert world.starter.started == []
+    await world.removal.remove_due()
+    assert await world.keys() == []
+    with pytest.raises(OfflineResultMissing, match="is cancelled"):
+        await world.requests.file(SHOP, "q1", 0, failed=False)
+
+
+async def test_a_request_that_is_done_cannot_be_cancelled_and_expires(world: World) -> None:
+    await world.submit()
+    await world.finish("q1")
+    with pytest.raises(OfflineQueryEnded, match="is done"):
+        await world.requests.cancel(SHOP, "q1")
+    with pytest.raises(OfflineResultMissing, match="1 files"):
+        await world.requests.file(SHOP, "q1", 1, failed=False)
+    await world.removal.remove_due()
+    assert len(await world.keys()) == 4
+    world.now += KEPT
+    await world.removal.remove_due()
+    assert await world.keys() == []
+    status = await world.requests.status(SHOP, "q1")
+    assert (status["state"], status["files"], "data" in status) == ("done", [], False)
+    with pytest.raises(OfflineResultMissing, match="has expired"):
+        await world.requests.file(SHOP, "q1", 0, failed=False)
+
+
+async def test_runs_start_in_order_and_again_when_they_are_lost(world: World) -> None:
+    for _ in range(3):
+        await world.submit()
+    await world.loop.start_due()
+    await world.loop.start_due()
+    assert world.starter.started == [("q1", 1), ("q2", 1)]
+    await world.finish("q1")
+    await world.loop.start_due()
+    assert world.starter.started[2:] == [("q3", 1)]
+    world.now += START_LEASE
+    world.starter.has_runs = True
+    await world.loop.start_due()
+    assert len(world.starter.started) == 3, "the orchestrator still has the runs"
+    world.starter.has_runs = False
+    for _ in range(MAX_STARTS):
+        world.now += START_LEASE
+        await world.loop.start_due()
+    assert world.starter.started[3:] == [("q2", 2), ("q3", 2), ("q2", 3), ("q3", 3)]
+    status = await world.requests.status(SHOP, "q2")
+    assert (status["state"], status["error"]["code"]) == (RequestState.FAILED, "offline-run-lost")
+
+
+async def test_an_orchestrator_that_refuses_is_asked_again(world: World) -> None:
+    await world.submit()
+    world.starter.refuses = True
+    await world.loop.start_due()
+    world.starter.refuses = False
+    await world.loop.start_due()
+    assert world.starter.started == [], "after a pause"
+    world.now += START_LEASE
+    await world.loop.start_due()
+    assert world.starter.started == [("q1", 1)]
+
+
+async def test_a_failed_request_names_its_reason_and_leaves_nothing(world: World) -> None:
+    await world.submit()
+    row = await world.store.change("q1", request_row.claimed)
+    assert row is not None
+    await world.objects.put(f"{result_prefix(SHOP, 'q1', 1)}/a", b"half")
+    failure = RequestFailure("history-incomplete", "gone")
+    await world.store.change("q1", lambda r, now: request_row.failed(r, 1, failure, now))
+    await world.removal.remove_due()
+    assert await world.keys() == []
+    status = await world.requests.status(SHOP, "q1")
+    assert status["error"] == {"code": "history-incomplete", "text": "gone"}
+
+
+async def test_objects_without_a_request_are_deleted_after_a_grace_period_within_a_limit(
+    world: World,
+) -> None:
+    await world.submit()
+    for id_ in ("x1", "x2"):
+        await world.objects.put(f"{request_folder(OTHER, id_)}input.parquet", b"")
+    await world.removal.remove_orphans()
+    world.now += timedelta(hours=2)
+    with pytest.raises(DeletionRefused):
+        await world.removal.remove_orphans()
+    await world.objects.delete([f"{request_folder(OTHER, 'x2')}input.parquet"])
+    await world.removal.remove_orphans()
+    assert await world.keys() == [f"{request_folder(SHOP, 'q1')}input.parquet"]
