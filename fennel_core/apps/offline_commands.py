@@ -1,0 +1,122 @@
+"""Commands about training data, over the API with the token of a workspace."""
+
+from pathlib import Path
+from typing import Any, Final
+
+import click
+
+from fennel_core.apps.command_context import fail, select
+
+REQUEST_TIMEOUT_S: Final = 300.0
+ROUTE: Final = "/api/v1/query_offline"
+
+
+@click.group()
+@click.option("--url", envvar="FENNEL_URL", help="Address of the API; default: this platform.")
+@click.option("--token", envvar="FENNEL_TOKEN", help="Token of a workspace; default: FENNEL_TOKEN.")
+@click.pass_context
+def offline(context: click.Context, url: str | None, token: str | None) -> None:
+    """List, show, cancel and download offline queries: training data that programs asked for with
+    the client's `query_offline`.
+
+    The token selects the workspace. For the demonstration: eval "$(fennel-core env)".
+    """
+    context.obj = (url, token)
+
+
+@offline.command("list")
+@click.option("-n", "count", default=20, show_default=True, help="At most so many.")
+@click.pass_obj
+def offline_list(caller: tuple[str | None, str | None], count: int) -> None:
+    """List the newest requests, newest first."""
+    found = _json(caller, "GET", "/list", {"n": count})["requests"]
+    click.echo(f"{'id':32}  {'state':9}  {'done':>5}  {'rows':>9}  {'failed':>7}  workflow")
+    for each in found:
+        failed = "-" if each["failed_rows"] is None else str(each["failed_rows"])
+        click.echo(
+            f"{each['request_id']:32}  {each['state']:9}  {each['completion_rate']:>5.0%}  "
+            f"{each['rows']:>9}  {failed:>7}  {each['workflow']}"
+        )
+
+
+@offline.command("show")
+@click.argument("request_id", metavar="ID")
+@click.pass_obj
+def offline_show(caller: tuple[str | None, str | None], request_id: str) -> None:
+    """Show a request: its state, its files, and rows that failed, with the reasons."""
+    import json
+
+    status = _json(caller, "GET", "/status", {"request_id": request_id})
+    status.pop("data", None)
+    click.echo(json.dumps(status, indent=2))
+
+
+@offline.command("cancel")
+@click.argument("request_id", metavar="ID")
+@click.pass_obj
+def offline_cancel(caller: tuple[str | None, str | None], request_id: str) -> None:
+    """Cancel a request; its Spark jobs stop within seconds and its files are deleted."""
+    status = _json(caller, "POST", "/cancel", {"request_id": request_id})
+    click.echo(f"Offline query {request_id} is {status['state']}.")
+
+
+@offline.command("download")
+@click.argument("request_id", metavar="ID")
+@click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
+@click.pass_obj
+def offline_download(caller: tuple[str | None, str | None], request_id: str, folder: Path) -> None:
+    """Write the result into a new FOLDER: 00000.parquet, … in the order of the rows, and
+    failed-00000.parquet, … with the rows that failed.
+    """
+    status = _json(caller, "GET", "/status", {"request_id": request_id})
+    if status["state"] != "done":
+        fail(f"Offline query {request_id} is {status['state']} and has no result.")
+    if not status["files"]:
+        fail(f"The result of offline query {request_id} has expired; send the request again.")
+    if folder.exists() and any(folder.iterdir()):
+        fail(f"{folder} is not empty; name a new folder.")
+    folder.mkdir(parents=True, exist_ok=True)
+    for number, file in enumerate(status["files"]):
+        names = {"": False} | ({"failed-": True} if file["failed_key"] else {})
+        for prefix, failed in names.items():
+            asked = {"request_id": request_id, "number": number, "failed": str(failed).lower()}
+            body = _call(caller, "GET", "/file", asked)
+            (folder / f"{prefix}{number:05}.parquet").write_bytes(body)
+    rows, failures = status["rows"], status["failed_rows"]
+    click.echo(f"Wrote {rows} rows to {folder}; {failures} of them failed.")
+
+
+def _json(
+    caller: tuple[str | None, str | None], method: str, path: str, asked: dict[str, Any]
+) -> dict[str, Any]:
+    import json
+
+    parsed: dict[str, Any] = json.loads(_call(caller, method, path, asked))
+    return parsed
+
+
+def _call(
+    caller: tuple[str | None, str | None], method: str, path: str, asked: dict[str, Any]
+) -> bytes:
+    """Send a request and return its response; exits with the message of an error."""
+    import httpx
+
+    url, token = caller
+    if token is None:
+        fail("Name the token of a workspace: --token TOKEN, or set FENNEL_TOKEN.")
+    address = url or select(())[0].settings.query_url
+    try:
+        response = httpx.request(
+            method,
+            address + ROUTE + path,
+            params=asked,
+            json={} if method == "POST" else None,
+            headers={"Authorization": f"Bearer {token}"},
+            timeout=REQUEST_TIMEOUT_S,
+            trust_env=False,
+        )
+    except httpx.HTTPError as error:
+        fail(f"The API at {address} does not respond ({error}). Is the platform up?")
+    if response.is_error:
+        fail(response.text.strip() or f"The API returned status {response.status_code}.")
+    return response.content
