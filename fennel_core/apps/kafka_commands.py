@@ -30,6 +30,7 @@ def kafka_access(workspaces: tuple[str, ...], passwords: Path | None, show: bool
 
     from fennel_core.apps import state_commands
     from fennel_core.connections import workspaces as names
+    from fennel_core.ledger.errors import TransactionalIdsCollide
     from fennel_core.ledger.kafka_access import ACCESS, rules_of, user_of, write_access
     from fennel_core.settings.model import Settings
 
@@ -43,7 +44,7 @@ def kafka_access(workspaces: tuple[str, ...], passwords: Path | None, show: bool
             return
         known = {} if passwords is None else {each: password(passwords, each) for each in ACCESS}
         asyncio.run(write_access(Settings(), rules, known))
-    except state_commands.FAILURES as error:
+    except (*state_commands.FAILURES, TransactionalIdsCollide) as error:
         fail(state_commands.failure_text(error))
     users = f" and {len(known)} users" if known else ""
     click.echo(f"wrote {len(rules)} rules{users} for workspaces: {', '.join(workspaces)}")

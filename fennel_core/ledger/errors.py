@@ -32,6 +32,19 @@ class ForbiddenTransition(LedgerError):
     code = "ledger-forbidden-transition"
 
 
+class TransactionalIdsCollide(LedgerError):
+    """The jobs of a workspace have transactional ids that begin like those of ingest."""
+
+    code = "ledger-transactional-ids-collide"
+
+    def __init__(self, workspace: WorkspaceId) -> None:
+        super().__init__(
+            f"workspace `{workspace}` can have no rules of its own: the transactional ids of its "
+            "jobs begin like those of the ingest server, which could stop them. "
+            "Create the workspace under another name"
+        )
+
+
 class QueryLogNotCreated(LedgerError):
     """The topic of a workspace's query log could not be created.
 

@@ -32,6 +32,7 @@ from confluent_kafka.admin import (
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.kafka import client_config
+from fennel_core.ledger.errors import TransactionalIdsCollide
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -40,9 +41,12 @@ SCRAM_ITERATIONS: Final = 8192
 """Kafka requires 4096; passwords are random, so more would protect nothing."""
 USER_PREFIX: Final = "fennel-"
 AUDIT_PREFIX: Final = "fennel-audit-"
+INGEST_IDS: Final = "ingest."
+"""How the transactional ids of ingest begin, which belong to no workspace."""
 GROUPS: Final = ("fennel-core", "spark-kafka-")
 """Groups that librdkafka and Spark require a consumer to name. No offset is committed to them."""
 
+DESCRIBE: Final = frozenset({AclOperation.DESCRIBE})
 READ: Final = frozenset({AclOperation.READ})
 WRITE: Final = frozenset({AclOperation.WRITE})
 CONTROL: Final = frozenset(
@@ -62,7 +66,8 @@ ACCESS: Final[Mapping[str, Mapping[AssetKind, Operations]]] = {
         AssetKind.REPLAYLOG: READ | WRITE,
         AssetKind.DEAD: WRITE,
     },
-    "query": {AssetKind.TOPIC: READ, AssetKind.QUERY_LOG: WRITE},
+    # `/barrier` asks for the ends of raw topics, which source replays read.
+    "query": {AssetKind.RAW: DESCRIBE, AssetKind.TOPIC: READ, AssetKind.QUERY_LOG: WRITE},
     "history": {AssetKind.RAW: READ, AssetKind.TOPIC: READ, AssetKind.QUERY_LOG: READ},
     "definition": {kind: CONTROL for kind in AssetKind if kind is not AssetKind.JOB},
 }
@@ -86,14 +91,19 @@ def user_of(component: str) -> str:
 
 
 def rules_of(workspaces: Iterable[WorkspaceId]) -> Sequence[AccessRule]:
-    """Return all rules of an installation with these workspaces, in order."""
+    """Return all rules of an installation with these workspaces, in order.
+
+    Raises TransactionalIdsCollide.
+    """
     rules = [
-        AccessRule("ingest", "TRANSACTIONAL_ID", "ingest.", "WRITE"),
+        AccessRule("ingest", "TRANSACTIONAL_ID", INGEST_IDS, "WRITE"),
         AccessRule("definition", "TOPIC", AUDIT_PREFIX, "CREATE"),
         AccessRule("definition", "TOPIC", AUDIT_PREFIX, "WRITE"),
         *(AccessRule(each, "GROUP", group, "READ") for each in _readers() for group in GROUPS),
     ]
     for workspace in workspaces:
+        if f"{workspace}." == INGEST_IDS:
+            raise TransactionalIdsCollide(workspace)
         rules.append(
             AccessRule("engine", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.JOB}.", "WRITE")
         )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer
@@ -14,8 +14,9 @@ from confluent_kafka.cimpl import NewTopic
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.kafka import client_config, consumer_config, producer_config
 from fennel_core.ledger.kafka_access import ACCESS, rules_of, user_of, write_access
+from fennel_core.query.kafka import KafkaEnds
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.vocab.ids import TopicName, TopicPartition, WorkspaceId
 from tests.support.kafka import secured_kafka, settings_of
 
 __all__ = ["secured_kafka"]  # the fixture
@@ -43,6 +44,8 @@ def cluster(secured_kafka: Settings) -> Settings:
     for _ in range(2):  # It may be repeated.
         asyncio.run(write_access(secured_kafka, rules_of([SHOP]), PASSWORDS))
     topics = [NewTopic(f"{name}.{kind}.a.1", 1) for name in (SHOP, OTHER) for kind in KINDS]
+    # Nobody writes to these.
+    topics += [NewTopic(f"{SHOP}.{kind}.empty.1", 1) for kind in (AssetKind.RAW, AssetKind.TOPIC)]
     admin = AdminClient(client_config(secured_kafka))
     for created in admin.create_topics(topics).values():
         created.result(WITHIN_S)
@@ -131,6 +134,16 @@ def test_components_read_and_write_their_topics_only(cluster: Settings) -> None:
         ("history", "reads", "shop.topic"),
         ("history", "reads", "shop.querylog"),
     }
+
+
+def test_a_query_server_gets_the_ends_that_barriers_wait_for(cluster: Settings) -> None:
+    # What a source replay reads, and what every other job reads.
+    places = [(TopicName(f"shop.{kind}.empty.1"), 0) for kind in (AssetKind.RAW, AssetKind.TOPIC)]
+
+    async def ends() -> Mapping[TopicPartition, int]:
+        return await KafkaEnds(client(cluster, "query")).ends(places)
+
+    assert asyncio.run(ends()) == dict.fromkeys(places, 0)
 
 
 def test_only_definition_creates_and_deletes_topics(cluster: Settings) -> None:

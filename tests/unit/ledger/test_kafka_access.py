@@ -27,7 +27,8 @@ def test_only_definition_changes_topics_and_it_writes_no_rows() -> None:
     rules = [rule for rule in rules_of([WorkspaceId("shop")]) if rule.resource == "TOPIC"]
     for rule in rules:
         is_of_rows = rule.prefix != "fennel-audit-"
-        assert (rule.operation not in {"READ", "WRITE"}) <= (rule.component == "definition")
+        changes = rule.operation not in {"READ", "WRITE", "DESCRIBE"}
+        assert changes <= (rule.component == "definition")
         if rule.component == "definition" and is_of_rows:
             assert rule.operation != "WRITE"
 
@@ -37,6 +38,14 @@ def test_the_command_prints_the_rules_and_writes_nothing() -> None:
     assert done.exit_code == 0, done.output
     assert "fennel-query WRITE TOPIC shop.querylog.*" in done.output.splitlines()
     assert CliRunner().invoke(main, ["kafka-access", "Sh.op", "--show"]).exit_code == 1
+
+
+def test_a_workspace_whose_transactions_ingest_could_fence_is_refused() -> None:
+    done = CliRunner().invoke(main, ["kafka-access", "shop", "ingest", "--show"])
+    assert done.exit_code == 1
+    assert done.stderr.startswith("workspace `ingest` can have no rules of its own: ")
+    assert not done.stdout
+    assert CliRunner().invoke(main, ["kafka-access", "ingest-2", "--show"]).exit_code == 0
 
 
 def test_a_password_is_generated_once_and_its_owners_only(tmp_path: Path) -> None:
