@@ -11,6 +11,8 @@ from fennel_core.apps.local.platform_keys import PlatformKeys
 from fennel_core.settings.model import MIB, Settings
 
 NODE: Final = "1"
+CONTROLLER_HOST: Final = "127.0.0.1"
+"""The address of the controller, which only the broker itself speaks to."""
 MESSAGE_BYTES: Final = 16 * MIB
 """One message is one Arrow batch; it must hold the largest request and its positions."""
 JVM: Final = ("-Xms256m", "-Xmx512m", "-XX:+UseSerialGC", "-Djava.awt.headless=true")
@@ -30,15 +32,20 @@ def command(layout: FileLayout, host: HostEnvironment) -> tuple[str, ...]:
     return (*_java(layout, host), "kafka.Kafka", str(layout.data / "kafka" / "server.properties"))
 
 
+def bind_address(settings: Settings) -> str:
+    """Return the address that the broker listens for clients on."""
+    return settings.host if settings.reach_by_name else settings.broker_address
+
+
 def properties(settings: Settings, layout: FileLayout) -> Mapping[str, str]:
     """Return server.properties as a mapping."""
-    controller = f"127.0.0.1:{settings.kafka_controller_port}"
-    host = settings.host if settings.reach_by_name else settings.broker_address
+    broker = f"{bind_address(settings)}:{settings.kafka_port}"
+    controller = f"{CONTROLLER_HOST}:{settings.kafka_controller_port}"
     return {
         "process.roles": "broker,controller",
         "node.id": NODE,
         "controller.quorum.voters": f"{NODE}@{controller}",
-        "listeners": f"PLAINTEXT://{host}:{settings.kafka_port},CONTROLLER://{controller}",
+        "listeners": f"PLAINTEXT://{broker},CONTROLLER://{controller}",
         "advertised.listeners": f"PLAINTEXT://{settings.broker_address}:{settings.kafka_port}",
         "controller.listener.names": "CONTROLLER",
         "listener.security.protocol.map": "CONTROLLER:PLAINTEXT,PLAINTEXT:PLAINTEXT",

@@ -45,7 +45,7 @@ def preflight_problems(
             problem
             for service in starting
             for port in service.ports
-            for problem in _port(service, port, settings.host)
+            for problem in _port(service, port)
         ),
     )
 
@@ -116,8 +116,8 @@ def executor_requirements_problems(
         yield f"FENNEL_EXECUTOR_REQUIREMENTS {what}: run `make env` with the same value."
 
 
-def _port(service: Service, port: Port, host: str) -> Iterable[str]:
-    if is_free(host, port.number):
+def _port(service: Service, port: Port) -> Iterable[str]:
+    if is_free(port.host, port.number):
         return
     owner = _listener(port.number)
     by = f"by pid {owner[0]} ({owner[1]})" if owner else "by another program"

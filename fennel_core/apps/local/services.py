@@ -46,6 +46,8 @@ class Port:
 
     number: int
     variable: str
+    host: str
+    """The address that the service binds it on."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -206,7 +208,7 @@ def _stores(context: PlatformContext) -> tuple[Service, ...]:
             command=postgres.command(settings, layout, host),
             env=MappingProxyType({}),
             readiness=PostgresResponds(postgres.dsn(settings, keys, "postgres")),
-            ports=(Port(settings.postgres_port, "FENNEL_POSTGRES_PORT"),),
+            ports=(Port(settings.postgres_port, "FENNEL_POSTGRES_PORT", settings.host),),
             before=(SetupStep.MAKE_POSTGRES_CLUSTER,),
             after=(SetupStep.MAKE_DATABASES,),
             # Postgres' "fast" shutdown: roll back instead of waiting for clients to disconnect.
@@ -220,8 +222,12 @@ def _stores(context: PlatformContext) -> tuple[Service, ...]:
             env=MappingProxyType({}),
             readiness=KafkaResponds(settings.kafka_bootstrap),
             ports=(
-                Port(settings.kafka_port, "FENNEL_KAFKA_PORT"),
-                Port(settings.kafka_controller_port, "FENNEL_KAFKA_CONTROLLER_PORT"),
+                Port(settings.kafka_port, "FENNEL_KAFKA_PORT", kafka.bind_address(settings)),
+                Port(
+                    settings.kafka_controller_port,
+                    "FENNEL_KAFKA_CONTROLLER_PORT",
+                    kafka.CONTROLLER_HOST,
+                ),
             ),
             before=(SetupStep.FORMAT_KAFKA,),
         ),
@@ -232,7 +238,7 @@ def _stores(context: PlatformContext) -> tuple[Service, ...]:
             command=s3.command(layout, host),
             env=MappingProxyType({}),
             readiness=HttpResponds(settings.s3_endpoint),
-            ports=(Port(settings.s3_port, "FENNEL_S3_PORT"),),
+            ports=(Port(settings.s3_port, "FENNEL_S3_PORT", settings.host),),
             before=(SetupStep.CONFIGURE_S3,),
             after=(SetupStep.MAKE_BUCKET,),
         ),
@@ -255,7 +261,7 @@ def _airflow(context: PlatformContext) -> tuple[Service, ...]:
             command=(*program, "api-server"),
             env=env("airflow-api"),
             readiness=HttpOk(f"{settings.airflow_url}/api/v2/version"),
-            ports=(Port(settings.airflow_port, "FENNEL_AIRFLOW_PORT"),),
+            ports=(Port(settings.airflow_port, "FENNEL_AIRFLOW_PORT", settings.host),),
             needs=("postgres",),
             before=(SetupStep.MIGRATE_AIRFLOW,),
             after=(SetupStep.WARM_AIRFLOW,),
@@ -334,7 +340,9 @@ def _servers(context: PlatformContext) -> tuple[Service, ...]:
             settings.query_port,
             needs=("postgres",),
             scheme="http" if settings.tls_certificate is None else "https",
-            other_ports=(Port(settings.query_metrics_port, "FENNEL_QUERY_METRICS_PORT"),),
+            other_ports=(
+                Port(settings.query_metrics_port, "FENNEL_QUERY_METRICS_PORT", settings.host),
+            ),
         ),
         *(
             (_Server("history", "History writer", settings.history_port),)
@@ -357,7 +365,11 @@ def _servers(context: PlatformContext) -> tuple[Service, ...]:
             ),
             readiness=HttpOk(f"{server.scheme}://{settings.own_address}:{server.port}/readyz"),
             ports=(
-                Port(server.port, server.variable or f"FENNEL_{server.name.upper()}_PORT"),
+                Port(
+                    server.port,
+                    server.variable or f"FENNEL_{server.name.upper()}_PORT",
+                    settings.host,
+                ),
                 *server.other_ports,
             ),
             needs=server.needs,

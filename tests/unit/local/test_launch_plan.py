@@ -66,7 +66,7 @@ def test_each_change_of_command_environment_or_port_changes_the_digest() -> None
         "a", "a", INFRA, ("y",), MappingProxyType({"A": "1"}), HttpOk("http://h/")
     )
     other_env = Service("a", "a", INFRA, ("x",), MappingProxyType({"A": "2"}), HttpOk("http://h/"))
-    other_port = replace(one, ports=(Port(1, "A_PORT"),))
+    other_port = replace(one, ports=(Port(1, "A_PORT", "127.0.0.1"),))
     assert len({each.digest for each in (one, other_command, other_env, other_port)}) == 4
 
 

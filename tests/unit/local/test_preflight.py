@@ -6,6 +6,7 @@ import socket
 import stat
 import subprocess
 from collections import namedtuple
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -90,6 +91,19 @@ def test_a_port_in_use_is_named_with_its_owner_and_its_variable(context: Platfor
         f"Port {context.settings.kafka_port}, which Kafka needs, is in use by pid {os.getpid()} ("
     )
     assert "set FENNEL_KAFKA_PORT to a free port." in problem
+
+
+@pytest.mark.parametrize("port", ["kafka_port", "kafka_controller_port"])
+def test_ports_of_the_broker_are_probed_on_loopback_whatever_servers_are_bound_to(
+    context: PlatformContext, port: str
+) -> None:
+    settings = context.settings.model_copy(update={"host": "127.0.0.2"})
+    number = getattr(settings, port)
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", number))
+        taken.listen()
+        (problem,) = problems(replace(context, settings=settings))
+    assert problem.startswith(f"Port {number}, which Kafka needs, is in use by pid {os.getpid()} (")
 
 
 def test_a_full_disk_is_reported_with_both_sizes(
