@@ -106,7 +106,10 @@ def make_cluster(layout: FileLayout, keys: PlatformKeys, host: HostEnvironment) 
     if host.owner_uid != os.getuid():
         layout.data.chmod(0o711)  # lets another uid pass through; the other folders stay private
     _assert_reachable(folder, host)
-    with tempfile.NamedTemporaryFile("w", prefix="fennel-") as password_file:
+    # Postgres's user reaches this folder, and perhaps not a private TMPDIR. It is read-only in
+    # containers, where every user may enter the temporary folder.
+    place = layout.data if os.access(layout.data, os.W_OK) else None
+    with tempfile.NamedTemporaryFile("w", prefix="fennel-", dir=place) as password_file:
         os.chown(password_file.fileno(), host.owner_uid, -1)
         password_file.write(keys.postgres_password)
         password_file.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from pathlib import Path
 
@@ -88,6 +89,28 @@ def test_postgres_requires_passwords_and_admits_other_hosts_only_beyond_loopback
     lines = (postgres.data_folder(context.layout) / "pg_hba.conf").read_text().splitlines()
     assert any("samenet" in line for line in lines) is admitted
     assert all(line.endswith("scram-sha-256") for line in lines)
+
+
+@pytest.mark.parametrize("read_only", [False, True])
+def test_the_password_of_initdb_is_where_postgres_can_read_it(
+    context: PlatformContext, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, read_only: bool
+) -> None:
+    """It is another user than root, who may have a private TMPDIR."""
+    private = tmp_path / "private"
+    private.mkdir(mode=0o700)
+    initdb = tmp_path / "initdb"
+    initdb.write_text(f'#!/bin/sh\necho "$@" > {tmp_path}/words\n')
+    initdb.chmod(0o755)
+    monkeypatch.setattr(tempfile, "tempdir", str(private))
+    monkeypatch.setattr(postgres, "binaries", lambda: tmp_path)
+    # Root may write to any folder of a test; in containers the file system is read-only.
+    monkeypatch.setattr(os, "access", lambda _path, _mode: not read_only)
+    postgres.make_cluster(context.layout, context.keys, context.host)
+    words = (tmp_path / "words").read_text().split()
+    (option,) = [word for word in words if word.startswith("--pwfile=")]
+    file = Path(option.removeprefix("--pwfile="))
+    assert file.parent == (private if read_only else context.layout.data)
+    assert not file.exists()
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "0.0.0.0", "10.0.0.1"])  # noqa: S104  # never bound
