@@ -41,8 +41,10 @@ def test_a_client_asks_for_training_data_and_gets_features_as_of_each_time() -> 
         assert any("num_dpus" in each for each in status["warnings"])
         [file] = status["files"]
         assert (file["rows"], file["failed_rows"]) == (6, 2)
-        log = log_in(settings).log(f"offline-{status['request_id']}-1", "compute", "offline_query")
-        assert "row 3 failed" in log
+        # A request is done before its task has logged that.
+        airflow, run = log_in(settings), f"offline-{status['request_id']}-1"
+        assert airflow.end_of(run, "offline_query")["state"] == "success"
+        assert "row 3 failed" in airflow.log(run, "compute", "offline_query")
         path = f"{api}/query_offline/cancel?request_id={status['request_id']}"
         code, text = call("POST", path, {}, token)
         assert (code, "is done" in text) == (409, True)
