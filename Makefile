@@ -3,8 +3,7 @@ SHELL := /bin/bash
 PREPARE := bash fennel_core/apps/local/prepare.sh
 CLI := .venv/bin/python -m fennel_core.apps.cli
 PYTEST_ARGS ?=
-# -rs names what is skipped, so that nothing is left out in silence.
-TESTS := .venv/bin/pytest -q -rs --ignore tests/tidy --ignore tests/conformance
+TESTS := .venv/bin/pytest -q --ignore tests/tidy --ignore tests/conformance
 # A file runs in one worker, so that its fixtures start their services once. Tests wait for processes
 # about as long as they compute, so there is one worker more than cores.
 WORKERS ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )))

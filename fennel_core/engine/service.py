@@ -155,7 +155,10 @@ class SlotService:
 
     async def _lookups(self, items: Sequence[Sequence[Any]]) -> dict[str, object]:
         turns = _Turns()
-        rows = [await self._lookup(turns, *item) for item in items]
+        rows = []
+        for item in items:
+            rows.append(await self._lookup(turns, *item))
+            await turns.give_way()
         # After the last read: the lease may have ended since.
         return {"rows": rows, "stale": not self._supervisor.lease_is_live()}
 
@@ -166,16 +169,16 @@ class SlotService:
         found: list[bytes | None] = []
         with runner.view() as view:
             for start in range(0, len(keys), SLICE_KEYS):
+                if start:
+                    await turns.give_way()
                 self._require_same(runner, job, part)
                 some = slice(start, start + SLICE_KEYS)
                 times = as_of if isinstance(as_of, int) else as_of[some]
                 pieces = _rows(runner, view, keys[some], times)
-                while (rows := _next_piece(runner, pieces, len(keys[some]))) is None:
-                    if turns.is_over:
-                        await turns.give_way()
-                        self._require_same(runner, job, part)
+                while (rows := _next_turn(runner, pieces, len(keys[some]), turns)) is None:
+                    await turns.give_way()
+                    self._require_same(runner, job, part)
                 found += rows
-                await turns.give_way()
         return found
 
     def lookup_now(
@@ -264,15 +267,17 @@ def _rows(
     return lookup_in_pieces(cast(LookupStep, runner.step), reads, keys, times)
 
 
-def _next_piece(
-    runner: Runner, pieces: Gradual[list[bytes | None]], keys: int
+def _next_turn(
+    runner: Runner, pieces: Gradual[list[bytes | None]], keys: int, turns: _Turns
 ) -> list[bytes | None] | None:
-    """Do the next piece of a lookup of `keys` keys; return its rows if it was the last one."""
+    """Do one piece or more of a lookup of `keys` keys in this turn; return its rows at the end."""
     began = time.monotonic()
     rows: list[bytes | None] | None = None
     with _state_discarded_if_damaged(runner):
         try:
             next(pieces)
+            while not turns.is_over:
+                next(pieces)
         except StopIteration as end:
             rows = end.value
     if (took_s := time.monotonic() - began) > LONG_STEP_S:

@@ -44,7 +44,7 @@ class Platform:
             capture_output=True,
             text=True,
             check=False,
-            timeout=120,
+            timeout=300,
         )
 
     def states(self) -> dict[str, str]:
@@ -66,10 +66,12 @@ class Platform:
 @pytest.fixture(scope="module")
 def ours(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Platform]:
     platform = Platform(tmp_path_factory.mktemp("platform"))
-    done = platform.run("up", "--only", SERVICES)
-    assert done.returncode == 0, done.stdout + done.stderr
-    yield platform
-    platform.run("down")
+    try:
+        done = platform.run("up", "--only", SERVICES)
+        assert done.returncode == 0, done.stdout + done.stderr
+        yield platform
+    finally:
+        platform.run("down")
 
 
 def test_started_services_become_ready_and_status_shows_port_and_log(ours: Platform) -> None:
