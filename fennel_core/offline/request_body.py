@@ -250,10 +250,11 @@ def _short_histories(planned: PlannedQuery, rows: pl.DataFrame, now: datetime) -
     if earliest is None:
         return
     for table in planned.tables.values():
-        kept = timedelta(microseconds=table.view.history_us)
-        if kept and _micros(now - kept) > earliest:
+        kept = table.view.history_us
+        if kept and _micros(now) - kept > earliest:
+            span = timedelta(microseconds=kept)
             yield (
-                f"dataset `{table.view.name}` keeps {kept} of history, and rows have earlier "
+                f"dataset `{table.view.name}` keeps {span} of history, and rows have earlier "
                 "times: their features may lack what was removed. Raise its `history`"
             )
 

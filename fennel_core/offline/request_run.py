@@ -28,7 +28,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from fennel_core.connections import postgres
-from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
 from fennel_core.connections.installation import InstallationObjects, installation_objects
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.spark import JVM_EXIT_ERRORS
@@ -156,6 +156,13 @@ class RequestRun:
         return RunOutcome.DONE
 
     async def _result(self) -> RequestResult:
+        """Compute the result. Raises what fails the request, JobFailed and RunSuperseded."""
+        try:
+            return await self._computed_result()
+        except ConnectionsError as away:
+            raise JobFailed(f"a system could not be used: {away}") from away
+
+    async def _computed_result(self) -> RequestResult:
         row, wanted = self.row, self.row.definition
         key = (row.workspace, row.branch)
         try:
@@ -217,7 +224,7 @@ class RequestRun:
             report = partial(_reported, epoch=self.row.epoch, completion=completion)
             try:
                 await self._change(report)
-            except SystemUnavailable as lost:
+            except ConnectionsError as lost:
                 # The job goes on; a run that claims the request in between fences this one.
                 log.warning("progress not reported; retrying", reason=str(lost))
             except RunSuperseded as superseded:
@@ -270,7 +277,7 @@ class RequestRun:
         while True:
             try:
                 await self._change(change)
-            except SystemUnavailable:
+            except ConnectionsError:  # of an unknown outcome, too: a second change is refused
                 if asyncio.get_running_loop().time() > deadline:
                     raise
                 await asyncio.sleep(REPORT_S)

@@ -77,6 +77,11 @@ def main(url: str, token: str) -> None:
         "orders",
         pd.DataFrame({"uid": [1] * 3, "amount": [1.0] * 3, "at": [day[1], day[3], day[5]]}),
     )
+    now = pd.DataFrame({"Shopper.uid": [1]})
+    while client.query(
+        inputs=[Shopper.uid], outputs=[Shopper.age, Shopper.placed], input_dataframe=now
+    ).to_numpy().tolist() != [[40, 3]]:
+        time.sleep(0.5)  # until the rows have been processed
     rows = pd.DataFrame(
         {
             "Shopper.uid": [1, 1, 1, 2, 3, 1],
