@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 from decimal import Decimal
 
+import msgspec
 import polars as pl
 
 from fennel_core.vocab import query_log_blocks as blocks
@@ -77,6 +78,6 @@ def test_subjects_differ_by_dataset_columns_and_key() -> None:
     others = [
         blocks.subject(DatasetName("Orders"), ("uid",), b"\x01"),
         blocks.subject(USERS, ("name",), b"\x01"),
-        blocks.subject(USERS, ("uid", "name"), b"\x01"),
+        blocks.subject(USERS, ("uid", "name"), msgspec.msgpack.encode([1, "ann"])),
     ]
     assert len({ONE, TWO, *others}) == 5
