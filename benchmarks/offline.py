@@ -6,8 +6,8 @@ Workloads:
 
 Ours and the peers read the same Parquet files, in processes of their own one after the other, and
 write Parquet; the values are compared row by row. The files of versions are in the format of
-history, on the local disk: S3 and Kafka are the same for everybody. Times: `start_s` until there is
-a Spark session, `run_s` from the first read to the last file, both from a cold start.
+history, on the local disk: S3 and Kafka would cost each candidate the same. Times: `start_s` until
+there is a Spark session, `run_s` from the first read to the last file, both from a cold start.
 
 Peers:
 - plain Spark, of `asof`: per dataset, the union of rows and versions, `last` (ignoring nulls) of a
