@@ -37,6 +37,9 @@ sys.exit(asyncio.run(workers.run_workers("served", 2, port, grace_s=5, memory=me
 WORKER = """
 import asyncio, os, sys
 from pathlib import Path
+
+if Path("broken").exists():
+    sys.exit(3)
 from fennel_core.apps.http_protection import Protection
 from fennel_core.apps.serve import serve_http
 from fennel_core.apps.workers import inherited_resources, stop_with_parent
@@ -61,8 +64,6 @@ async def main():
     listener = inherited_resources(sys.argv[1:]).listener
     await serve_http(app, "", 0, protection=Protection(), grace_s=5, listener=listener)
 
-if Path("broken").exists():
-    sys.exit(3)
 asyncio.run(main())
 """
 
@@ -183,9 +184,11 @@ def test_a_signal_finishes_requests_and_stops_every_worker(
 
 
 def test_without_a_worker_the_parent_ends(tmp_path: Path) -> None:
+    # The parent ends when both are gone at one time, which is when the doubled pauses exceed the
+    # time from start to failure. So they fail before their imports, which take seconds.
     (tmp_path / "broken").touch()
     with running(tmp_path) as server:
-        assert server.parent.wait(60) == 1
+        assert server.parent.wait(2 * STARTS_WITHIN_S) == 1
 
 
 def test_no_worker_outlives_a_parent_that_was_killed(server: Server) -> None:
