@@ -232,6 +232,19 @@ class BrokerUnavailable(QueryError):
     CODE = "kafka-unavailable"
 
 
+class KafkaAccessDenied(QueryError):
+    """Kafka's ACLs do not let this server use a topic. An administrator has to add the right."""
+
+    CODE = "kafka-access"
+
+    def __init__(self, user: str, topic: str) -> None:
+        workspace = topic.partition(".")[0]
+        super().__init__(
+            f"the Kafka user `{user}` has no right to read or describe the topic `{topic}`: run "
+            f"`fennel-core kafka-access {workspace}` with the user of an administrator"
+        )
+
+
 class MissingInput(QueryError):
     """An input feature of the query has no column in its data."""
 

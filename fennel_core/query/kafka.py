@@ -9,13 +9,13 @@ import time
 from collections.abc import Mapping, Sequence
 
 import polars as pl
-from confluent_kafka import Consumer, KafkaError, KafkaException
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.connections.offsets import STALE_EPOCH
-from fennel_core.query.errors import BrokerUnavailable, ViewOutdated
+from fennel_core.query.errors import BrokerUnavailable, KafkaAccessDenied, ViewOutdated
 from fennel_core.settings.model import Settings
 from fennel_core.vocab import versions
 from fennel_core.vocab.ids import TopicName, TopicPartition
@@ -42,6 +42,7 @@ DELETED = frozenset(
 )
 ELECTING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 """Errors of topics that were just created or whose leader is changing."""
+DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
 class KafkaEnds:
@@ -49,11 +50,13 @@ class KafkaEnds:
 
     def __init__(self, settings: Settings) -> None:
         self._admin = AdminClient(client_config(settings), logger=LIBRARY_LOG)
+        self._user = settings.kafka_user
 
     async def ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return the high watermark of each partition, in one request per broker.
 
-        Raises `BrokerUnavailable`, and `ViewOutdated` when a topic was deleted.
+        Raises `BrokerUnavailable`, `ViewOutdated` when a topic was deleted, and `KafkaAccessDenied`
+        when this server may not describe one.
         """
         if not partitions:
             return {}
@@ -67,6 +70,9 @@ class KafkaEnds:
                 )
             except KafkaException as failed:
                 code = failed.args[0].code()
+                if code in DELETED or code == DENIED:
+                    topics = sorted({topic for topic, _ in partitions})
+                    await asyncio.to_thread(_check_access, self._admin, self._user, topics)
                 if code in DELETED:
                     raise ViewOutdated(
                         f"a topic of this branch version was deleted: {failed}"
@@ -88,6 +94,18 @@ class KafkaEnds:
                 }
 
 
+def _check_access(admin: AdminClient, user: str, topics: Sequence[str]) -> None:
+    """Raise `KafkaAccessDenied` for the first topic that the user may not describe.
+
+    To the library's other calls such a topic looks like one that does not exist.
+    """
+    described = admin.describe_topics(TopicCollection(list(topics)), request_timeout=REQUEST_S)
+    for topic, answer in described.items():
+        failed = answer.exception(2 * REQUEST_S)
+        if isinstance(failed, KafkaException) and failed.args[0].code() == DENIED:
+            raise KafkaAccessDenied(user, topic) from failed
+
+
 class KafkaTails:
     """Reads the last rows of topics, one read at a time in a worker thread."""
 
@@ -99,11 +117,17 @@ class KafkaTails:
     async def tail(self, topic: TopicName, partitions: int, rows: int) -> pl.DataFrame | None:
         """Return at least the last `rows` committed versions of `topic`, unordered.
 
-        Returns all if there are fewer, and None if the topic is empty.
+        Returns all if there are fewer, and None if the topic is empty. Raises `BrokerUnavailable`,
+        and `KafkaAccessDenied` when this server may not read the topic.
         """
         try:
             return await asyncio.to_thread(self._tail, topic, partitions, rows)
         except KafkaException as failed:
+            if failed.args[0].code() == DENIED:
+                raise KafkaAccessDenied(self._settings.kafka_user, topic) from failed
+            if failed.args[0].code() in DELETED:
+                admin = AdminClient(client_config(self._settings), logger=LIBRARY_LOG)
+                await asyncio.to_thread(_check_access, admin, self._settings.kafka_user, [topic])
             raise BrokerUnavailable(
                 f"the rows of `{topic}` cannot be read from Kafka: {failed}"
             ) from failed

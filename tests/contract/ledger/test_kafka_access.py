@@ -14,7 +14,8 @@ from confluent_kafka.cimpl import NewTopic
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.kafka import client_config, consumer_config, producer_config
 from fennel_core.ledger.kafka_access import ACCESS, rules_of, user_of, write_access
-from fennel_core.query.kafka import KafkaEnds
+from fennel_core.query.errors import KafkaAccessDenied, ViewOutdated
+from fennel_core.query.kafka import KafkaEnds, KafkaTails
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import TopicName, TopicPartition, WorkspaceId
 from tests.support.kafka import secured_kafka, settings_of
@@ -44,7 +45,7 @@ def cluster(secured_kafka: Settings) -> Settings:
     for _ in range(2):  # It may be repeated.
         asyncio.run(write_access(secured_kafka, rules_of([SHOP]), PASSWORDS))
     topics = [NewTopic(f"{name}.{kind}.a.1", 1) for name in (SHOP, OTHER) for kind in KINDS]
-    # Nobody writes to these.
+    # They stay empty.
     topics += [NewTopic(f"{SHOP}.{kind}.empty.1", 1) for kind in (AssetKind.RAW, AssetKind.TOPIC)]
     admin = AdminClient(client_config(secured_kafka))
     for created in admin.create_topics(topics).values():
@@ -136,14 +137,33 @@ def test_components_read_and_write_their_topics_only(cluster: Settings) -> None:
     }
 
 
+async def ends_of(settings: Settings, *places: TopicPartition) -> Mapping[TopicPartition, int]:
+    return await KafkaEnds(settings).ends(places)
+
+
 def test_a_query_server_gets_the_ends_that_barriers_wait_for(cluster: Settings) -> None:
     # What a source replay reads, and what every other job reads.
     places = [(TopicName(f"shop.{kind}.empty.1"), 0) for kind in (AssetKind.RAW, AssetKind.TOPIC)]
+    found = asyncio.run(ends_of(client(cluster, "query"), *places))
+    assert found == dict.fromkeys(places, 0)
 
-    async def ends() -> Mapping[TopicPartition, int]:
-        return await KafkaEnds(client(cluster, "query")).ends(places)
 
-    assert asyncio.run(ends()) == dict.fromkeys(places, 0)
+@pytest.mark.parametrize("topic", ["other.topic.a.1", "shop.replaylog.a.1"])
+def test_a_topic_that_a_query_server_may_not_describe_is_not_called_deleted(
+    cluster: Settings, topic: str
+) -> None:
+    settings = client(cluster, "query")
+    command = f"fennel-core kafka-access {topic.partition('.')[0]}"
+    expected = f"`fennel-query` has no right to .* `{topic}`: run `{command}`"
+    with pytest.raises(KafkaAccessDenied, match=expected):
+        asyncio.run(ends_of(settings, (TopicName(topic), 0)))
+    with pytest.raises(KafkaAccessDenied, match=expected):
+        asyncio.run(KafkaTails(settings).tail(TopicName(topic), 1, 1))
+
+
+def test_a_topic_that_does_not_exist_is_called_deleted(cluster: Settings) -> None:
+    with pytest.raises(ViewOutdated, match="deleted"):
+        asyncio.run(ends_of(client(cluster, "query"), (TopicName("shop.topic.gone.1"), 0)))
 
 
 def test_only_definition_creates_and_deletes_topics(cluster: Settings) -> None:
