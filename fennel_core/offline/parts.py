@@ -15,6 +15,7 @@ from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.orchestrator import CommitOrchestrator
 from fennel_core.offline.request_postgres import PostgresRequests
 from fennel_core.offline.request_removal import RemovalRules, RequestRemoval
+from fennel_core.offline.request_row import RunLimits
 from fennel_core.offline.request_runs import AirflowRuns, InlineRuns, OfflineRunLoop, RunStarter
 from fennel_core.offline.request_service import OfflineRequests, RequestLimits
 from fennel_core.offline.request_status import ResultPlaces
@@ -72,9 +73,11 @@ class OfflineParts:
         store, objects = PostgresRequests(pool), installation_objects(settings, pool)
         inline = InlineRuns(settings)
         starter: RunStarter = inline
+        in_total: int | None = settings.offline_inline_at_once
         if isinstance(orchestrator, AirflowOrchestrator):
-            starter = AirflowRuns(orchestrator)
-        runs = OfflineRunLoop(store, starter, settings.offline_queries_at_once)
+            starter, in_total = AirflowRuns(orchestrator), None  # its pool bounds them
+        limits = RunLimits(settings.offline_queries_at_once, in_total)
+        runs = OfflineRunLoop(store, starter, limits)
         requests = offline_requests(settings, pool, runs.wake)
         rules = RemovalRules(
             timedelta(days=settings.offline_result_days),

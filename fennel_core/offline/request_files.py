@@ -1,15 +1,17 @@
 """The objects of a request on S3, and its input as a Parquet file.
 
-    offline/<workspace>/<id>/input.parquet                  time and inputs of each row, in order
+    offline/<workspace>/<id>/input/<digest>.parquet         time and inputs of each row, in order
     offline/<workspace>/<id>/result/<epoch>/…               see `results`
     offline/<workspace>/<id>/result/<epoch>/columns.json    a small result, as `query` returns one
 
 All keys are below the installation's prefix. Each run writes below its own epoch, so a run that was
-replaced never touches the files of the one that counts.
+replaced never touches the files of the one that counts. The name of an input is its content, so an
+attempt to store a request that is repeated on another version of the branch changes no object.
 """
 
 from __future__ import annotations
 
+import hashlib
 import io
 from typing import Final
 
@@ -34,8 +36,9 @@ def request_of(key: str) -> str | None:
     return words[2] if len(words) > 3 and f"{words[0]}/" == FOLDER else None
 
 
-def input_key(workspace: WorkspaceId, id_: str) -> str:
-    return f"{request_folder(workspace, id_)}input.parquet"
+def input_key(workspace: WorkspaceId, id_: str, body: bytes) -> str:
+    digest = hashlib.sha256(body).hexdigest()[:16]
+    return f"{request_folder(workspace, id_)}input/{digest}.parquet"
 
 
 def result_prefix(workspace: WorkspaceId, id_: str, epoch: int) -> str:

@@ -1,19 +1,23 @@
-"""Requests for training data in Postgres (migration 0013)."""
+"""Requests for training data in Postgres (migrations 0013 and 0014)."""
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Any, Final, TypeVar, cast
 
 import msgspec
 
 from fennel_core.connections import postgres
+from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.connections.postgres import AsyncConnection, Pool, connection_of
 from fennel_core.offline.request_row import (
+    NewRequest,
     OfflineRequest,
     RequestDefinition,
     RequestFailure,
     RequestResult,
+    admitted,
 )
 from fennel_core.offline.request_states import RequestState
 from fennel_core.offline.request_store import RequestChange
@@ -21,19 +25,24 @@ from fennel_core.vocab.ids import BranchName, WorkspaceId
 
 _COLUMNS: Final = (
     "id, workspace, branch, actor, definition::text, created_at, state, starts, epoch,"
-    " lease_until, began_at, ended_at, completion, result::text, failure::text, removed_at"
+    " lease_until, began_at, ended_at, completion, result::text, failure::text, removed_at,"
+    " run_name, failed_rows"
 )
 _UPDATE: Final = (
     "UPDATE offline_query SET state = %s, starts = %s, epoch = %s, lease_until = %s,"
-    " began_at = %s, ended_at = %s, completion = %s, result = %s, failure = %s, removed_at = %s"
-    " WHERE id = %s"
+    " began_at = %s, ended_at = %s, completion = %s, result = %s, failure = %s, removed_at = %s,"
+    " run_name = %s, failed_rows = %s WHERE id = %s"
 )
 REMOVED_AT_ONCE: Final = 1000
 """Rows of one search for results to delete; the next search has the others."""
 _SELECT: Final = f"SELECT {_COLUMNS} FROM offline_query"  # noqa: S608  # built from constants
 _INSERT: Final = (
-    "INSERT INTO offline_query (id, workspace, branch, actor, definition, state)"  # noqa: S608  # built from constants
-    f" VALUES (%s, %s, %s, %s, %s, %s) RETURNING {_COLUMNS}"
+    "INSERT INTO offline_query (id, workspace, branch, actor, definition, created_at, state,"
+    " starts, run_name, lease_until) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
+)
+_OPEN_OF: Final = (
+    "SELECT count(*), clock_timestamp() FROM offline_query"
+    " WHERE workspace = %s AND ended_at IS NULL"
 )
 _LOCKED: Final = f"SELECT {_COLUMNS}, clock_timestamp() FROM offline_query WHERE id = %s FOR UPDATE"  # noqa: S608  # built from constants
 _REMOVABLE: Final = (
@@ -51,16 +60,28 @@ class PostgresRequests:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
 
-    async def add(
-        self,
-        id_: str,
-        place: tuple[WorkspaceId, BranchName],
-        actor: str,
-        definition: RequestDefinition,
-    ) -> OfflineRequest:
-        values = (id_, *place, actor, _json(definition), RequestState.QUEUED)
-        [row] = await self._select(_INSERT, values)
-        return row
+    async def add(self, new: NewRequest, limit: int) -> OfflineRequest:
+        async def work(connection: AsyncConnection) -> OfflineRequest:
+            # The others that add to this workspace wait, so the number holds until the end.
+            workspace = await connection.execute(
+                "SELECT FROM workspace WHERE name = %s AND state = 'open' FOR NO KEY UPDATE",
+                (new.workspace,),
+            )
+            if workspace.rowcount == 0:
+                raise WorkspaceNotFound(new.workspace)
+            found = await connection.execute(f"{_SELECT} WHERE id = %s", (new.id,))
+            if (values := await found.fetchone()) is not None:
+                return _row(values)
+            counted = await (await connection.execute(_OPEN_OF, (new.workspace,))).fetchone()
+            waiting, now = cast(tuple[int, datetime], counted)
+            row = admitted(new, waiting, limit, now)
+            definition = _json(row.definition)
+            place = (row.id, row.workspace, row.branch, row.actor, definition, row.created_at)
+            run = (row.state, row.starts, row.run_name, row.lease_until)
+            await connection.execute(_INSERT, (*place, *run))
+            return row
+
+        return await postgres.in_transaction(self._pool, work)
 
     async def read(self, id_: str) -> OfflineRequest | None:
         found = await self._select(f"{_SELECT} WHERE id = %s", (id_,))
@@ -87,11 +108,22 @@ class PostgresRequests:
             (workspace, workspace, rows),
         )
 
+    async def count_open(self, workspace: WorkspaceId) -> int:
+        async with connection_of(self._pool) as connection:
+            counted = await (await connection.execute(_OPEN_OF, (workspace,))).fetchone()
+        return cast(tuple[int, datetime], counted)[0]
+
     async def open_requests(self) -> tuple[OfflineRequest, ...]:
         return await self._select(f"{_SELECT} WHERE ended_at IS NULL ORDER BY created_at, id", ())
 
     async def removable(self, kept: timedelta) -> tuple[OfflineRequest, ...]:
         return await self._select(_REMOVABLE, {"kept": kept, "rows": REMOVED_AT_ONCE})
+
+    async def removals(self, ids: Collection[str]) -> Mapping[str, bool]:
+        query = "SELECT id, removed_at IS NOT NULL FROM offline_query WHERE id = ANY(%s)"
+        async with connection_of(self._pool) as connection:
+            rows = await (await connection.execute(query, (sorted(ids),))).fetchall()
+        return {str(id_): bool(removed) for id_, removed in rows}
 
     async def now(self) -> datetime:
         return await postgres.now(self._pool)
@@ -106,7 +138,7 @@ class PostgresRequests:
 
 def _row(values: tuple[Any, ...]) -> OfflineRequest:
     id_, workspace, branch, actor, definition, created_at, state, *rest = values
-    starts, epoch, lease_until, began_at, ended_at, completion, result, failure, removed_at = rest
+    starts, epoch, lease_until, began_at, ended_at, completion, result, failure, *newer = rest
     return OfflineRequest(
         id_,
         WorkspaceId(workspace),
@@ -123,7 +155,7 @@ def _row(values: tuple[Any, ...]) -> OfflineRequest:
         completion,
         _parsed(result, RequestResult),
         _parsed(failure, RequestFailure),
-        removed_at,
+        *newer,
     )
 
 
@@ -140,6 +172,8 @@ def _values(row: OfflineRequest) -> tuple[Any, ...]:
         None if row.result is None else _json(row.result),
         None if row.failure is None else _json(row.failure),
         row.removed_at,
+        row.run_name,
+        row.failed_rows,
         row.id,
     )
 

@@ -1,8 +1,10 @@
 """Delete the objects of requests: expired results, leftovers of failed runs, and orphans.
 
-A request's own row says when its objects may go (`request_row.is_removable`). Objects whose request
-has no row belong to a deleted workspace, or to a request that was never stored: they are deleted
-when they have been unknown for a grace period, within the limit of `connections.garbage`.
+A request's own row says when its objects may go (`request_row.is_removable`), and that they are
+gone: what a run that was thought dead has written after that is deleted by the next search for
+orphans. Objects whose request has no row belong to a deleted workspace, or to a request that was
+never stored: they are deleted when they have been unknown for a grace period, within the limit of
+`connections.garbage`.
 """
 
 from __future__ import annotations
@@ -62,14 +64,19 @@ class RequestRemoval:
                 log.warning("objects not deleted; retrying", request=row.id, reason=str(failed))
 
     async def remove_orphans(self) -> None:
-        """Delete objects whose request the database has not known for the grace period."""
+        """Delete objects whose request the database has not known for the grace period, and those
+        that were written after the objects of their request had been deleted.
+        """
         keys: dict[str, list[str]] = {}
         for each in await self.objects.list_objects(FOLDER):
             id_ = request_of(each.key)
             if id_ is not None:
                 keys.setdefault(id_, []).append(each.key)
-        absent = [id_ for id_ in keys if await self.store.read(id_) is None]
-        marked = await self.marks.mark(KIND, absent)
+        removals = await self.store.removals(keys)
+        for id_ in [id_ for id_, removed in removals.items() if removed]:
+            await self.objects.delete(keys[id_])
+            log.info("late objects of an offline query deleted", request=id_)
+        marked = await self.marks.mark(KIND, keys.keys() - removals.keys())
         rules = self.rules
         for id_ in due_for_deletion(KIND, marked, len(keys), rules.grace, rules.limit):
             await self.objects.delete(keys[id_])

@@ -2,9 +2,10 @@
 
 Theory. A change takes the row and the database's time and returns the new row, or raises and
 changes nothing; stores apply it under a lock (`request_store`). Two numbers keep runs apart.
-`starts` counts runs that the definition server has started, and is part of their names. `epoch`
-counts claims: a run may write only while its epoch is that of the row, so a run that was
-replaced, or whose request was cancelled, cannot change the outcome.
+`starts` counts runs that were asked for, and is part of their names, but for the first run of a
+request from Airflow's form, which is the form's own. `epoch` counts claims: a run may write only
+while its epoch is that of the row, so a run that was replaced, or whose request was cancelled,
+cannot change the outcome.
 
 Example. Run 1 claims the request (epoch 1) and its machine stops. The lease ends, run 2 is started
 and claims it (epoch 2). When run 1 continues, its next report is refused and it ends.
@@ -12,11 +13,13 @@ and claims it (epoch 2). When run 1 continues, its next report is refused and it
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime, timedelta
 from typing import Final
 
+from fennel_core.offline.api_errors import OfflineQueueFull
 from fennel_core.offline.errors import OfflineError
 from fennel_core.offline.request_states import OPEN, RequestEvent, RequestState, next_state
 from fennel_core.vocab.ids import BranchName, WorkspaceId
@@ -30,6 +33,8 @@ AFTER_REFUSAL: Final = timedelta(seconds=15)
 """Pause after the orchestrator did not accept a run."""
 MAX_STARTS: Final = 3
 """Runs that may be lost before the request fails: it would kill further ones as well."""
+MAX_CLAIMS: Final = 3
+"""Claims that may end without an outcome; Airflow claims again by itself, without a start."""
 ALMOST: Final = 0.99
 """The most that a run reports before its result counts."""
 LOST: Final = "offline-run-lost"
@@ -103,8 +108,28 @@ class RequestFailure:
 
 
 @dataclass(frozen=True, slots=True)
+class RunProgress:
+    """How far a run is: the part of its work that is done, and the rows that have failed so far."""
+
+    completion: float
+    failed_rows: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class NewRequest:
+    """A request to store. `run_name`: the run of Airflow's form that computes it."""
+
+    id: str
+    workspace: WorkspaceId
+    branch: BranchName
+    actor: str
+    definition: RequestDefinition
+    run_name: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OfflineRequest:
-    """One request."""
+    """One request. `run_name`: of the run that was started last."""
 
     id: str
     workspace: WorkspaceId
@@ -122,6 +147,13 @@ class OfflineRequest:
     result: RequestResult | None = None
     failure: RequestFailure | None = None
     removed_at: datetime | None = None
+    run_name: str | None = None
+    failed_rows: int = 0
+
+    @property
+    def newest_run(self) -> str | None:
+        """The name of the run that was started last, None before the first."""
+        return (self.run_name or run_name(self.id, self.starts)) if self.starts else None
 
     @property
     def is_open(self) -> bool:
@@ -132,19 +164,53 @@ class OfflineRequest:
         return self.is_open and self.lease_until is not None and self.lease_until > now
 
 
+@dataclass(frozen=True, slots=True)
+class RunLimits:
+    """Runs at a time: of one workspace, and of all together (None: any number)."""
+
+    of_workspace: int
+    in_total: int | None = None
+
+
+def run_name(id_: str, number: int) -> str:
+    """Return the name of run `number` of a request, in Airflow and in logs."""
+    return f"offline-{id_}-{number}"
+
+
+def admitted(new: NewRequest, open_requests: int, limit: int, now: datetime) -> OfflineRequest:
+    """Return the row of a new request; `open_requests`: those of its workspace that have not ended.
+
+    Raises `OfflineQueueFull`.
+    """
+    if open_requests >= limit:
+        raise OfflineQueueFull(new.workspace, limit)
+    place = (new.id, new.workspace, new.branch, new.actor, new.definition)
+    row = OfflineRequest(*place, created_at=now)
+    if new.run_name is None:
+        return row
+    # It exists before its request does, so no other run may be started for the request.
+    return replace(row, starts=1, run_name=new.run_name, lease_until=now + START_LEASE)
+
+
 def requests_to_start(
-    open_requests: Sequence[OfflineRequest], now: datetime, at_once: int
+    open_requests: Sequence[OfflineRequest], now: datetime, limits: RunLimits
 ) -> tuple[OfflineRequest, ...]:
-    """Return the requests that need a run now, oldest first, `at_once` of a workspace at a time."""
-    running: dict[WorkspaceId, int] = {}
-    for row in open_requests:
-        running[row.workspace] = running.get(row.workspace, 0) + row.has_run(now)
-    chosen = []
-    for row in sorted(open_requests, key=lambda each: (each.created_at, each.id)):
-        if not row.has_run(now) and running[row.workspace] < at_once:
-            running[row.workspace] += 1
-            chosen.append(row)
-    return tuple(chosen)
+    """Return the requests that need a run now, oldest first.
+
+    A workspace with fewer runs goes before one with more, so that a long queue delays no other's.
+    """
+    running = Counter(row.workspace for row in open_requests if row.has_run(now))
+    waiting = [row for row in open_requests if not row.has_run(now)]
+    total = len(open_requests) if limits.in_total is None else limits.in_total
+    chosen: list[OfflineRequest] = []
+    while waiting and running.total() < total:
+        row = min(waiting, key=lambda each: (running[each.workspace], *_age(each)))
+        if running[row.workspace] >= limits.of_workspace:
+            break
+        running[row.workspace] += 1
+        waiting.remove(row)
+        chosen.append(row)
+    return tuple(sorted(chosen, key=_age))
 
 
 def started(row: OfflineRequest, now: datetime) -> OfflineRequest:
@@ -154,21 +220,22 @@ def started(row: OfflineRequest, now: datetime) -> OfflineRequest:
     """
     if not row.is_open or row.has_run(now):
         raise RunSuperseded(f"request `{row.id}` needs no run; nothing is to be done")
-    if row.starts >= MAX_STARTS:
-        text = (
-            f"{row.starts} runs of the request ended without an outcome: they were killed, or ran "
-            "out of memory. See the log of the DAG `offline_query`; ask for fewer rows, or raise "
-            "FENNEL_OFFLINE_MEMORY"
-        )
-        return _failed(row, RequestFailure(LOST, text), now)
-    return replace(row, starts=row.starts + 1, lease_until=now + START_LEASE)
+    if row.starts >= MAX_STARTS or row.epoch >= MAX_CLAIMS:
+        return _lost(row, now)
+    number = row.starts + 1
+    return replace(
+        row, starts=number, run_name=run_name(row.id, number), lease_until=now + START_LEASE
+    )
 
 
-def start_refused(row: OfflineRequest, number: int, now: datetime) -> OfflineRequest:
-    """Return the row whose run `number` the orchestrator did not accept; it is tried again."""
-    if not row.is_open or row.starts != number or row.epoch:
+def start_refused(row: OfflineRequest, asked: OfflineRequest, now: datetime) -> OfflineRequest:
+    """Return the row after the orchestrator did not accept the run of `asked` (see `started`).
+
+    It is tried again, and does not count; unless a run has begun since.
+    """
+    if not row.is_open or (row.starts, row.epoch) != (asked.starts, asked.epoch):
         return row
-    return replace(row, starts=number - 1, lease_until=now + AFTER_REFUSAL)
+    return replace(row, starts=row.starts - 1, run_name=None, lease_until=now + AFTER_REFUSAL)
 
 
 def still_starting(row: OfflineRequest, now: datetime) -> OfflineRequest:
@@ -179,22 +246,36 @@ def still_starting(row: OfflineRequest, now: datetime) -> OfflineRequest:
 
 
 def claimed(row: OfflineRequest, now: datetime) -> OfflineRequest:
-    """Return the row for a run that begins; earlier runs are fenced. Raises `TransitionRefused`."""
+    """Return the row for a run that begins; earlier runs are fenced.
+
+    It fails if `MAX_CLAIMS` runs have ended without an outcome. Raises `TransitionRefused`.
+    """
+    state = next_state(row.state, RequestEvent.CLAIM)
+    if row.epoch >= MAX_CLAIMS:
+        return _lost(row, now)
     return replace(
         row,
-        state=next_state(row.state, RequestEvent.CLAIM),
+        state=state,
         epoch=row.epoch + 1,
         lease_until=now + RUN_LEASE,
         began_at=row.began_at or now,
         completion=0.0,
+        failed_rows=0,
     )
 
 
-def reported(row: OfflineRequest, epoch: int, completion: float, now: datetime) -> OfflineRequest:
+def reported(
+    row: OfflineRequest, epoch: int, progress: RunProgress, now: datetime
+) -> OfflineRequest:
     """Return the row after a report of its run. Raises `RunSuperseded`."""
     _require_current(row, epoch)
-    reached = max(row.completion, min(completion, ALMOST))
-    return replace(row, completion=reached, lease_until=now + RUN_LEASE)
+    return replace(
+        row,
+        completion=max(row.completion, min(progress.completion, ALMOST)),
+        # A task that Spark repeats has counted its rows before.
+        failed_rows=max(row.failed_rows, min(progress.failed_rows, row.definition.row_count)),
+        lease_until=now + RUN_LEASE,
+    )
 
 
 def finished(
@@ -219,9 +300,7 @@ def cancelled(row: OfflineRequest, now: datetime) -> OfflineRequest:
     if row.state is RequestState.CANCELLED:
         return row
     ended = _ended(row, RequestEvent.CANCEL, now)
-    # A run works until it notices, so the lease stays, and objects are removed after that.
-    lease = row.lease_until if row.state is RequestState.RUNNING else None
-    return replace(ended, lease_until=lease)
+    return ended if row.state is RequestState.RUNNING else replace(ended, lease_until=None)
 
 
 def removed(row: OfflineRequest, now: datetime) -> OfflineRequest:
@@ -250,10 +329,23 @@ def _require_current(row: OfflineRequest, epoch: int) -> None:
         raise RunSuperseded(f"another run has claimed request `{row.id}`; this run ends")
 
 
+def _lost(row: OfflineRequest, now: datetime) -> OfflineRequest:
+    text = (
+        f"{max(row.starts, row.epoch)} runs of the request ended without an outcome: they were "
+        "killed, or ran out of memory. See the log of the DAG `offline_query`; ask for fewer rows, "
+        "or raise FENNEL_OFFLINE_MEMORY"
+    )
+    return _failed(row, RequestFailure(LOST, text), now)
+
+
 def _failed(row: OfflineRequest, failure: RequestFailure, now: datetime) -> OfflineRequest:
     return replace(_ended(row, RequestEvent.FAIL, now), failure=failure)
 
 
 def _ended(row: OfflineRequest, event: RequestEvent, now: datetime) -> OfflineRequest:
-    state = next_state(row.state, event)
-    return replace(row, state=state, ended_at=now, lease_until=None)
+    """Return the row at its end. The lease stays: a run works until it notices."""
+    return replace(row, state=next_state(row.state, event), ended_at=now)
+
+
+def _age(row: OfflineRequest) -> tuple[datetime, str]:
+    return (row.created_at, row.id)

@@ -7,7 +7,7 @@ which only the run with the current epoch can make.
 
 Failures. What is wrong with the request itself fails it at once. A job that failed is repeated by
 another run, because S3 or Kafka may have been away, until the request was claimed `MAX_CLAIMS`
-times.
+times (`request_row`).
 """
 
 from __future__ import annotations
@@ -44,6 +44,7 @@ from fennel_core.offline.request_row import (
     OfflineRequest,
     RequestFailure,
     RequestResult,
+    RunProgress,
     RunSuperseded,
     StoredFile,
 )
@@ -69,7 +70,6 @@ SMALL_ROWS: Final = 1000
 """A result of at most so many rows is part of the response."""
 SAMPLE_ROWS: Final = 20
 REASON_CHARS: Final = 2000
-MAX_CLAIMS: Final = 3
 ROWS_PER_PARTITION: Final = 1_000_000
 ROWS_PER_RECORD: Final = 100
 """Of the tail of a topic, for the number of partitions only."""
@@ -105,6 +105,9 @@ async def run_offline_query(settings: Settings, id_: str) -> RunOutcome:
         if row is None:
             log.info("there is no such request", request=id_)
             return RunOutcome.NOTHING
+        if row.failure is not None:
+            log.error("failed", request=id_, code=row.failure.code, reason=row.failure.text)
+            return RunOutcome.FAILED
         objects = installation_objects(settings, pool)
         return await RequestRun(settings, pool, store, objects, row).run()
 
@@ -145,7 +148,7 @@ class RequestRun:
             await self._delete_own()
             return RunOutcome.NOTHING
         except JobFailed as failed:
-            if self.row.epoch < MAX_CLAIMS:
+            if self.row.epoch < request_row.MAX_CLAIMS:
                 log.error("the job failed; it is repeated", request=self.row.id, exc_info=failed)
                 return RunOutcome.REPEAT
             return await self._fail(failed.code, str(failed))
@@ -221,7 +224,7 @@ class RequestRun:
             if completion > self.completion:
                 log.info("progress", request=self.row.id, completion=round(completion, 2))
                 self.completion = completion
-            report = partial(_reported, epoch=self.row.epoch, completion=completion)
+            report = partial(_reported, epoch=self.row.epoch, progress=RunProgress(completion))
             try:
                 await self._change(report)
             except ConnectionsError as lost:
@@ -347,9 +350,9 @@ class RequestRun:
 
 
 def _reported(
-    row: OfflineRequest, now: datetime, *, epoch: int, completion: float
+    row: OfflineRequest, now: datetime, *, epoch: int, progress: RunProgress
 ) -> OfflineRequest:
-    return request_row.reported(row, epoch, completion, now)
+    return request_row.reported(row, epoch, progress, now)
 
 
 def _pieces(

@@ -22,7 +22,12 @@ from typing import Final, Protocol
 from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.offline import request_row
 from fennel_core.offline.errors import OfflineError
-from fennel_core.offline.request_row import OfflineRequest, RunSuperseded, requests_to_start
+from fennel_core.offline.request_row import (
+    OfflineRequest,
+    RunLimits,
+    RunSuperseded,
+    requests_to_start,
+)
 from fennel_core.offline.request_states import RequestState
 from fennel_core.offline.request_store import RequestStore
 from fennel_core.settings.model import Settings
@@ -43,20 +48,15 @@ class RunNotStarted(OfflineError):
 
 
 class RunStarter(Protocol):
-    """Starts runs of requests; a run has the id of its request and a number."""
+    """Starts runs of requests, by name (`request_row.run_name`)."""
 
-    async def start(self, id_: str, number: int) -> None:
+    async def start(self, id_: str, name: str) -> None:
         """Start a run unless it exists. Raises `RunNotStarted` if it certainly will not begin."""
         ...
 
-    async def alive(self, id_: str, number: int) -> bool:
+    async def alive(self, name: str) -> bool:
         """Return False if the run does not exist or has ended, True if that is unknown."""
         ...
-
-
-def run_name(id_: str, number: int) -> str:
-    """Return the name of a run, in Airflow and in logs."""
-    return f"offline-{id_}-{number}"
 
 
 def job_file() -> Path:
@@ -73,44 +73,53 @@ class AirflowRuns:
     def __init__(self, airflow: AirflowOrchestrator) -> None:
         self._airflow = airflow
 
-    async def start(self, id_: str, number: int) -> None:
+    async def start(self, id_: str, name: str) -> None:
         """See `RunStarter.start`."""
-        reason = await self._airflow.trigger(DAG, run_name(id_, number), {"request_id": id_})
+        reason = await self._airflow.trigger(DAG, name, {"request_id": id_})
         if reason is not None:
             raise RunNotStarted(f"a run of offline query `{id_}` was not started: {reason}")
 
-    async def alive(self, id_: str, number: int) -> bool:
+    async def alive(self, name: str) -> bool:
         """See `RunStarter.alive`."""
-        return await self._airflow.has_run(DAG, run_name(id_, number))
+        return await self._airflow.has_run(DAG, name)
 
 
 class InlineRuns:
-    """Implement `RunStarter` with processes of this server, which end with it."""
+    """Implement `RunStarter` with processes of this server, which end with it.
+
+    Each has a Spark driver, so there are `offline_inline_at_once` at most, with those that were
+    cancelled and have not ended yet.
+    """
 
     def __init__(self, settings: Settings) -> None:
         self._master, self._memory = settings.offline_master, settings.offline_memory
+        self._most = settings.offline_inline_at_once
         self._running: dict[str, asyncio.subprocess.Process] = {}
 
-    async def start(self, id_: str, number: int) -> None:
+    async def start(self, id_: str, name: str) -> None:
         """See `RunStarter.start`."""
-        if await self.alive(id_, number):
+        for ended in [name for name, process in self._running.items() if _has_ended(process)]:
+            del self._running[ended]
+        if name in self._running:
             return
-        for name in [name for name, process in self._running.items() if _has_ended(process)]:
-            del self._running[name]
+        if len(self._running) >= self._most:
+            raise RunNotStarted(
+                f"{self._most} runs have not ended (FENNEL_OFFLINE_INLINE_AT_ONCE); wait for one"
+            )
         options = ("--master", self._master, "--driver-memory", self._memory, *QUIET)
         submit = Path(sys.executable).parent / "spark-submit"
         paths = (str(job_file().parents[3]), os.environ.get("PYTHONPATH", ""))
         env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
         try:
-            self._running[run_name(id_, number)] = await asyncio.create_subprocess_exec(
+            self._running[name] = await asyncio.create_subprocess_exec(
                 str(submit), *options, str(job_file()), id_, env=env, start_new_session=True
             )
         except OSError as failed:
             raise RunNotStarted(f"{submit} cannot be run ({failed})") from failed
 
-    async def alive(self, id_: str, number: int) -> bool:
+    async def alive(self, name: str) -> bool:
         """See `RunStarter.alive`."""
-        process = self._running.get(run_name(id_, number))
+        process = self._running.get(name)
         return process is not None and not _has_ended(process)
 
     async def close(self) -> None:
@@ -138,8 +147,8 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 class OfflineRunLoop:
     """Starts due runs every `SEARCH_S`, and at once after `wake`."""
 
-    def __init__(self, store: RequestStore, starter: RunStarter, at_once: int) -> None:
-        self._store, self._starter, self._at_once = store, starter, at_once
+    def __init__(self, store: RequestStore, starter: RunStarter, limits: RunLimits) -> None:
+        self._store, self._starter, self._limits = store, starter, limits
         self._woken = asyncio.Event()
 
     def wake(self) -> None:
@@ -161,27 +170,27 @@ class OfflineRunLoop:
     async def start_due(self) -> None:
         """Start what is due now; what is refused is tried again later."""
         rows, now = await self._store.open_requests(), await self._store.now()
-        for row in requests_to_start(rows, now, self._at_once):
+        for row in requests_to_start(rows, now, self._limits):
             await self._start(row)
 
     async def _start(self, row: OfflineRequest) -> None:
-        if row.starts and await self._starter.alive(row.id, row.starts):
+        if row.newest_run is not None and await self._starter.alive(row.newest_run):
             await self._store.change(row.id, request_row.still_starting)
             return
         try:
             started = await self._store.change(row.id, request_row.started)
         except RunSuperseded:
             return  # another server was faster
-        if started is None or started.state is RequestState.FAILED:
+        name = None if started is None else started.newest_run
+        if started is None or name is None or started.state is RequestState.FAILED:
             log.error("offline query failed: its runs were lost", request=row.id)
             return
-        number = started.starts
         try:
-            await self._starter.start(row.id, number)
+            await self._starter.start(row.id, name)
         except RunNotStarted as refused:
             log.warning("offline query not started; retrying", request=row.id, reason=str(refused))
             await self._store.change(
-                row.id, lambda found, now: request_row.start_refused(found, number, now)
+                row.id, lambda found, now: request_row.start_refused(found, started, now)
             )
         else:
-            log.info("offline query started", request=row.id, run=run_name(row.id, number))
+            log.info("offline query started", request=row.id, run=name)

@@ -3,13 +3,18 @@
 A request is checked and its rows are stored on S3 before it has a row in Postgres, so what is
 accepted can be computed, and a restart of any part loses nothing. An input whose request was never
 stored is found by its id and deleted (`request_removal`).
+
+A run of Airflow's form stores its own request: the id is a function of the run, so a task that is
+repeated finds the request that it has stored, and no other run is started while that one exists.
 """
 
 from __future__ import annotations
 
 import asyncio
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from datetime import datetime
 from functools import partial
 from typing import Any, Final, Protocol
 
@@ -25,13 +30,15 @@ from fennel_core.offline.api_errors import (
 )
 from fennel_core.offline.request_body import CheckedOfflineQuery, check_request, parse_body
 from fennel_core.offline.request_files import input_file, input_key
-from fennel_core.offline.request_row import OfflineRequest, RequestDefinition
+from fennel_core.offline.request_row import NewRequest, OfflineRequest, RequestDefinition
 from fennel_core.offline.request_states import RequestState, TransitionRefused
 from fennel_core.offline.request_status import ResultPlaces, status_of, summary_of
 from fennel_core.offline.request_store import RequestStore
 from fennel_core.query.view import BranchKey, ServingSource, ServingVersion, View
 from fennel_core.vocab.ids import WorkspaceId
 
+_FORM_RUNS: Final = uuid.UUID("4a1f7f9c-5e0b-4c0e-9d50-3f2f0e6d8a71")
+"""Namespace of the ids of requests from forms. Never change it."""
 LISTED: Final = 100
 """Requests of a list without a number."""
 
@@ -53,6 +60,21 @@ class RequestLimits:
 
 
 @dataclass(frozen=True, slots=True)
+class FormRun:
+    """A run of the DAG that a user has started with its form. `name`: the id of the run;
+    `run_after`: its time, which no run of the same name shares after the first was deleted.
+    """
+
+    name: str
+    run_after: datetime
+
+    @property
+    def request_id(self) -> str:
+        """The id of the request that the run stores."""
+        return uuid.uuid5(_FORM_RUNS, f"{self.name} {self.run_after.timestamp()}").hex
+
+
+@dataclass(frozen=True, slots=True)
 class OfflineRequests:
     """Serves the calls. `wake`: look for requests to start now."""
 
@@ -63,22 +85,33 @@ class OfflineRequests:
     new_id: Callable[[], str]
     wake: Callable[[], None]
 
-    async def submit(self, key: BranchKey, actor: str, body: bytes) -> dict[str, Any]:
-        """Check and store a request, and return its status.
+    async def submit(
+        self, key: BranchKey, actor: str, body: bytes, form: FormRun | None = None
+    ) -> dict[str, Any]:
+        """Check and store a request, and return its status. `form`: the run that computes it.
 
         Raises `OfflineApiError`, `QueryError` and SystemUnavailable.
         """
-        await self._require_place(key[0])
+        id_ = self.new_id() if form is None else form.request_id
+        stored = None if form is None else await self.store.read(id_)
+        if stored is None:
+            stored = await self._store(key, actor, body, id_, None if form is None else form.name)
+        self.wake()
+        return status_of(stored, await self._places())
+
+    async def _store(
+        self, key: BranchKey, actor: str, body: bytes, id_: str, run: str | None
+    ) -> OfflineRequest:
+        workspace, queued = key[0], self.limits.queued
+        if await self.store.count_open(workspace) >= queued:
+            raise OfflineQueueFull(workspace, queued)  # before its rows are read
         version = await self.serving.read_serving(key, None)
         assert version is None or isinstance(version, ServingVersion), "no version is known"
         now = await self.store.now()
         asked, file = await asyncio.to_thread(partial(_checked, body, version, now))
-        id_ = self.new_id()
-        definition = _definition(asked, input_key(key[0], id_))
+        definition = _definition(asked, input_key(workspace, id_, file))
         await self.objects.put(definition.input_key, file)
-        row = await self.store.add(id_, key, actor, definition)
-        self.wake()
-        return status_of(row, await self._places())
+        return await self.store.add(NewRequest(id_, *key, actor, definition, run), queued)
 
     async def status(self, workspace: WorkspaceId, id_: str) -> dict[str, Any]:
         """Return a request, with its features if they are few. Raises `OfflineQueryUnknown`."""
@@ -142,11 +175,6 @@ class OfflineRequests:
         if row is None or row.workspace != workspace:
             raise OfflineQueryUnknown(id_)
         return row
-
-    async def _require_place(self, workspace: WorkspaceId) -> None:
-        waiting = [r for r in await self.store.open_requests() if r.workspace == workspace]
-        if len(waiting) >= self.limits.queued:
-            raise OfflineQueueFull(workspace, self.limits.queued)
 
     async def _places(self) -> ResultPlaces:
         return self.limits.places(await self.objects.root())

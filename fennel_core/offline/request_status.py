@@ -3,7 +3,7 @@
 The client documents `request_id`, the bucket and prefix of the output, `completion_rate` and
 `failure_rate`: 1.0 for a completion rate means that all processing has ended, so a program that
 waits for it also ends when the request failed or was cancelled, and then the failure rate is 1.0,
-too. While a request is running its failure rate is not known.
+too. While a request is running, the rate counts the rows that are known to have failed so far.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ class ResultPlaces:
 
 def summary_of(row: OfflineRequest, places: ResultPlaces) -> dict[str, Any]:
     """Return a request as a list shows it."""
-    wanted, result = row.definition, row.result
+    wanted = row.definition
     return {
         "request_id": row.id,
         "state": row.state.value,
@@ -37,7 +37,7 @@ def summary_of(row: OfflineRequest, places: ResultPlaces) -> dict[str, Any]:
         "completion_rate": 1.0 if not row.is_open else row.completion,
         "failure_rate": _failure_rate(row),
         "rows": wanted.row_count,
-        "failed_rows": None if result is None else result.failed,
+        "failed_rows": _failed_rows(row),
         "branch": row.branch,
         "workflow": wanted.workflow,
         "requested_by": row.actor,
@@ -69,13 +69,18 @@ def _prefix(row: OfflineRequest) -> str:
     return f"{request_folder(row.workspace, row.id)}result"
 
 
+def _failed_rows(row: OfflineRequest) -> int | None:
+    """Return the failed rows, so far while a run works; None if no run does or has finished."""
+    if row.result is not None:
+        return row.result.failed
+    return row.failed_rows if row.state is RequestState.RUNNING else None
+
+
 def _failure_rate(row: OfflineRequest) -> float | None:
-    if row.is_open:
-        return None
-    if row.state is not RequestState.DONE:
+    if row.state in {RequestState.FAILED, RequestState.CANCELLED}:
         return 1.0
-    assert row.result is not None, "a request that is done has a result"
-    return row.result.failed / max(row.definition.row_count, 1)
+    failed = _failed_rows(row)
+    return None if failed is None else failed / max(row.definition.row_count, 1)
 
 
 def _expires_at(row: OfflineRequest, places: ResultPlaces) -> str | None:

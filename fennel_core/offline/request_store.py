@@ -6,12 +6,17 @@ current row under its lock with the store's own time.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from fennel_core.offline.request_row import OfflineRequest, RequestDefinition, is_removable
-from fennel_core.vocab.ids import BranchName, WorkspaceId
+from fennel_core.offline.request_row import (
+    NewRequest,
+    OfflineRequest,
+    admitted,
+    is_removable,
+)
+from fennel_core.vocab.ids import WorkspaceId
 
 RequestChange = Callable[[OfflineRequest, datetime], OfflineRequest]
 
@@ -19,14 +24,12 @@ RequestChange = Callable[[OfflineRequest, datetime], OfflineRequest]
 class RequestStore(Protocol):
     """Requests by id. Every method raises SystemUnavailable."""
 
-    async def add(
-        self,
-        id_: str,
-        place: tuple[WorkspaceId, BranchName],
-        actor: str,
-        definition: RequestDefinition,
-    ) -> OfflineRequest:
-        """Store a new request, which is queued."""
+    async def add(self, new: NewRequest, limit: int) -> OfflineRequest:
+        """Store a new request, or return the one with this id, which another attempt has stored.
+
+        Raises `OfflineQueueFull` if its workspace has `limit` requests that have not ended; calls
+        of one workspace take turns.
+        """
         ...
 
     async def read(self, id_: str) -> OfflineRequest | None:
@@ -41,12 +44,20 @@ class RequestStore(Protocol):
         """Return the newest requests of a workspace, newest first; None: of all."""
         ...
 
+    async def count_open(self, workspace: WorkspaceId) -> int:
+        """Return how many requests of a workspace have not ended."""
+        ...
+
     async def open_requests(self) -> tuple[OfflineRequest, ...]:
         """Return the requests that have not ended, oldest first."""
         ...
 
     async def removable(self, kept: timedelta) -> tuple[OfflineRequest, ...]:
         """Return requests whose objects may be deleted (`is_removable`), oldest end first."""
+        ...
+
+    async def removals(self, ids: Collection[str]) -> Mapping[str, bool]:
+        """Return of each of `ids` that exists whether its objects were deleted."""
         ...
 
     async def now(self) -> datetime:
@@ -61,17 +72,11 @@ class MemoryRequests:
         self._clock = clock
         self._rows: dict[str, OfflineRequest] = {}
 
-    async def add(
-        self,
-        id_: str,
-        place: tuple[WorkspaceId, BranchName],
-        actor: str,
-        definition: RequestDefinition,
-    ) -> OfflineRequest:
-        assert id_ not in self._rows, "an id is used once"
-        row = OfflineRequest(id_, *place, actor, definition, self._clock())
-        self._rows[id_] = row
-        return row
+    async def add(self, new: NewRequest, limit: int) -> OfflineRequest:
+        if new.id not in self._rows:
+            waiting = await self.count_open(new.workspace)
+            self._rows[new.id] = admitted(new, waiting, limit, self._clock())
+        return self._rows[new.id]
 
     async def read(self, id_: str) -> OfflineRequest | None:
         return self._rows.get(id_)
@@ -87,6 +92,9 @@ class MemoryRequests:
         found = [row for row in self._rows.values() if workspace in (None, row.workspace)]
         return tuple(sorted(found, key=_by_creation, reverse=True)[:rows])
 
+    async def count_open(self, workspace: WorkspaceId) -> int:
+        return sum(row.is_open and row.workspace == workspace for row in self._rows.values())
+
     async def open_requests(self) -> tuple[OfflineRequest, ...]:
         return tuple(sorted((r for r in self._rows.values() if r.is_open), key=_by_creation))
 
@@ -94,6 +102,10 @@ class MemoryRequests:
         now = self._clock()
         found = [row for row in self._rows.values() if is_removable(row, now, kept)]
         return tuple(sorted(found, key=lambda row: (row.ended_at, row.id)))
+
+    async def removals(self, ids: Collection[str]) -> Mapping[str, bool]:
+        found = (self._rows[id_] for id_ in ids if id_ in self._rows)
+        return {row.id: row.removed_at is not None for row in found}
 
     async def now(self) -> datetime:
         return self._clock()

@@ -12,6 +12,13 @@ class OfflineSettings(BaseSettings):
         gt=0,
         description="Offline queries of one workspace that are computed at a time; others wait.",
     )
+    offline_inline_at_once: int = Field(
+        2,
+        gt=0,
+        description="Offline queries of all workspaces that are computed at a time without "
+        "Airflow; others wait. Each has a Spark driver with FENNEL_OFFLINE_MEMORY. With Airflow: "
+        "the slots of the pool `fennel_offline`.",
+    )
     offline_queries_queued: int = Field(
         100,
         gt=0,

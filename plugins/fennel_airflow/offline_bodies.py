@@ -17,11 +17,11 @@ from fennel_core.connections.audit_events import Action, audited_command
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.roles import Permission
 from fennel_core.connections.workspaces import checked_name
-from fennel_core.offline import request_row
 from fennel_core.offline.api_errors import OfflineQueryUnknown
 from fennel_core.offline.parts import offline_requests
 from fennel_core.offline.request_postgres import PostgresRequests
 from fennel_core.offline.request_row import OfflineRequest
+from fennel_core.offline.request_service import FormRun
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName
@@ -31,9 +31,9 @@ log = logging.getLogger("fennel.airflow")
 REQUIRED = ("workspace", "inputs", "outputs", "timestamp_column", "rows")
 
 
-def accept(params: Mapping[str, Any], user: str) -> str:
-    """Return the id of the request to compute: that of the API, or a new one of the form's."""
-    return reporting(lambda: _accepted(params, user))
+def accept(params: Mapping[str, Any], user: str, run: FormRun) -> str:
+    """Return the id of the request to compute: that of the API, or that of the form of `run`."""
+    return reporting(lambda: _accepted(params, user, run))
 
 
 def raise_failure(request_id: str) -> None:
@@ -58,7 +58,7 @@ def log_outcome(request_id: str) -> None:
         log.warning("row %d failed: %s", each.row, each.reason)
 
 
-def _accepted(params: Mapping[str, Any], user: str) -> str:
+def _accepted(params: Mapping[str, Any], user: str, run: FormRun) -> str:
     settings = Settings()
     if params["request_id"] is not None:
         row = _row(params["request_id"])
@@ -80,13 +80,10 @@ def _accepted(params: Mapping[str, Any], user: str) -> str:
 
     async def submit(pool: Pool) -> str:
         requests = offline_requests(settings, pool, lambda: None)
-        status = await requests.submit((workspace, branch), actor_of(user), _body(params))
-        id_ = str(status["request_id"])
-        # This run is the one that computes it; the definition server starts none.
-        await requests.store.change(id_, request_row.started)
+        status = await requests.submit((workspace, branch), actor_of(user), _body(params), run)
         for warning in status["warnings"]:
             log.warning("%s", warning)
-        return id_
+        return str(status["request_id"])
 
     with audited_command(dsn, actor_of(user), Action.QUERY_OFFLINE, subject, workspace):
         return _with_pool(submit)

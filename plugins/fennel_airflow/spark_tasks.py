@@ -48,6 +48,7 @@ class ComputeFeatures(SparkSubmitOperator):
         except AirflowException:
             offline_bodies.raise_failure(request_id)
             raise
+        offline_bodies.raise_failure(request_id)  # of a request that had failed before
         offline_bodies.log_outcome(request_id)
 
 

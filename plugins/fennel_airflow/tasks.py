@@ -174,9 +174,11 @@ def drill_partitions() -> None:
 def accept_request() -> None:
     """Store the form's request, or check that the user may run the one that is stored."""
     from fennel_airflow import offline_bodies
+    from fennel_core.offline.request_service import FormRun
 
     context = get_current_context()
-    request_id = offline_bodies.accept(context["params"], _user(context))
+    run = FormRun(context["dag_run"].run_id, context["dag_run"].run_after)
+    request_id = offline_bodies.accept(context["params"], _user(context), run)
     context["ti"].xcom_push(key=REQUEST_ID, value=request_id)
 
 

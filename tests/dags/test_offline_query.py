@@ -12,6 +12,7 @@ import pytest
 from fennel_core.connections.api_errors import AirflowUserRefused
 from fennel_core.offline.request_body import parse_body
 from fennel_core.offline.request_row import OfflineRequest, RequestDefinition, RequestFailure
+from fennel_core.offline.request_service import FormRun
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import MAIN_BRANCH, WorkspaceId
 from tests.dags import conftest as _configured  # noqa: F401  # Airflow is configured before its first import
@@ -29,6 +30,7 @@ ROW = OfflineRequest(
     RequestDefinition((), ("F.v",), "at", "w", 1, "in", 0, 0),
     datetime(2026, 1, 1, tzinfo=UTC),
 )
+RUN = FormRun("manual__1", datetime(2026, 1, 1, tzinfo=UTC))
 
 
 def validated(**conf: Any) -> dict[str, Any]:
@@ -66,7 +68,7 @@ def test_an_invalid_value_is_refused_before_a_run_starts(conf: dict[str, Any]) -
 
 def test_an_incomplete_form_names_what_is_missing() -> None:
     with pytest.raises(AirflowFailException, match="no inputs and no outputs"):
-        offline_bodies.accept(validated(workspace="shop"), "ann")
+        offline_bodies.accept(validated(workspace="shop"), "ann", RUN)
 
 
 def test_every_form_field_has_a_title_and_a_description() -> None:
@@ -87,9 +89,9 @@ def test_a_stored_request_runs_for_the_server_and_for_users_with_a_role(
     monkeypatch.setenv("FENNEL_AIRFLOW_WORKSPACES", "bob:other=query")
     monkeypatch.setattr(offline_bodies, "permit", refuse)
     form = validated(request_id="q1")
-    assert offline_bodies.accept(form, Settings().airflow_user) == "q1"
+    assert offline_bodies.accept(form, Settings().airflow_user, RUN) == "q1"
     with pytest.raises(AirflowFailException, match="has no role"):
-        offline_bodies.accept(form, "bob")
+        offline_bodies.accept(form, "bob", RUN)
     assert refused == ["bob"]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator
 from datetime import UTC, datetime, timedelta
 
@@ -10,13 +11,16 @@ import pytest
 from fennel_core.connections import workspaces
 from fennel_core.connections.postgres import pool
 from fennel_core.offline import request_row
+from fennel_core.offline.api_errors import OfflineQueueFull
 from fennel_core.offline.request_postgres import PostgresRequests
 from fennel_core.offline.request_row import (
     FailedRow,
+    NewRequest,
     OfflineRequest,
     RequestDefinition,
     RequestFailure,
     RequestResult,
+    RunProgress,
     RunSuperseded,
     StoredFile,
 )
@@ -27,6 +31,7 @@ SHOP, OTHER = WorkspaceId("shop"), WorkspaceId("other")
 WANTED = RequestDefinition(("F.k",), ("F.v", "G"), "at", "w", 3, "in", None, 2, ("short",))
 RESULT = RequestResult("r/1", (StoredFile("a", "b", 3, 1),), (FailedRow(2, "zero"),), "c")
 KEPT = timedelta(days=1)
+HALF = RunProgress(0.5, 2)
 
 
 @pytest.fixture(params=["memory", "postgres"])
@@ -40,8 +45,40 @@ async def store(request: pytest.FixtureRequest) -> AsyncIterator[RequestStore]:
         yield PostgresRequests(connections)
 
 
-async def add(store: RequestStore, id_: str, workspace: WorkspaceId = SHOP) -> OfflineRequest:
-    return await store.add(id_, (workspace, BranchName("main")), "ann", WANTED)
+async def add(
+    store: RequestStore, id_: str, workspace: WorkspaceId = SHOP, run: str | None = None
+) -> OfflineRequest:
+    new = NewRequest(id_, workspace, BranchName("main"), "ann", WANTED, run)
+    return await store.add(new, limit=4)
+
+
+async def test_a_workspace_has_no_more_open_requests_than_its_limit(store: RequestStore) -> None:
+    await add(store, "ended")
+    await store.change("ended", request_row.cancelled)
+    await add(store, "other", OTHER)
+    calls = (add(store, f"q{n}") for n in range(8))
+    done = await asyncio.gather(*calls, return_exceptions=True)
+    refused = [each for each in done if isinstance(each, OfflineQueueFull)]
+    assert (len(refused), await store.count_open(SHOP), await store.count_open(OTHER)) == (4, 4, 1)
+
+
+async def test_a_request_is_stored_once_with_the_run_that_computes_it(store: RequestStore) -> None:
+    added = await add(store, "q1", run="manual__1")
+    assert (added.starts, added.newest_run) == (1, "manual__1")
+    assert added.has_run(added.created_at)
+    assert await store.change("q1", request_row.claimed) is not None
+    again = await add(store, "q1", run="manual__1")
+    assert again == await store.read("q1")
+    assert again.epoch == 1
+
+
+async def test_removed_objects_are_known_by_the_ids_of_their_requests(store: RequestStore) -> None:
+    for id_ in ("q1", "q2"):
+        await add(store, id_)
+    await store.change("q2", request_row.cancelled)
+    await store.change("q2", request_row.removed)
+    assert await store.removals(["q1", "q2", "q3"]) == {"q1": False, "q2": True}
+    assert await store.removals([]) == {}
 
 
 async def test_a_request_is_read_as_it_was_changed(store: RequestStore) -> None:
@@ -52,6 +89,11 @@ async def test_a_request_is_read_as_it_was_changed(store: RequestStore) -> None:
     claimed = await store.change("q1", request_row.claimed)
     assert claimed is not None
     assert (claimed.epoch, claimed.starts, claimed.state) == (1, 1, "running")
+    await store.change("q1", lambda row, now: request_row.reported(row, 1, HALF, now))
+    working = await store.read("q1")
+    assert working is not None
+    assert (working.completion, working.failed_rows) == (0.5, 2)
+    assert working.newest_run == "offline-q1-1"
     done = await store.change("q1", lambda row, now: request_row.finished(row, 1, RESULT, now))
     assert done is not None
     found = await store.read("q1")
@@ -65,7 +107,7 @@ async def test_a_request_is_read_as_it_was_changed(store: RequestStore) -> None:
 async def test_a_change_that_raises_changes_nothing(store: RequestStore) -> None:
     before = await add(store, "q1")
     with pytest.raises(RunSuperseded):
-        await store.change("q1", lambda row, now: request_row.reported(row, 1, 0.5, now))
+        await store.change("q1", lambda row, now: request_row.reported(row, 1, HALF, now))
     assert await store.read("q1") == before
     assert await store.read("other") is None
     assert await store.change("other", request_row.claimed) is None

@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
 import io
+from typing import Any
 
 import polars as pl
 import pyarrow.parquet as pq
+import pytest
 
 from fennel_core.offline.request_files import INPUT_ROWS, input_file, request_folder, request_of
+from fennel_core.offline.request_row import run_name
 from fennel_core.offline.request_run import _last_line, _storable
-from fennel_core.offline.request_runs import job_file, run_name
+from fennel_core.offline.request_runs import InlineRuns, RunNotStarted, job_file
+from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import WorkspaceId
 
 
@@ -38,3 +43,28 @@ def test_a_failure_is_the_line_that_names_its_cause() -> None:
     )
     assert _last_line(RuntimeError("")) == "RuntimeError"
     assert _storable("a\0b") == "a?b"
+
+
+async def test_inline_runs_are_bounded_with_those_that_are_stopping(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    class Process:
+        returncode: int | None = None
+
+    made: list[Process] = []
+
+    async def start(*_command: str, **_options: Any) -> Process:
+        made.append(Process())
+        return made[-1]
+
+    monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
+    runs = InlineRuns(Settings(offline_inline_at_once=2))
+    await runs.start("q1", "offline-q1-1")
+    await runs.start("q1", "offline-q1-1")
+    await runs.start("q2", "offline-q2-1")
+    assert len(made) == 2, "a run is started once"
+    with pytest.raises(RunNotStarted, match="2 runs have not ended"):
+        await runs.start("q3", "offline-q3-1")
+    made[0].returncode = 0
+    await runs.start("q3", "offline-q3-1")
+    assert (await runs.alive("offline-q1-1"), await runs.alive("offline-q3-1")) == (False, True)

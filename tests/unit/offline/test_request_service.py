@@ -23,14 +23,18 @@ from fennel_core.offline.request_files import request_folder, result_prefix
 from fennel_core.offline.request_removal import RemovalRules, RequestRemoval
 from fennel_core.offline.request_row import (
     MAX_STARTS,
+    RUN_LEASE,
     START_LEASE,
     FailedRow,
     RequestFailure,
     RequestResult,
+    RunLimits,
+    RunProgress,
     StoredFile,
+    run_name,
 )
 from fennel_core.offline.request_runs import OfflineRunLoop, RunNotStarted
-from fennel_core.offline.request_service import OfflineRequests, RequestLimits
+from fennel_core.offline.request_service import FormRun, OfflineRequests, RequestLimits
 from fennel_core.offline.request_states import RequestState
 from fennel_core.offline.request_status import ResultPlaces
 from fennel_core.offline.request_store import MemoryRequests
@@ -59,16 +63,18 @@ class Serving:
 class Starter:
     """An orchestrator. `alive_ids`: runs that it has."""
 
-    started: list[tuple[str, int]] = field(default_factory=list)
+    started: list[tuple[str, str]] = field(default_factory=list)
     refuses: bool = False
     has_runs: bool = False
+    asked: list[str] = field(default_factory=list)
 
-    async def start(self, id_: str, number: int) -> None:
+    async def start(self, id_: str, name: str) -> None:
         if self.refuses:
             raise RunNotStarted("full")
-        self.started.append((id_, number))
+        self.started.append((id_, name))
 
-    async def alive(self, id_: str, number: int) -> bool:
+    async def alive(self, name: str) -> bool:
+        self.asked.append(name)
         return self.has_runs
 
 
@@ -80,7 +86,7 @@ class World:
         self.store = MemoryRequests(lambda: self.now)
         self.objects = Objects(lambda: self.now)
         self.starter = Starter()
-        self.loop = OfflineRunLoop(self.store, self.starter, at_once=2)
+        self.loop = OfflineRunLoop(self.store, self.starter, RunLimits(2))
         ids = (f"q{n}" for n in itertools.count(1))
         limits = RequestLimits(3, lambda root: ResultPlaces("bucket", root, KEPT))
         self.requests = OfflineRequests(
@@ -90,8 +96,10 @@ class World:
         marks = MemoryGarbageMarks(lambda: self.now)
         self.removal = RequestRemoval(self.store, self.objects, marks, rules)
 
-    async def submit(self, key: BranchKey = KEY, **changes: Any) -> dict[str, Any]:
-        return await self.requests.submit(key, "ann", msgspec.json.encode(GOOD | changes))
+    async def submit(
+        self, key: BranchKey = KEY, form: FormRun | None = None, **changes: Any
+    ) -> dict[str, Any]:
+        return await self.requests.submit(key, "ann", msgspec.json.encode(GOOD | changes), form)
 
     async def finish(self, id_: str) -> None:
         """Do what a run does."""
@@ -111,6 +119,10 @@ class World:
         return [each.key for each in await self.objects.list_objects("")]
 
 
+def named(id_: str, number: int = 1) -> tuple[str, str]:
+    return id_, run_name(id_, number)
+
+
 @pytest.fixture
 def world(monkeypatch: pytest.MonkeyPatch) -> World:
     monkeypatch.setattr(View, "of", classmethod(lambda cls, serving: view()))
@@ -124,7 +136,8 @@ async def test_a_request_is_queued_then_done_with_its_features_and_failed_rows(
     assert (asked["request_id"], asked["state"], asked["rows"]) == ("q1", "queued", 2)
     assert (asked["completion_rate"], asked["failure_rate"]) == (0.0, None)
     assert asked["output_prefix"] == "root/offline/shop/q1/result"
-    assert await world.keys() == [f"{request_folder(SHOP, 'q1')}input.parquet"]
+    [stored] = await world.keys()
+    assert stored.startswith(f"{request_folder(SHOP, 'q1')}input/")
     await world.finish("q1")
     status = await world.requests.status(SHOP, "q1")
     assert (status["state"], status["failure_rate"], status["failed_rows"]) == ("done", 0.5, 1)
@@ -200,10 +213,10 @@ async def test_runs_start_in_order_and_again_when_they_are_lost(world: World) ->
         await world.submit()
     await world.loop.start_due()
     await world.loop.start_due()
-    assert world.starter.started == [("q1", 1), ("q2", 1)]
+    assert world.starter.started == [named("q1"), named("q2")]
     await world.finish("q1")
     await world.loop.start_due()
-    assert world.starter.started[2:] == [("q3", 1)]
+    assert world.starter.started[2:] == [named("q3")]
     world.now += START_LEASE
     world.starter.has_runs = True
     await world.loop.start_due()
@@ -212,7 +225,8 @@ async def test_runs_start_in_order_and_again_when_they_are_lost(world: World) ->
     for _ in range(MAX_STARTS):
         world.now += START_LEASE
         await world.loop.start_due()
-    assert world.starter.started[3:] == [("q2", 2), ("q3", 2), ("q2", 3), ("q3", 3)]
+    again = [named("q2", 2), named("q3", 2), named("q2", 3), named("q3", 3)]
+    assert world.starter.started[3:] == again
     status = await world.requests.status(SHOP, "q2")
     assert (status["state"], status["error"]["code"]) == (RequestState.FAILED, "offline-run-lost")
 
@@ -226,7 +240,7 @@ async def test_an_orchestrator_that_refuses_is_asked_again(world: World) -> None
     assert world.starter.started == [], "after a pause"
     world.now += START_LEASE
     await world.loop.start_due()
-    assert world.starter.started == [("q1", 1)]
+    assert world.starter.started == [named("q1")]
 
 
 async def test_a_failed_request_names_its_reason_and_leaves_nothing(world: World) -> None:
@@ -236,6 +250,7 @@ async def test_a_failed_request_names_its_reason_and_leaves_nothing(world: World
     await world.objects.put(f"{result_prefix(SHOP, 'q1', 1)}/a", b"half")
     failure = RequestFailure("history-incomplete", "gone")
     await world.store.change("q1", lambda r, now: request_row.failed(r, 1, failure, now))
+    world.now += RUN_LEASE
     await world.removal.remove_due()
     assert await world.keys() == []
     status = await world.requests.status(SHOP, "q1")
@@ -254,4 +269,46 @@ async def test_objects_without_a_request_are_deleted_after_a_grace_period_within
         await world.removal.remove_orphans()
     await world.objects.delete([f"{request_folder(OTHER, 'x2')}input.parquet"])
     await world.removal.remove_orphans()
-    assert await world.keys() == [f"{request_folder(SHOP, 'q1')}input.parquet"]
+    assert [key.split("/")[:3] for key in await world.keys()] == [["offline", "shop", "q1"]]
+
+
+async def test_objects_that_a_late_run_writes_are_deleted(world: World) -> None:
+    await world.submit()
+    await world.store.change("q1", request_row.claimed)
+    await world.requests.cancel(SHOP, "q1")
+    world.now += RUN_LEASE
+    await world.removal.remove_due()
+    for name in ("a", "b"):  # it was frozen, and more than the limit of unknown objects
+        await world.objects.put(f"{result_prefix(SHOP, 'q1', 1)}/{name}", b"late")
+    await world.removal.remove_orphans()
+    assert await world.keys() == []
+
+
+async def test_a_form_that_is_submitted_again_stores_one_request_with_its_own_run(
+    world: World,
+) -> None:
+    form = FormRun("manual__1", world.now)
+    stored = await world.submit(form=form)
+    [key] = await world.keys()
+    world.now += timedelta(seconds=3)
+    assert (await world.submit(form=form, output_features=["gone"])) == stored
+    assert await world.keys() == [key]
+    later = await world.submit(form=FormRun("manual__1", world.now))
+    assert later["request_id"] != stored["request_id"], "the first run was deleted in Airflow"
+    await world.requests.cancel(SHOP, later["request_id"])
+    await world.loop.start_due()
+    world.now += START_LEASE
+    world.starter.has_runs = True
+    await world.loop.start_due()
+    assert world.starter.started == [], "the form's run waits for a slot of its pool"
+    assert world.starter.asked == ["manual__1"]
+
+
+async def test_a_running_request_shows_the_rows_that_have_failed_so_far(world: World) -> None:
+    await world.submit()
+    await world.store.change("q1", request_row.claimed)
+    progress = RunProgress(0.25, 1)
+    await world.store.change("q1", lambda row, now: request_row.reported(row, 1, progress, now))
+    status = await world.requests.status(SHOP, "q1")
+    assert (status["state"], status["completion_rate"]) == ("running", 0.25)
+    assert (status["failed_rows"], status["failure_rate"]) == (1, 0.5)

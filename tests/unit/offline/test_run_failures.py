@@ -9,7 +9,12 @@ import pytest
 
 from fennel_core.connections.errors import SystemUnavailable, TransactionOutcomeUnknown
 from fennel_core.offline import request_row, request_run
-from fennel_core.offline.request_row import OfflineRequest, RequestDefinition, RequestResult
+from fennel_core.offline.request_row import (
+    NewRequest,
+    OfflineRequest,
+    RequestDefinition,
+    RequestResult,
+)
 from fennel_core.offline.request_run import RequestRun, RunOutcome
 from fennel_core.offline.request_states import RequestState
 from fennel_core.offline.request_store import MemoryRequests, RequestChange
@@ -43,7 +48,7 @@ class NoObjects:
 
 
 async def claimed(store: MemoryRequests) -> OfflineRequest:
-    await store.add("q1", PLACE, "ada", ASKED)
+    await store.add(NewRequest("q1", *PLACE, "ada", ASKED), 1)
     row = await MemoryRequests.change(store, "q1", request_row.claimed)
     assert row is not None
     return row
@@ -88,7 +93,7 @@ async def test_a_run_is_repeated_when_a_system_was_away(monkeypatch: pytest.Monk
     store = MemoryRequests(clock)
     row = await claimed(store)
     assert await run_over(store, row).run() is RunOutcome.REPEAT
-    for _ in range(request_run.MAX_CLAIMS - 1):
+    for _ in range(request_row.MAX_CLAIMS - 1):
         row = await store.change("q1", request_row.claimed) or row
     assert await run_over(store, row).run() is RunOutcome.FAILED
     found = await store.read("q1")
