@@ -26,6 +26,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from fennel_core.aggregates.exact import Ints
+from fennel_core.aggregates.ranges import Ranges
 from fennel_core.aggregates.records import ColumnValues, Records
 from fennel_core.aggregates.small import SmallEvents
 
@@ -143,6 +144,38 @@ class Aggregator(ABC, Generic[P]):
         """Return the value in the form of `vocab.keys.physical` as of a time in microseconds,
         INCOMPLETE where the partial does not hold enough.
         """
+
+    def retract(self, total: P, part: P) -> P:
+        """As `delete`, for many partials: it may change `total`, which began as `empty`."""
+        return self.delete(total, part)
+
+    def over(self, events: Events, ranges: Ranges) -> list[object]:
+        """Return the value over each range of `events`, which are sorted by time within a key.
+
+        A range is a run of segments, and the partial of the range before it is changed by those
+        that only one of the two has.
+        """
+        cuts = np.unique(np.concatenate([ranges.starts, ranges.stops]))
+        parts: list[P] = []
+        if len(cuts) > 1:
+            inside = events.records.take(np.arange(cuts[0], cuts[-1]))
+            parts = self.update(Events(inside, cuts[:-1] - cuts[0]))
+        first, last = np.searchsorted(cuts, ranges.starts), np.searchsorted(cuts, ranges.stops)
+        found: list[object] = []
+        total, begin, end = self.empty, 0, 0
+        for start, stop, time in zip(first.tolist(), last.tolist(), ranges.times, strict=True):
+            if not begin <= start <= end <= stop:
+                total, begin, end = self.empty, start, start
+            # Out before in: partials of events that are far apart may not be kept.
+            for part in parts[begin:start]:
+                total = self.retract(total, part)
+            for part in parts[end:stop]:
+                total = self.accumulate(total, part)
+            begin, end = start, stop
+            value = self.finalize(total, time)
+            assert value is not INCOMPLETE, "the partial of a range has all its events"
+            found.append(value)
+        return found
 
     @property
     @abstractmethod

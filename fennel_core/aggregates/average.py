@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Packed
-from fennel_core.aggregates.totals import ZERO_TOTAL, Total, counts, scale_of, totals
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Events, Packed
+from fennel_core.aggregates.ranges import Ranges
+from fennel_core.aggregates.totals import (
+    ZERO_TOTAL,
+    Total,
+    counts,
+    counts_over,
+    scale_of,
+    totals,
+    totals_over,
+)
 from fennel_core.vocab.dtypes import Dtype
 
 Partial = tuple[int, Total]
@@ -33,6 +42,12 @@ class AverageAggregator(Aggregator[Partial]):
     def finalize(self, partial: Partial, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         count, total = partial
         return total.divided_by(count * self._unit) if count else self._default
+
+    def over(self, events: Events, ranges: Ranges) -> list[object]:
+        """See `Aggregator.over`."""
+        numbers = counts_over(events, self._of, ranges)
+        totals = totals_over(events, self._of, ranges)
+        return list(map(self.finalize, zip(numbers, totals, strict=True), ranges.times))
 
     @property
     def empty(self) -> Partial:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Packed
-from fennel_core.aggregates.totals import counts
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Events, Packed
+from fennel_core.aggregates.ranges import Ranges
+from fennel_core.aggregates.totals import counts, counts_over
 
 
 class CountAggregator(Aggregator[int]):
@@ -26,6 +27,10 @@ class CountAggregator(Aggregator[int]):
 
     def finalize(self, partial: int, as_of: int) -> object:  # noqa: ARG002  # the contract of Aggregator
         return partial
+
+    def over(self, events: Events, ranges: Ranges) -> list[object]:
+        """See `Aggregator.over`."""
+        return list(counts_over(events, self._of, ranges))
 
     @property
     def empty(self) -> int:

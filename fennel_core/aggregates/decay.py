@@ -13,6 +13,7 @@ float.
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -116,6 +117,11 @@ class DecayedSumAggregator(Aggregator[Partial]):
             if whole is None or part is None or _too_far_apart(whole, part)
             else whole.minus(part)
         )
+
+    def retract(self, total: Partial, part: Partial) -> Partial:
+        """As `delete`; the exponent follows the events that are left, or numbers would grow."""
+        left = self.delete(total, part)
+        return None if left is None else replace(left, number=exact.normal(left.number))
 
     @property
     def is_deletable(self) -> bool:

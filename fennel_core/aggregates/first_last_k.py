@@ -8,12 +8,15 @@ the limit applies to the remaining events.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import compress
 from typing import Any
 
 import msgspec
+import numpy as np
 
-from fennel_core.aggregates.aggregation import INCOMPLETE, AnyEvents
+from fennel_core.aggregates.aggregation import INCOMPLETE, AnyEvents, Events
 from fennel_core.aggregates.multiset import TopElements, TopElementsAggregator
+from fennel_core.aggregates.ranges import Ranges
 from fennel_core.aggregates.records import POSITION, ColumnKind, column_kind
 from fennel_core.aggregates.totals import to_result
 from fennel_core.vocab.dtypes import Dtype
@@ -83,6 +86,41 @@ class FirstLastKAggregator(TopElementsAggregator):
         if len(values) < self._limit and partial.edge is not None:
             return INCOMPLETE
         return [msgspec.Raw(value) for value in values[: self._limit]]
+
+    def over(self, events: Events, ranges: Ranges) -> list[object]:
+        """See `Aggregator.over`. No event is a retraction: cancel those out before."""
+        assert events.all_added, "events are settled before ranges are read"
+        assert self._time is None, "events are sorted by their own time"
+        elements = self.elements(events)
+        counts = [element is not None for element in elements]
+        kept = list(compress(elements, counts))
+        before = np.concatenate([[0], np.cumsum(counts, dtype=np.int64)])
+        bounds = zip(before[ranges.starts].tolist(), before[ranges.stops].tolist(), strict=True)
+        return [self._values(kept, start, stop) for start, stop in bounds]
+
+    def _values(self, elements: Sequence[Any], start: int, stop: int) -> list[object]:
+        """Return the values of elements [start, stop), which are sorted but for their values."""
+        size = self._limit
+        while True:
+            some = elements[slice(*self._end(elements, start, stop, size))]
+            values = [value for _, _, value in sorted(some, reverse=self._last_first)]
+            if self._dedup:
+                values = list(dict.fromkeys(values))
+            if len(values) >= self._limit or len(some) == stop - start:
+                return [msgspec.Raw(value) for value in values[: self._limit]]
+            size *= 2
+
+    def _end(self, elements: Sequence[Any], start: int, stop: int, size: int) -> tuple[int, int]:
+        """Return the bounds of the newest or oldest `size` elements, whole positions."""
+        if self._last_first:
+            first = max(start, stop - size)
+            while first > start and elements[first - 1][:2] == elements[first][:2]:
+                first -= 1
+            return first, stop
+        last = min(stop, start + size)
+        while last < stop and elements[last][:2] == elements[last - 1][:2]:
+            last += 1
+        return start, last
 
     def unpack(self, data: Any) -> TopElements:
         counts = {tuple(element): count for element, count in zip(data[0], data[1], strict=True)}

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from fennel_core.aggregates.aggregation import INCOMPLETE, AnyEvents
+from fennel_core.aggregates.aggregation import INCOMPLETE, AnyEvents, Events
 from fennel_core.aggregates.multiset import TopElements, TopElementsAggregator
+from fennel_core.aggregates.ranges import Ranges
 from fennel_core.aggregates.small import SmallEvents
 from fennel_core.aggregates.totals import default_result, to_result
 from fennel_core.vocab.dtypes import Dtype
@@ -40,6 +41,20 @@ class MinMaxAggregator(TopElementsAggregator):
         if found:
             return to_result(found[0][0], self._dtype)
         return self._default if partial.edge is None else INCOMPLETE
+
+    def over(self, events: Events, ranges: Ranges) -> list[object]:
+        """See `Aggregator.over`. No event is a retraction: cancel those out before."""
+        assert events.all_added, "events are settled before ranges are read"
+        values = events.column(self._of)
+        distinct, ranks = np.unique(values.data, return_inverse=True)
+        ranks = ranks + 1 if self._last_first else len(distinct) - ranks
+        if values.valid is not None:
+            ranks = np.where(values.valid, ranks, 0)
+        ordered = distinct if self._last_first else distinct[::-1]
+        results = [to_result(element, self._dtype) for element in ordered.tolist()]
+        return [
+            results[rank - 1] if rank else self._default for rank in ranges.largest(ranks).tolist()
+        ]
 
 
 class LastTimeAggregator(TopElementsAggregator):

@@ -104,6 +104,11 @@ class MultisetAggregator(Aggregator[Multiset]):
     def delete(self, whole: Multiset, part: Multiset) -> Multiset:
         return union(whole, part, -1)
 
+    def retract(self, total: Multiset, part: Multiset) -> Multiset:
+        """Take `part` out in place."""
+        add_to(total, part, -1)
+        return total
+
     @property
     def empty(self) -> Multiset:
         return {}

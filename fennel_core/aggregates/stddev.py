@@ -8,9 +8,20 @@ import math
 from typing import Any
 
 from fennel_core.aggregates import exact
-from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Packed
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Events, Packed
 from fennel_core.aggregates.exact import Exact
-from fennel_core.aggregates.totals import ZERO_TOTAL, Total, counts, scale_of, squares, totals
+from fennel_core.aggregates.ranges import Ranges
+from fennel_core.aggregates.totals import (
+    ZERO_TOTAL,
+    Total,
+    counts,
+    counts_over,
+    scale_of,
+    squares,
+    squares_over,
+    totals,
+    totals_over,
+)
 from fennel_core.vocab.dtypes import Dtype
 
 Partial = tuple[int, Total, Exact]
@@ -54,6 +65,16 @@ class StddevAggregator(Aggregator[Partial]):
             if top[1] >= 0
             else exact.square_root(top[0], below << -top[1])
         )
+
+    def over(self, events: Events, ranges: Ranges) -> list[object]:
+        """See `Aggregator.over`."""
+        parts = zip(
+            counts_over(events, self._of, ranges),
+            totals_over(events, self._of, ranges),
+            squares_over(events, self._of, ranges),
+            strict=True,
+        )
+        return list(map(self.finalize, parts, ranges.times))
 
     @property
     def empty(self) -> Partial:

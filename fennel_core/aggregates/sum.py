@@ -4,8 +4,17 @@ from __future__ import annotations
 
 from typing import Any
 
-from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Packed
-from fennel_core.aggregates.totals import INT64, ZERO_TOTAL, Total, decimal_text, totals
+from fennel_core.aggregates.aggregation import Aggregator, AnyEvents, Events, Packed
+from fennel_core.aggregates.ranges import Ranges
+from fennel_core.aggregates.totals import (
+    INT64,
+    ZERO_TOTAL,
+    Total,
+    decimal_text,
+    totals,
+    totals_over,
+    wrapped_sums_over,
+)
 from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
 
 
@@ -35,6 +44,13 @@ class SumAggregator(Aggregator[Total]):
                 return decimal_text(_whole(partial), scale)
             case _:
                 return (_whole(partial) + INT64 // 2) % INT64 - INT64 // 2
+
+    def over(self, events: Events, ranges: Ranges) -> list[object]:
+        """See `Aggregator.over`."""
+        if not isinstance(self._dtype, Float | Decimal):
+            return list(wrapped_sums_over(events, self._of, ranges))
+        totals = totals_over(events, self._of, ranges)
+        return list(map(self.finalize, totals, ranges.times))
 
     @property
     def empty(self) -> Total:

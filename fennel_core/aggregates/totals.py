@@ -11,13 +11,14 @@ import decimal
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from operator import mul
+from operator import lshift, mul
 
 import numpy as np
 
 from fennel_core.aggregates import exact
 from fennel_core.aggregates.aggregation import AnyEvents, Events, pack_int, unpack_int
 from fennel_core.aggregates.exact import Exact, Ints
+from fennel_core.aggregates.ranges import Ranges
 from fennel_core.aggregates.records import Cells, ColumnValues
 from fennel_core.aggregates.small import SmallEvents
 from fennel_core.vocab.dtypes import Decimal, Dtype, Float, base
@@ -148,6 +149,57 @@ def counts(events: AnyEvents, of: str | None) -> list[int]:
         return [_small_count(events, of)]
     weight = events.weight if of is None else _weights(events, events.column(of))
     return list(np.add.reduceat(weight, events.starts).tolist())
+
+
+def counts_over(events: Events, of: str | None, ranges: Ranges) -> list[int]:
+    """Return the number that `counts` has for the events of each range."""
+    weight = events.weight if of is None else _weights(events, events.column(of))
+    found: list[int] = ranges.sums(weight).tolist()
+    return found
+
+
+def wrapped_sums_over(events: Events, of: str, ranges: Ranges) -> list[int]:
+    """Return the weighted sum of the integers of each range, modulo 2^64 and signed."""
+    values = events.column(of)
+    found: list[int] = ranges.sums(values.data * _weights(events, values)).tolist()
+    return found
+
+
+def totals_over(events: Events, of: str, ranges: Ranges) -> list[Total]:
+    """Return the total that `totals` has for the events of each range."""
+    values = events.column(of)
+    weight = _weights(events, values)
+    if values.data.dtype != np.float64:
+        weighted_values = map(mul, values.data.tolist(), weight.tolist())
+        return [Total((total, 0)) for total in ranges.big_sums(list(weighted_values))]
+    numbers, exponent = _integers(values)
+    sums = ranges.big_sums(list(map(mul, numbers, weight.tolist())))
+    infinite = (np.isposinf(values.data), np.isneginf(values.data))
+    if not any(each.any() for each in infinite):
+        return [Total((total, exponent)) for total in sums]
+    counted = (ranges.sums(weight * each).tolist() for each in infinite)
+    return [
+        Total((total, exponent), positive, negative)
+        for total, positive, negative in zip(sums, *counted, strict=True)
+    ]
+
+
+def squares_over(events: Events, of: str, ranges: Ranges) -> list[Exact]:
+    """Return the number that `squares` has for the events of each range."""
+    values = events.column(of)
+    numbers, exponent = _integers(values)
+    squared = map(mul, map(mul, numbers, numbers), _weights(events, values).tolist())
+    return [(total, 2 * exponent) for total in ranges.big_sums(list(squared))]
+
+
+def _integers(values: ColumnValues) -> tuple[list[int], int]:
+    """Return integers m and one e such that each value is m · 2^e; infinite values are 0."""
+    if values.data.dtype != np.float64:
+        return values.data.tolist(), 0
+    mantissas, powers = exact.split(np.where(np.isfinite(values.data), values.data, 0.0))
+    least = int(powers[mantissas != 0].min(initial=0))
+    shifts = np.where(mantissas != 0, powers - least, 0)
+    return list(map(lshift, mantissas.tolist(), shifts.tolist())), least
 
 
 def weighted(events: SmallEvents, of: str) -> Iterator[tuple[int | float, int]]:

@@ -46,7 +46,8 @@ from fennel_core.offline.timeline import (
     version_column,
     version_rows,
 )
-from fennel_core.operators.spec import StepSpec
+from fennel_core.offline.window_lookups import WindowLookups
+from fennel_core.operators.spec import StepSpec, has_validity
 from fennel_core.query.columns import QueryColumn, logical_type
 from fennel_core.query.erasures import ErasureRule
 from fennel_core.query.program import BoundLevel, BoundLookup, BoundRead
@@ -268,8 +269,10 @@ def _answerer(
     match source:
         case TableSource():
             return AsOfJoin(source, number)
-        case AggregateSource():
+        case AggregateSource() if has_validity(source.spec.input):
             return TileLookups(source, number, open_scratch())
+        case AggregateSource():
+            return WindowLookups(source, number, open_scratch())
 
 
 def _constant(value: object, dtype: Dtype, rows: int) -> pl.Series:

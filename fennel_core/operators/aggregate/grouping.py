@@ -53,7 +53,7 @@ class Grouping:
         self._keys = keys
         self._timestamp = schema.timestamp
         self._time = along or schema.timestamp
-        self.layout = _layout(schema, aggregators)
+        self.layout = record_layout(schema, aggregators)
 
     def group(self, batch: pl.DataFrame) -> GroupedRecords:
         """Return the records of a batch, sorted by key; within a key in the order of the batch."""
@@ -88,7 +88,8 @@ class Grouping:
         )
 
 
-def _layout(schema: Schema, aggregators: Sequence[Aggregator[Any]]) -> RecordLayout:
+def record_layout(schema: Schema, aggregators: Sequence[Aggregator[Any]]) -> RecordLayout:
+    """Return the columns of rows of `schema` that `aggregators` need, as records keep them."""
     prepared = [aggregator.prepare() for aggregator in aggregators]
     names = sorted({name for columns in prepared for name in columns} - {POSITION})
     fields = [schema.field(name) for name in names]

@@ -53,7 +53,7 @@ class ReadTimeAggregateStep(GradualLookupStep):
         spans = {window.duration_us + SECOND_US for window in sliding}
         self._sliding_spans = sorted(spans) if expiries else []
         self._spans = [
-            _span_us(one.window, aggregator)
+            span_us(one.window, aggregator)
             for one, aggregator in zip(spec.specs, columns, strict=True)
         ]
         self._grouping = Grouping(spec.input, spec.keys, spec.along, aggregators)
@@ -115,7 +115,7 @@ class ReadTimeAggregateStep(GradualLookupStep):
         return encode([max([last, *expiries]), *(columns[i] for i in self._order)])
 
 
-def _span_us(window: wire.Window, aggregator: Aggregator[Any]) -> int | None:
+def span_us(window: wire.Window, aggregator: Aggregator[Any]) -> int | None:
     """Return how far back from q (exclusive) a window reaches; None: forever. A decayed sum reaches
     no further than its horizon.
     """

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from fennel_core.aggregates.aggregation import INCOMPLETE, Events
 from fennel_core.aggregates.factory import make_aggregator
+from fennel_core.aggregates.ranges import Ranges
 from fennel_core.aggregates.records import (
     POSITION,
     RecordLayout,
@@ -147,6 +148,31 @@ def test_packing_and_the_scalar_path_give_the_same_partial(spec, bags):
     loaded = load_records(records.layout, [(structs, heap)])
     (reloaded,) = aggregator.update(Events.of(loaded, np.array([0])))
     assert _value(aggregator, reloaded) == _value(aggregator, partials[0])
+
+
+@pytest.mark.parametrize("spec", SPECS, ids=lambda spec: f"{type(spec).__name__}-{spec.of}")
+@given(bag=st.lists(EVENT, max_size=12), data=st.data())
+def test_the_value_over_a_range_is_that_of_its_events(spec, bag, data):
+    aggregator = make_aggregator(spec, SCHEMA)
+    bag = sorted(bag, key=lambda event: event["t"])
+    numbers = st.integers(0, len(bag))
+    bounds = data.draw(st.lists(st.tuples(numbers, numbers).map(sorted), min_size=1, max_size=8))
+    if data.draw(st.booleans()):
+        # As windows are: starts and stops only grow.
+        starts, stops = map(sorted, zip(*bounds, strict=True))
+        bounds = list(zip(starts, stops, strict=True))
+    records = _records(aggregator, [bag], [1])
+    starts, stops = np.array(bounds, dtype=np.int64).T
+    ranges = Ranges(starts, stops, np.full(len(bounds), 10**12))
+
+    found = aggregator.over(Events(records, np.zeros(min(len(bag), 1), np.int64)), ranges)
+
+    for value, (start, stop) in zip(found, bounds, strict=True):
+        partial = aggregator.empty
+        if start < stop:
+            inside = Events.of(records.take(np.arange(start, stop)), np.array([0]))
+            (partial,) = aggregator.exhaustive().update(inside)
+        assert msgspec.msgpack.encode(value) == _value(aggregator, partial)
 
 
 def test_exhausted_top_elements_are_incomplete_instead_of_wrong():

@@ -13,6 +13,7 @@ from fennel_core.offline.scratch import ScratchStore, open_spill
 from fennel_core.offline.sources import AggregateSource, TableSource
 from fennel_core.offline.tile_lookups import TileLookups
 from fennel_core.offline.timeline import KEY, TIME, in_order, request_rows, version_rows
+from fennel_core.offline.window_lookups import WindowLookups
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.dtypes import Field, Int
 from fennel_core.vocab.keys import key_bytes
@@ -106,31 +107,64 @@ def test_a_join_adds_up_the_corrections_of_one_position(values: pl.Series, by: l
     assert pl.concat(found)["v"].to_list() == [values.item(-1)]
 
 
-def test_the_state_of_a_hot_key_spills_to_disk(tmp_path: Path) -> None:
-    specs = (
-        wire.Count("n", wire.Forever(), None, False, False, False),
-        wire.Sum("s", wire.Sliding(10 * SECOND), "v"),
-    )
-    output = Schema((Field("k", Int()),), (Field("n", Int()), Field("s", Int())), "t")
-    source = AggregateSource(AggregateSpec(EVENTS, ("k",), specs, None, True, output), ("n", "s"))
+FOREVER = wire.Count("n", wire.Forever(), None, False, False, False)
+TEN_SECONDS = wire.Sum("s", wire.Sliding(10 * SECOND), "v")
+ASKED = range(0, ROWS, 100)
+
+
+def hot_events(*specs: wire.Spec) -> tuple[AggregateSource, list[pl.DataFrame]]:
+    """Return an aggregation of one key, and the parts of its timeline."""
+    names = tuple(spec.name for spec in specs)
+    output = Schema((Field("k", Int()),), tuple(Field(name, Int()) for name in names), "t")
+    source = AggregateSource(AggregateSpec(EVENTS, ("k",), specs, None, True, output), names)
+    numbers = pl.Series(range(ROWS), dtype=pl.Int64)
+    frame = versions(numbers * SECOND, numbers, positions(ROWS))
+    events = version_rows(frame, 0, source.keys, source.time, source.version_columns)
+    return source, [events, requests(pl.Series(ASKED, dtype=pl.Int64) * SECOND)]
+
+
+def test_windows_remember_the_longest_one_of_a_hot_key(tmp_path: Path) -> None:
+    source, parts = hot_events(TEN_SECONDS)
+    lookups = WindowLookups(source, 0, ScratchStore(lambda: open_spill(tmp_path)))
+    found = []
+    for chunk in in_order(parts, CHUNK):
+        found.append(lookups.answer(chunk))
+        assert lookups.carried_rows <= 12
+    assert pl.concat(found)["s"].to_list() == [sum(range(max(n - 10, 0), n + 1)) for n in ASKED]
+
+
+def test_a_hot_key_whose_window_has_too_many_events_spills_to_disk(tmp_path: Path) -> None:
     opened: list[Hangar] = []
 
     def spill() -> Hangar:
         opened.append(open_spill(tmp_path))
         return opened[-1]
 
-    numbers = pl.Series(range(ROWS), dtype=pl.Int64)
-    frame = versions(numbers * SECOND, numbers, positions(ROWS))
-    asked = pl.Series(range(0, ROWS, 100), dtype=pl.Int64) * SECOND
-    parts = [
-        version_rows(frame, 0, source.keys, source.time, source.version_columns),
-        requests(asked),
-    ]
+    source, parts = hot_events(FOREVER, TEN_SECONDS)
+    lookups = WindowLookups(source, 0, ScratchStore(spill, limit_bytes=64 << 10), 2 * CHUNK)
+    found = []
+    for chunk in in_order(parts, CHUNK):
+        found.append(lookups.answer(chunk))
+        assert lookups.carried_rows <= 2 * CHUNK
+    rows = pl.concat(found)
+    assert rows["n"].to_list() == [n + 1 for n in ASKED]
+    assert rows["s"].to_list() == [sum(range(max(n - 10, 0), n + 1)) for n in ASKED]
+    assert len(opened) == 1
+
+
+def test_the_state_of_a_hot_key_spills_to_disk(tmp_path: Path) -> None:
+    opened: list[Hangar] = []
+
+    def spill() -> Hangar:
+        opened.append(open_spill(tmp_path))
+        return opened[-1]
+
+    source, parts = hot_events(FOREVER, TEN_SECONDS)
     scratch = ScratchStore(spill, limit_bytes=64 << 10)
     lookups = TileLookups(source, 0, scratch)
     found = pl.concat([lookups.answer(chunk) for chunk in in_order(parts, CHUNK)])
-    assert found["n"].to_list() == [n + 1 for n in range(0, ROWS, 100)]
-    assert found["s"].to_list() == [sum(range(max(n - 10, 0), n + 1)) for n in range(0, ROWS, 100)]
+    assert found["n"].to_list() == [n + 1 for n in ASKED]
+    assert found["s"].to_list() == [sum(range(max(n - 10, 0), n + 1)) for n in ASKED]
     assert len(opened) == 1
     [other] = key_bytes(pl.DataFrame({"k": [2]}), ["k"])
     after = request_rows(pl.DataFrame({KEY: [other], TIME: [0]}))
