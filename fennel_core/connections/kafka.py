@@ -84,6 +84,11 @@ def jvm_security_options(settings: Settings) -> dict[str, str]:
     return options
 
 
+def access_command(topic: str) -> str:
+    """Return the command that gives the platform's users their rights on a topic."""
+    return f"`fennel-core kafka-access {topic.partition('.')[0]}` with the user of an administrator"
+
+
 def _quoted(text: str) -> str:
     """Return a value of a JAAS configuration in quotation marks."""
     escaped = text.replace("\\", "\\\\").replace('"', '\\"')

@@ -22,7 +22,12 @@ from confluent_kafka.cimpl import NewTopic as KafkaTopic
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections import offsets
 from fennel_core.connections.errors import SystemUnavailable
-from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config, consumer_config
+from fennel_core.connections.kafka import (
+    FETCH_MAX_BYTES,
+    access_command,
+    client_config,
+    consumer_config,
+)
 from fennel_core.connections.offsets import high_watermarks
 from fennel_core.ledger.topics import OffsetRange, ReadRange, TopicRefusal, TopicSpec
 from fennel_core.settings.model import Settings
@@ -224,7 +229,9 @@ def _gather(futures: Mapping[str, Any], *, success_code: int) -> dict[TopicName,
         if error.code() in _UNKNOWN_OUTCOME:
             unknown.append(f"{name}: {error.str()}")
         else:
-            refused[TopicName(name)] = TopicRefusal(error.str())
+            denied = error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED
+            action = f"; run {access_command(name)}" if denied else ""
+            refused[TopicName(name)] = TopicRefusal(error.str() + action)
     if unknown:
         raise SystemUnavailable(f"Kafka: {'; '.join(unknown[:3])}")
     return refused

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from fennel_core.connections.kafka import access_command
 from fennel_core.plans.errors import PlansError
 from fennel_core.vocab.errors import ClassifiedApiError
 from fennel_core.vocab.ids import JobPartition
@@ -238,10 +239,9 @@ class KafkaAccessDenied(QueryError):
     CODE = "kafka-access"
 
     def __init__(self, user: str, topic: str) -> None:
-        workspace = topic.partition(".")[0]
         super().__init__(
             f"the Kafka user `{user}` has no right to read or describe the topic `{topic}`: run "
-            f"`fennel-core kafka-access {workspace}` with the user of an administrator"
+            f"{access_command(topic)}"
         )
 
 

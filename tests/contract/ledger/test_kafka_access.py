@@ -13,7 +13,9 @@ from confluent_kafka.cimpl import NewTopic
 
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.kafka import client_config, consumer_config, producer_config
+from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.ledger.kafka_access import ACCESS, rules_of, user_of, write_access
+from fennel_core.ledger.topics import TopicSpec
 from fennel_core.query.errors import KafkaAccessDenied, ViewOutdated
 from fennel_core.query.kafka import KafkaEnds, KafkaTails
 from fennel_core.settings.model import Settings
@@ -179,6 +181,12 @@ def test_only_definition_creates_and_deletes_topics(cluster: Settings) -> None:
     assert not allowed(write, definition, "shop.topic.a.1")
     assert allowed(create, definition, "fennel-audit-1")
     assert allowed(write, definition, "fennel-audit-1")
+
+
+def test_a_commit_to_a_workspace_without_rules_names_the_command(cluster: Settings) -> None:
+    topic = TopicSpec(TopicName("other.topic.b.1"), AssetKind.TOPIC, 1)
+    refused = KafkaTopicAdmin(client(cluster, "definition")).create_now([topic])
+    assert "run `fennel-core kafka-access other`" in refused[topic.name]
 
 
 def test_transactions_belong_to_their_component(cluster: Settings) -> None:
