@@ -22,7 +22,7 @@ REQUESTS ?= 10000
 MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint scan format test sim faults commits chaos fuzz hostile hostile-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint scan format test sim faults commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -92,6 +92,9 @@ hostile: env ## Run hostile user code against real executors: as root, as an ord
 
 hostile-platform: up ## Commit hostile extractors and pipelines with the client, and query them beside another workspace
 	.venv/bin/pytest -q tests/hostile/on_platform.py
+
+kafka-acl-platform: env jars ## Run a platform of its own against a Kafka broker with SCRAM users and ACLs
+	.venv/bin/pytest -q tests/e2e/local/kafka_acl_platform.py
 
 fuzz-arrow: env ## Read mutated Arrow messages as results of user code: `make fuzz-arrow MESSAGES=1000000 SEED=1`
 	.venv/bin/python -m tests.fuzz.arrow_run --messages $(MESSAGES) --seed $(SEED)

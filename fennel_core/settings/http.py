@@ -108,6 +108,12 @@ class SecuritySettings(BaseSettings):
         "", description="Kafka user of this process; give each server its own, with its own ACLs."
     )
     kafka_password: SecretStr = Field(SecretStr(""), description="Password of the Kafka user.")
+    kafka_passwords_dir: Path | None = Field(
+        None,
+        description="Folder with the password of each component's Kafka user, as "
+        "`kafka-access --passwords` writes it. `up` then starts no broker: each service connects "
+        "to FENNEL_KAFKA_BOOTSTRAP with its own user.",
+    )
     kafka_ca_file: Path | None = Field(
         None, description="Certificates (PEM) that sign those of the brokers. Unset: the system's."
     )

@@ -56,16 +56,17 @@ class OwnPlatform:
             **settings,
         }
 
-    def run(self, *words: str) -> str:
+    def run(self, *words: str, **settings: str) -> str:
         """Run `fennel-core` and return its output; AssertionError if it fails.
 
+        `settings`: of this command only.
         What was started and not stopped is stopped when this process ends, whatever way it ends.
         """
         if words[0] == "up" and self._guard is None:
             self._guard = self._start_guard()
         done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
             [*CLI, *words],
-            env=self._environment(),
+            env=self._environment() | settings,
             capture_output=True,
             text=True,
             check=False,

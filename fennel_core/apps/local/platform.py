@@ -1,8 +1,8 @@
 """The local platform as a whole: `up`, `down`, `status` and `wipe`.
 
-`up` runs every service on this machine, so it derives every address from the ports; other settings
-come from `FENNEL_*`. The result is written to `<data>/env`, from which another process can create
-the same `Settings`.
+`up` runs every service on this machine, so it derives every address from the ports, except Kafka's
+if topics are on a cluster (`kafka_users.py`). Other settings come from `FENNEL_*`. The result is
+written to `<data>/env`, from which another process can create the same `Settings`.
 """
 
 import fcntl
@@ -19,7 +19,7 @@ from pathlib import Path
 from pydantic import SecretStr
 
 from fennel_core.apps.errors import PlatformLocked, SetupFailed
-from fennel_core.apps.local import postgres, processes
+from fennel_core.apps.local import kafka_users, postgres, processes
 from fennel_core.apps.local.file_layout import ROOT, FileLayout
 from fennel_core.apps.local.host_environment import inspect_host
 from fennel_core.apps.local.launch_plan import (
@@ -53,11 +53,18 @@ def load_context() -> PlatformContext:
 
 
 def local_settings(given: Settings, layout: FileLayout, keys: PlatformKeys) -> Settings:
-    """Return the settings with every address, folder and password of the local platform."""
+    """Return the settings with every address, folder and password of the local platform.
+
+    Raises SetupFailed.
+    """
+    if given.kafka_passwords_dir is not None:
+        given = kafka_users.on_cluster(given, ROOT)
     return given.model_copy(
         update={
             "postgres_dsn": SecretStr(postgres.dsn(given, keys)),
-            "kafka_bootstrap": f"{given.broker_address}:{given.kafka_port}",
+            "kafka_bootstrap": given.kafka_bootstrap
+            if given.kafka_passwords_dir is not None
+            else f"{given.broker_address}:{given.kafka_port}",
             "s3_endpoint": f"http://{given.address_of('s3')}:{given.s3_port}",
             "s3_secret_key": SecretStr(keys.s3_secret_key),
             "airflow_url": f"http://{given.address_of('airflow-api')}:{given.airflow_port}",

@@ -15,7 +15,7 @@ from enum import StrEnum
 from types import MappingProxyType
 from typing import Final
 
-from fennel_core.apps.local import airflow, kafka, postgres, s3
+from fennel_core.apps.local import airflow, kafka, kafka_users, postgres, s3
 from fennel_core.apps.local.platform_keys import KEY_NAMES
 from fennel_core.apps.local.readiness import (
     AirflowHeartbeat,
@@ -170,8 +170,16 @@ def process_env(settings: Settings, secrets: frozenset[str] = SECRET_SETTINGS) -
     return values
 
 
+def _service_env(settings: Settings, service: str) -> dict[str, str]:
+    """Return the settings with the secrets that a service needs, and with its own Kafka user."""
+    return process_env(kafka_users.settings_of(service, settings), SECRETS_OF[service])
+
+
 def service_table(context: PlatformContext) -> tuple[Service, ...]:
-    """Return every service of this platform; each row comes after the rows it needs."""
+    """Return every service of this platform; each row comes after the rows it needs.
+
+    Raises SetupFailed.
+    """
     rows = [*_stores(context)]
     if context.settings.orchestrator is Orchestrator.AIRFLOW:
         rows += _airflow(context)
@@ -200,6 +208,23 @@ def _watchdog(context: PlatformContext) -> Service:
 
 def _stores(context: PlatformContext) -> tuple[Service, ...]:
     settings, layout, keys, host = context.settings, context.layout, context.keys, context.host
+    broker = Service(
+        name="kafka",
+        title="Kafka",
+        group=INFRA,
+        command=kafka.command(layout, host),
+        env=MappingProxyType({}),
+        readiness=KafkaResponds(settings.kafka_bootstrap),
+        ports=(
+            Port(settings.kafka_port, "FENNEL_KAFKA_PORT", kafka.bind_address(settings)),
+            Port(
+                settings.kafka_controller_port,
+                "FENNEL_KAFKA_CONTROLLER_PORT",
+                kafka.CONTROLLER_HOST,
+            ),
+        ),
+        before=(SetupStep.FORMAT_KAFKA,),
+    )
     return (
         Service(
             name="postgres",
@@ -214,23 +239,7 @@ def _stores(context: PlatformContext) -> tuple[Service, ...]:
             # Postgres' "fast" shutdown: roll back instead of waiting for clients to disconnect.
             stop_signal=signal.SIGINT,
         ),
-        Service(
-            name="kafka",
-            title="Kafka",
-            group=INFRA,
-            command=kafka.command(layout, host),
-            env=MappingProxyType({}),
-            readiness=KafkaResponds(settings.kafka_bootstrap),
-            ports=(
-                Port(settings.kafka_port, "FENNEL_KAFKA_PORT", kafka.bind_address(settings)),
-                Port(
-                    settings.kafka_controller_port,
-                    "FENNEL_KAFKA_CONTROLLER_PORT",
-                    kafka.CONTROLLER_HOST,
-                ),
-            ),
-            before=(SetupStep.FORMAT_KAFKA,),
-        ),
+        *(() if settings.kafka_passwords_dir is not None else (broker,)),
         Service(
             name="s3",
             title="S3",
@@ -250,7 +259,7 @@ def _airflow(context: PlatformContext) -> tuple[Service, ...]:
     own = airflow.env(settings, layout, keys)
 
     def env(name: str) -> Mapping[str, str]:
-        return MappingProxyType({**process_env(settings, SECRETS_OF[name]), **own})
+        return MappingProxyType({**_service_env(settings, name), **own})
 
     program = (sys.executable, "-m", "airflow")
     return (
@@ -330,6 +339,7 @@ def _engines(settings: Settings) -> tuple[_Server, ...]:
 
 def _servers(context: PlatformContext) -> tuple[Service, ...]:
     settings, layout = context.settings, context.layout
+    stores = {row.name for row in _stores(context)}
     servers = (
         _Server("definition", "Definition server", settings.definition_port),
         _Server("ingest", "Ingest server", settings.ingest_port),
@@ -358,7 +368,7 @@ def _servers(context: PlatformContext) -> tuple[Service, ...]:
             command=(sys.executable, "-m", f"fennel_core.apps.{server.module or server.name}"),
             env=MappingProxyType(
                 {
-                    **process_env(settings, SECRETS_OF[server.module or server.name]),
+                    **_service_env(settings, server.module or server.name),
                     "PYTHONPATH": str(layout.root),
                     **server.env,
                 }
@@ -372,7 +382,7 @@ def _servers(context: PlatformContext) -> tuple[Service, ...]:
                 ),
                 *server.other_ports,
             ),
-            needs=server.needs,
+            needs=tuple(name for name in server.needs if name in stores),
             ready_s=server.ready_s,
         )
         for server in servers

@@ -7,7 +7,7 @@ from types import MappingProxyType
 
 import pytest
 
-from fennel_core.apps.errors import UnknownService
+from fennel_core.apps.errors import SetupFailed, UnknownService
 from fennel_core.apps.local.file_layout import FileLayout
 from fennel_core.apps.local.host_environment import HostEnvironment
 from fennel_core.apps.local.launch_plan import (
@@ -21,8 +21,17 @@ from fennel_core.apps.local.launch_plan import (
 from fennel_core.apps.local.platform import local_settings
 from fennel_core.apps.local.platform_keys import ensure_keys
 from fennel_core.apps.local.readiness import HttpOk
-from fennel_core.apps.local.services import FENNEL, INFRA, Port, Service, process_env, service_table
+from fennel_core.apps.local.services import (
+    FENNEL,
+    INFRA,
+    WATCHDOG,
+    Port,
+    Service,
+    process_env,
+    service_table,
+)
 from fennel_core.apps.local.setup_steps import PlatformContext
+from fennel_core.ledger.kafka_access import ACCESS, user_of
 from fennel_core.settings.model import Orchestrator, Settings
 
 
@@ -96,11 +105,14 @@ def test_a_service_is_stopped_after_those_that_need_it(context: PlatformContext)
     assert all(when[p.name] < when[need] for p in services for need in p.needs)
 
 
-def test_every_dependency_is_above_its_service_in_the_table(context: PlatformContext) -> None:
-    seen: set[str] = set()
-    for row in service_table(context):
-        assert set(row.needs) <= seen, row.name
-        seen.add(row.name)
+def test_every_dependency_is_above_its_service_in_the_table(
+    context: PlatformContext, tmp_path: Path
+) -> None:
+    for each in (context, on_cluster(tmp_path)):
+        seen: set[str] = set()
+        for row in service_table(each):
+            assert set(row.needs) <= seen, row.name
+            seen.add(row.name)
 
 
 def test_no_two_services_share_a_port_and_each_port_has_a_variable(
@@ -210,6 +222,57 @@ def test_no_command_line_contains_a_password(context: PlatformContext) -> None:
         for name in ("postgres_password", "s3_secret_key", "admin_token")
         if getattr(context.keys, name) in word
     ]
+
+
+def on_cluster(folder: Path, **changed: str) -> PlatformContext:
+    passwords = folder / "kafka"
+    passwords.mkdir(exist_ok=True)
+    for component in ACCESS:
+        (passwords / user_of(component)).write_text(f"password-of-{component}\n")
+    cluster = {"kafka_bootstrap": "kafka-1:9093", "kafka_security": "SASL_SSL"}
+    given = Settings.model_validate({**cluster, "kafka_passwords_dir": passwords, **changed})
+    layout = FileLayout(root=folder, data=folder / "data")
+    layout.make()
+    keys = ensure_keys(layout.secrets)
+    settings = local_settings(given, layout, keys)
+    return PlatformContext(settings, layout, keys, HostEnvironment("java", (), 0))
+
+
+def test_on_a_cluster_each_service_has_the_kafka_user_of_its_component(tmp_path: Path) -> None:
+    rows = service_table(on_cluster(tmp_path, engines="2"))
+    assert "kafka" not in {row.name for row in rows}
+    users = {
+        row.name: (row.env.get("FENNEL_KAFKA_USER"), row.env["FENNEL_KAFKA_PASSWORD"])
+        for row in rows
+        if "FENNEL_KAFKA_PASSWORD" in row.env and row.name != WATCHDOG
+    }
+    component = {"engine-2": "engine", "airflow-scheduler": "definition"}
+    assert users == {
+        name: (f"fennel-{component.get(name, name)}", f"password-of-{component.get(name, name)}")
+        for name in users
+    }
+    assert {component.get(name, name) for name in users} == set(ACCESS)
+    own = [row.env for row in rows if row.name in users]
+    assert {env["FENNEL_KAFKA_BOOTSTRAP"] for env in own} == {"kafka-1:9093"}
+
+
+def test_commands_on_a_cluster_use_the_user_that_has_a_password(tmp_path: Path) -> None:
+    assert on_cluster(tmp_path).settings.kafka_user == "fennel-definition"
+    assert on_cluster(tmp_path, kafka_user="ann").settings.kafka_user == "fennel-definition"
+    login = {"kafka_user": "ann", "kafka_password": "x"}
+    given = on_cluster(tmp_path, **login).settings
+    assert (given.kafka_user, given.kafka_password.get_secret_value()) == ("ann", "x")
+
+
+def test_a_cluster_without_users_or_passwords_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SetupFailed, match=r"FENNEL_KAFKA_SECURITY is PLAINTEXT.* Set it to"):
+        on_cluster(tmp_path, kafka_security="PLAINTEXT")
+    with pytest.raises(SetupFailed, match="no effect on containers"):
+        on_cluster(tmp_path, reach_by_name="true")
+    context = on_cluster(tmp_path)
+    (tmp_path / "kafka" / "fennel-engine").unlink()
+    with pytest.raises(SetupFailed, match=r"`fennel-engine` cannot be read .*kafka-access"):
+        service_table(context)
 
 
 def test_settings_survive_the_environment(
