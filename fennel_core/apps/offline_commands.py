@@ -1,11 +1,18 @@
 """Commands about training data, over the API with the token of a workspace."""
 
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Final
+from typing import TYPE_CHECKING, Any, Final
 
 import click
 
 from fennel_core.apps.command_context import fail, select
+
+if TYPE_CHECKING:
+    import httpx
 
 REQUEST_TIMEOUT_S: Final = 300.0
 ROUTE: Final = "/api/v1/query_offline"
@@ -80,8 +87,7 @@ def offline_download(caller: tuple[str | None, str | None], request_id: str, fol
         names = {"": False} | ({"failed-": True} if file["failed_key"] else {})
         for prefix, failed in names.items():
             asked = {"request_id": request_id, "number": number, "failed": str(failed).lower()}
-            body = _call(caller, "GET", "/file", asked)
-            (folder / f"{prefix}{number:05}.parquet").write_bytes(body)
+            _download(caller, asked, folder / f"{prefix}{number:05}.parquet")
     rows, failures = status["rows"], status["failed_rows"]
     click.echo(f"Wrote {rows} rows to {folder}; {failures} of them failed.")
 
@@ -99,6 +105,24 @@ def _call(
     caller: tuple[str | None, str | None], method: str, path: str, asked: dict[str, Any]
 ) -> bytes:
     """Send a request and return its response; exits with the message of an error."""
+    with _opened(caller, method, path, asked) as response:
+        return bytes(response.read())
+
+
+def _download(caller: tuple[str | None, str | None], asked: dict[str, Any], path: Path) -> None:
+    """Write a file of a result, piece by piece; a part of one has another name."""
+    part = path.with_suffix(".part")
+    with _opened(caller, "GET", "/file", asked) as response, part.open("wb") as file:
+        for piece in response.iter_bytes():
+            file.write(piece)
+    part.rename(path)
+
+
+@contextmanager
+def _opened(
+    caller: tuple[str | None, str | None], method: str, path: str, asked: dict[str, Any]
+) -> Iterator[httpx.Response]:
+    """Open the response to a request; exits with the message of an error."""
     import httpx
 
     url, token = caller
@@ -106,7 +130,7 @@ def _call(
         fail("Name the token of a workspace: --token TOKEN, or set FENNEL_TOKEN.")
     address = url or select(())[0].settings.query_url
     try:
-        response = httpx.request(
+        with httpx.stream(
             method,
             address + ROUTE + path,
             params=asked,
@@ -114,9 +138,10 @@ def _call(
             headers={"Authorization": f"Bearer {token}"},
             timeout=REQUEST_TIMEOUT_S,
             trust_env=False,
-        )
+        ) as response:
+            if response.is_error:
+                text = response.read().decode(errors="replace").strip()
+                fail(text or f"The API returned status {response.status_code}.")
+            yield response
     except httpx.HTTPError as error:
         fail(f"The API at {address} does not respond ({error}). Is the platform up?")
-    if response.is_error:
-        fail(response.text.strip() or f"The API returned status {response.status_code}.")
-    return response.content

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
@@ -141,6 +141,9 @@ class InstallationObjects:
 
     async def get(self, key: str) -> bytes | None:
         return await self._bucket.get(await self.root() + key)
+
+    async def stream(self, key: str) -> AsyncIterator[bytes] | None:
+        return await self._bucket.stream(await self.root() + key)
 
     async def upload(self, key: str, path: Path) -> None:
         await self._bucket.upload(await self.root() + key, path)

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from fennel_core.connections.errors import ConnectionsError
+
+PIECE_BYTES: Final = 1024 * 1024
+"""What a stream of an object holds in memory."""
 
 
 class ObjectConflict(ConnectionsError):
@@ -55,6 +58,13 @@ class ObjectStore(Protocol):
 
     async def get(self, key: str) -> bytes | None:
         """Return the content of `key`, or None if there is no such object."""
+        ...
+
+    async def stream(self, key: str) -> AsyncIterator[bytes] | None:
+        """Return the content of `key` in pieces, or None if there is no such object.
+
+        The pieces raise SystemUnavailable when the content breaks off.
+        """
         ...
 
     async def upload(self, key: str, path: Path) -> None:
@@ -94,6 +104,10 @@ class MemoryObjectStore:
     async def get(self, key: str) -> bytes | None:
         return self.contents.get(key)
 
+    async def stream(self, key: str) -> AsyncIterator[bytes] | None:
+        body = self.contents.get(key)
+        return None if body is None else _pieces(body)
+
     async def upload(self, key: str, path: Path) -> None:
         await self.put(key, await asyncio.to_thread(path.read_bytes))
 
@@ -114,6 +128,11 @@ class MemoryObjectStore:
     async def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
             self.contents.pop(key, None)
+
+
+async def _pieces(body: bytes) -> AsyncIterator[bytes]:
+    for first in range(0, len(body), PIECE_BYTES):
+        yield body[first : first + PIECE_BYTES]
 
 
 def orphans(

@@ -15,7 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TypeVar
 
@@ -27,7 +27,7 @@ from botocore.response import StreamingBody
 from pydantic import SecretStr
 
 from fennel_core.connections.errors import ObjectStoreUnavailable, SystemUnavailable
-from fennel_core.connections.object_store import ObjectConflict, StoredObject
+from fennel_core.connections.object_store import PIECE_BYTES, ObjectConflict, StoredObject
 
 if TYPE_CHECKING:
     from _typeshed import WriteableBuffer
@@ -39,7 +39,6 @@ READ_SECONDS: Final = 60
 ATTEMPTS: Final = 4
 DEFAULT_REGION: Final = "us-east-1"
 """The only region that must not be given as a location when a bucket is created."""
-CHUNK_BYTES: Final = 1024 * 1024
 DOWNLOAD_ATTEMPTS: Final = 3
 """The client retries requests by itself, but not a response body that breaks off midway."""
 T = TypeVar("T")
@@ -209,6 +208,10 @@ class S3ObjectStore:
     async def get(self, key: str) -> bytes | None:
         return await _on_thread(lambda: get(self._client, self._bucket, key))
 
+    async def stream(self, key: str) -> AsyncIterator[bytes] | None:
+        body = await _on_thread(lambda: open_stream(self._client, self._bucket, key))
+        return None if body is None else _pieces(body)
+
     async def upload(self, key: str, path: Path) -> None:
         def send() -> bool:
             with path.open("rb") as body:
@@ -228,7 +231,7 @@ class S3ObjectStore:
                 return None
             digest = hashlib.sha256()
             with path.open("wb") as file:
-                for chunk in body.iter_chunks(CHUNK_BYTES):
+                for chunk in body.iter_chunks(PIECE_BYTES):
                     digest.update(chunk)
                     file.write(chunk)
             return digest.hexdigest()
@@ -249,6 +252,14 @@ class S3ObjectStore:
                 delete(self._client, self._bucket, key)
 
         await _on_thread(delete_all)
+
+
+async def _pieces(body: StreamingBody) -> AsyncIterator[bytes]:
+    try:
+        while piece := await _on_thread(lambda: body.read(PIECE_BYTES)):
+            yield piece
+    finally:
+        body.close()
 
 
 async def _on_thread(work: Callable[[], T]) -> T:

@@ -14,13 +14,13 @@ from __future__ import annotations
 
 import asyncio
 import io
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
-from typing import Final
+from typing import Final, TypeVar
 
 import msgspec
 import polars as pl
@@ -28,7 +28,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from fennel_core.connections import postgres
-from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
+from fennel_core.connections.errors import (
+    ConnectionsError,
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 from fennel_core.connections.installation import InstallationObjects, installation_objects
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.spark import JVM_EXIT_ERRORS
@@ -65,7 +70,9 @@ from fennel_core.vocab.ids import JobId, Micros
 
 REPORT_S: Final = 2.0
 FINISH_S: Final = 300.0
-"""How long a finished run tries to reach Postgres before its work is lost."""
+"""How long a run whose features are computed tries to reach S3 and Postgres before its work is
+lost."""
+AWAY: Final = (SystemUnavailable, TransactionAborted, TransactionOutcomeUnknown)
 SMALL_ROWS: Final = 1000
 """A result of at most so many rows is part of the response."""
 SAMPLE_ROWS: Final = 20
@@ -73,6 +80,7 @@ REASON_CHARS: Final = 2000
 ROWS_PER_PARTITION: Final = 1_000_000
 ROWS_PER_RECORD: Final = 100
 """Of the tail of a topic, for the number of partitions only."""
+T = TypeVar("T")
 JOB_FAILED: Final = "offline-job-failed"
 log = logger(__name__)
 
@@ -186,8 +194,9 @@ class RequestRun:
             raise JobFailed(f"the Spark job failed: {redact_text(_last_line(failed))}") from failed
         if self._stopped:
             raise RunSuperseded(f"request `{row.id}` has ended; its result is dropped")
-        sample = await self._sample(files, root)
-        columns_key = await self._columns(read, files, root, prefix)
+        # Hours of work must not be repeated because S3 is away for a moment.
+        sample = await self._patiently(partial(self._sample, files, root))
+        columns_key = await self._patiently(partial(self._columns, read, files, root, prefix))
         return RequestResult(
             prefix, _stored(files, root), sample, columns_key, tuple(_shortened(read))
         )
@@ -276,22 +285,33 @@ class RequestRun:
 
     async def _persistently(self, change: RequestChange, result: RequestResult | None) -> None:
         """Apply a change that ends the request, while Postgres may be away for some time."""
+        await self._patiently(partial(self._change_once, change, result))
+
+    async def _change_once(self, change: RequestChange, result: RequestResult | None) -> None:
+        try:
+            await self._change(change)
+        except RunSuperseded:
+            # The response to the same change may have been lost.
+            found = await self.store.read(self.row.id)
+            if result is None or found is None or found.result != result:
+                raise
+
+    async def _patiently(self, work: Callable[[], Awaitable[T]]) -> T:
+        """Repeat work, which may be done twice, for `FINISH_S` while a system is away.
+
+        Raises what it raises, and RunSuperseded if the request ends in that time.
+        """
         deadline = asyncio.get_running_loop().time() + FINISH_S
         while True:
             try:
-                await self._change(change)
-            except ConnectionsError:  # of an unknown outcome, too: a second change is refused
+                return await work()
+            except AWAY as away:
                 if asyncio.get_running_loop().time() > deadline:
                     raise
-                await asyncio.sleep(REPORT_S)
-            except RunSuperseded:
-                # The response to the same change may have been lost.
-                found = await self.store.read(self.row.id)
-                if result is None or found is None or found.result != result:
-                    raise
-                return
-            else:
-                return
+                log.warning("a system is away; retrying", request=self.row.id, reason=str(away))
+            await asyncio.sleep(REPORT_S)
+            if self._stopped:
+                raise RunSuperseded(f"request `{self.row.id}` has ended; its result is dropped")
 
     async def _change(self, change: RequestChange) -> None:
         if await self.store.change(self.row.id, change) is None:
@@ -311,7 +331,7 @@ class RequestRun:
     ) -> str | None:
         """Store a small result as the columns that `query` returns, and return its key."""
         wanted = self.row.definition
-        if wanted.row_count > SMALL_ROWS:
+        if wanted.row_count > SMALL_ROWS or len(files.files) != 1:
             return None
         [file] = files.files
         frame = await self._frame(file.object_key, root)

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import Callable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -145,8 +145,10 @@ class OfflineRequests:
         self.wake()
         return status_of(changed, await self._places())
 
-    async def file(self, workspace: WorkspaceId, id_: str, number: int, failed: bool) -> bytes:
-        """Return file `number` of a result, or that of its failed rows, as Parquet.
+    async def file(
+        self, workspace: WorkspaceId, id_: str, number: int, failed: bool
+    ) -> AsyncIterator[bytes]:
+        """Return file `number` of a result, or that of its failed rows, as Parquet in pieces.
 
         Raises `OfflineQueryUnknown` and `OfflineResultMissing`.
         """
@@ -164,11 +166,11 @@ class OfflineRequests:
                 f"there is no file {number}"
             )
         key = files[number].failed_key if failed else files[number].object_key
-        body = await self.objects.get(key) if key else None
-        if body is None:
+        pieces = await self.objects.stream(key) if key else None
+        if pieces is None:
             what = "failed rows" if failed else "object"
             raise OfflineResultMissing(f"file {number} of offline query `{id_}` has no {what}")
-        return body
+        return pieces
 
     async def _row(self, workspace: WorkspaceId, id_: str) -> OfflineRequest:
         row = None if "\0" in id_ else await self.store.read(id_)

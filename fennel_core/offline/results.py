@@ -1,12 +1,16 @@
 """The result of an offline query on S3: Parquet files in the order of the input, and failed rows.
 
 Theory. Partition n of the result has the n-th run of rows (`spark.in_row_order`); its task writes a
-local file, row group by row group, and uploads it once. A repeated task writes under another
-name, so a file is never half-written or overwritten; the files that count are those that the tasks
-of the finished job return, and the others are deleted (`delete_others`).
+local file, row group by row group, and uploads it once. A file with `FILE_BYTES` is full, and the
+next one begins: S3 takes no more than 5 GB in one request, and wide rows may have any size. A
+repeated task writes under another name, so a file is never half-written or overwritten; the files
+that count are those that the tasks of the finished job return, and the others are deleted
+(`delete_others`).
 
-    <prefix>/00000-<attempt>.parquet     timestamp column, outputs; a failed row has nulls
-    <prefix>/failed/00000-<attempt>.parquet    number of the row, reason
+Files are named after their first row, from 0, so the order of their keys is that of the rows:
+
+    <prefix>/000000000000-<attempt>.parquet     timestamp column, outputs; a failed row has nulls
+    <prefix>/failed/000000000000-<attempt>.parquet    number of the row, reason
 """
 
 from __future__ import annotations
@@ -34,17 +38,19 @@ if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 FILE_ROWS: Final = 500_000
-"""Rows of a result file: tens of megabytes, so that one PUT suffices."""
+"""Rows of a result file, at most: tens of megabytes with some tens of features."""
+FILE_BYTES: Final = 256 << 20
+"""A file with so many bytes is full: one PUT takes seconds and is retried as a whole."""
 FAILED: Final = "failed"
 NUMBER: Final = "row_number"
-_SCHEMA: Final = "number int, object_key string, failed_key string, row_count long, failed long"
+_SCHEMA: Final = "first_row long, object_key string, failed_key string, row_count long, failed long"
 
 
 @dataclass(frozen=True, slots=True)
 class ResultFile:
     """One file of a result; `failed_key` is empty if none of its rows failed."""
 
-    number: int
+    first_row: int
     object_key: str
     failed_key: str
     row_count: int
@@ -89,10 +95,10 @@ def write_result(
     """Write finished rows, numbered 0 to `rows` - 1, and return the files."""
     partitions = max(1, -(-rows // FILE_ROWS))
     ordered = in_row_order(frame, rows, partitions)
-    work = WriteWork(place, layout, rows, partitions)
+    work = WriteWork(place, layout)
     written = ordered.mapInArrow(work.run, _SCHEMA).toArrow()
     files = [ResultFile(**row) for row in written.to_pylist()]
-    found = ResultFiles(tuple(sorted(files, key=lambda file: file.number)))
+    found = ResultFiles(tuple(sorted(files, key=lambda file: file.first_row)))
     assert found.row_count == rows, "a result has a row per row of the query"
     return found
 
@@ -106,31 +112,33 @@ def delete_others(client: S3Client, bucket: str, place: ResultPlace, result: Res
 
 @dataclass(frozen=True, slots=True)
 class WriteWork:
-    """Writes the file of a partition in a task; the rows come in order."""
+    """Writes the files of a partition in a task; the rows come in order."""
 
     place: ResultPlace
     layout: SparkLayout
-    rows: int
-    partitions: int
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="fennel-result-")))
-            file = _LocalFile(folder, self.layout, self.place.timestamp)
-            stack.callback(file.close)
+            file: _LocalFile | None = None
             for frame in self.layout.decode(batches):
+                if frame.is_empty():
+                    continue
+                if file is None or file.size_bytes >= FILE_BYTES:
+                    if file is not None:
+                        yield self._uploaded(file)
+                    following = frame.item(0, ROW) if file is None else file.next_row
+                    file = _LocalFile(folder, self.layout, self.place.timestamp, following)
+                    stack.callback(file.close)
                 file.add(frame)
-            if file.first is None:
-                return
-            file.close()
-            number = file.first * self.partitions // self.rows
-            made = self._upload(file, number)
-            yield pa.RecordBatch.from_pylist([asdict(made)], schema=_MADE)
+            if file is not None:
+                yield self._uploaded(file)
 
-    def _upload(self, file: _LocalFile, number: int) -> ResultFile:
+    def _uploaded(self, file: _LocalFile) -> pa.RecordBatch:
+        file.close()
         place = self.place
         client, bucket = s3.client(place.settings), place.settings.s3_bucket
-        name = f"{number:05}-{uuid.uuid4().hex}.parquet"
+        name = f"{file.first_row:012}-{uuid.uuid4().hex}.parquet"
         key, failed_key = f"{place.prefix}/{name}", ""
         with file.path.open("rb") as body:
             s3.put_new(client, bucket, key, body)
@@ -138,12 +146,13 @@ class WriteWork:
             failed_key = f"{place.prefix}/{FAILED}/{name}"
             with file.failed_path.open("rb") as body:
                 s3.put_new(client, bucket, failed_key, body)
-        return ResultFile(number, key, failed_key, file.row_count, file.failed)
+        made = ResultFile(file.first_row, key, failed_key, file.row_count, file.failed)
+        return pa.RecordBatch.from_pylist([asdict(made)], schema=_MADE)
 
 
 _MADE: Final = pa.schema(
     [
-        ("number", pa.int32()),
+        ("first_row", pa.int64()),
         ("object_key", pa.string()),
         ("failed_key", pa.string()),
         ("row_count", pa.int64()),
@@ -153,13 +162,13 @@ _MADE: Final = pa.schema(
 
 
 class _LocalFile:
-    """The rows of one partition in a local file, and the failed ones in another."""
+    """Rows from `first_row` on in a local file, and the failed ones in another."""
 
-    def __init__(self, folder: Path, layout: SparkLayout, timestamp: str) -> None:
+    def __init__(self, folder: Path, layout: SparkLayout, timestamp: str, first_row: int) -> None:
+        # The same names again: a file that was uploaded is overwritten.
         self.path, self.failed_path = folder / "rows", folder / "failed"
-        self.first: int | None = None
+        self.first_row = self.next_row = first_row
         self.row_count = self.failed = 0
-        self._last = -1
         outputs = [name for name in layout.columns if name not in {ROW, AT, REASON}]
         self._columns: Sequence[pl.Expr] = [pl.col(AT).alias(timestamp), *map(pl.col, outputs)]
         self._writer: pq.ParquetWriter | None = None
@@ -167,21 +176,22 @@ class _LocalFile:
 
     def add(self, frame: pl.DataFrame) -> None:
         """Append rows, which follow those before."""
-        if frame.is_empty():
-            return
         numbers = frame[ROW]
-        if self.first is None:
-            self.first = self._last = numbers.item(0)
-            self._last -= 1
-        assert numbers.item(0) == self._last + 1, "the rows of a partition follow each other"
+        assert numbers.item(0) == self.next_row, "the rows of a partition follow each other"
         assert (numbers.diff().drop_nulls() == 1).all(), "the rows of a batch follow each other"
-        self._last = numbers.item(-1)
+        self.next_row = numbers.item(-1) + 1
         self.row_count += frame.height
         self._writer = _written(self._writer, self.path, frame.select(self._columns))
         failed = failed_rows(frame.filter(pl.col(REASON).is_not_null())).rename({ROW: NUMBER})
         if not failed.is_empty():
             self.failed += failed.height
             self._failures = _written(self._failures, self.failed_path, failed)
+
+    @property
+    def size_bytes(self) -> int:
+        """The bytes of the larger file so far."""
+        paths = (self.path, self.failed_path) if self.failed else (self.path,)
+        return max((path.stat().st_size for path in paths if self.row_count), default=0)
 
     def close(self) -> None:
         """Finish the files; again without effect."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
+from fastapi.responses import StreamingResponse
 
 from fennel_core.connections.asgi import read_body
 from fennel_core.connections.audit_events import Action
@@ -115,5 +116,5 @@ async def file(
     failed: Failed = False,
 ) -> Response:
     """Return one file of a result, as Parquet; the files of the status are in order."""
-    body = await requests.file(principal.workspace, request_id, number, failed)
-    return Response(body, headers={"content-type": "application/vnd.apache.parquet"})
+    pieces = await requests.file(principal.workspace, request_id, number, failed)
+    return StreamingResponse(pieces, media_type="application/vnd.apache.parquet")

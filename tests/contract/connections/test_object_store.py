@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from fennel_core.connections.object_store import ObjectConflict, ObjectStore
+from fennel_core.connections.object_store import PIECE_BYTES, ObjectConflict, ObjectStore
 from tests.support.object_store import objects
 from tests.support.s3 import s3_server
 
@@ -51,3 +51,14 @@ async def test_files_are_uploaded_and_downloaded_with_their_checksum(
     (tmp_path / "up").write_bytes(b"other")
     with pytest.raises(ObjectConflict):
         await objects.upload("f/1", tmp_path / "up")
+
+
+async def test_an_object_is_streamed_in_pieces(objects: ObjectStore) -> None:
+    body = b"0123456789" * 300_000
+    await objects.put("s/1", body)
+    found = await objects.stream("s/1")
+    assert found is not None
+    pieces = [piece async for piece in found]
+    assert b"".join(pieces) == body
+    assert max(map(len, pieces)) == PIECE_BYTES
+    assert await objects.stream("s/2") is None

@@ -12,6 +12,7 @@ import polars as pl
 import pytest
 
 from fennel_core.connections import s3
+from fennel_core.offline import results
 from fennel_core.offline.results import (
     ResultFile,
     ResultFiles,
@@ -25,7 +26,6 @@ from fennel_core.query.columns import LOGICAL_TIME
 from fennel_core.settings.model import Settings
 from tests.support.s3 import S3Server, object_keys
 
-ROWS, PARTITIONS = 7, 2
 LAYOUT = SparkLayout({ROW: pl.Int64(), AT: LOGICAL_TIME, REASON: pl.String(), "F.v": pl.Int64()})
 
 
@@ -57,7 +57,7 @@ def finished(first: int, count: int, failed: frozenset[int] = frozenset()) -> pl
 
 
 def write(place: ResultPlace, frames: list[pl.DataFrame]) -> list[ResultFile]:
-    work = WriteWork(place, LAYOUT, ROWS, PARTITIONS)
+    work = WriteWork(place, LAYOUT)
     made = work.run(LAYOUT.encode(iter(frames), ""))
     return [ResultFile(**row) for batch in made for row in batch.to_pylist()]
 
@@ -72,7 +72,7 @@ def test_a_partition_is_one_file_in_order_with_its_failed_rows_beside_it(
     place: ResultPlace,
 ) -> None:
     [file] = write(place, [finished(4, 2), finished(6, 1, frozenset({6}))])
-    assert (file.number, file.row_count, file.failed) == (1, 3, 1)
+    assert (file.first_row, file.row_count, file.failed) == (4, 3, 1)
     rows = stored(place, file.object_key)
     assert rows.columns == ["at", "F.v"]
     assert rows["F.v"].to_list() == [40, 50, None]
@@ -80,9 +80,28 @@ def test_a_partition_is_one_file_in_order_with_its_failed_rows_beside_it(
     assert stored(place, file.failed_key).rows() == [(6, "raised")]
 
 
+def test_a_file_is_cut_when_it_is_full_and_keys_have_the_order_of_the_rows(
+    place: ResultPlace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(results, "FILE_BYTES", 1)
+    files = write(place, [finished(8, 2), finished(10, 1, frozenset({10})), finished(11, 2)])
+    assert [(file.first_row, file.row_count, file.failed) for file in files] == [
+        (8, 2, 0),
+        (10, 1, 1),
+        (11, 2, 0),
+    ]
+    assert sorted(file.object_key for file in files) == [file.object_key for file in files]
+    assert [stored(place, file.object_key)["F.v"].to_list() for file in files] == [
+        [80, 90],
+        [None],
+        [110, 120],
+    ]
+    assert stored(place, files[1].failed_key).rows() == [(10, "raised")]
+
+
 def test_a_partition_without_failed_rows_has_one_file(place: ResultPlace) -> None:
     [file] = write(place, [finished(0, 4)])
-    assert (file.number, file.failed_key) == (0, "")
+    assert (file.first_row, file.failed_key) == (0, "")
     bucket = place.settings.s3_bucket
     assert object_keys(s3.client(place.settings), bucket, "") == [file.object_key]
 
@@ -121,5 +140,5 @@ def test_nothing_is_left_on_the_disk_of_a_task(
         raise RuntimeError("the task is cancelled")
 
     with pytest.raises(RuntimeError):
-        list(WriteWork(place, LAYOUT, ROWS, PARTITIONS).run(LAYOUT.encode(abandoned(), "")))
+        list(WriteWork(place, LAYOUT).run(LAYOUT.encode(abandoned(), "")))
     assert list(tmp_path.iterdir()) == []

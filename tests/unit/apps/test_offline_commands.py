@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -30,12 +32,19 @@ def api(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     responses: dict[str, Any] = {
         "list": {"requests": [STATUS]},
         "status": STATUS,
+        "file": None,
         "cancel": STATUS | {"state": "cancelled"},
     }
 
-    def respond(method: str, url: str, **sent: Any) -> httpx.Response:
+    @contextmanager
+    def respond(method: str, url: str, **sent: Any) -> Iterator[httpx.Response]:
+        yield response(url, sent)
+
+    def response(url: str, sent: dict[str, Any]) -> httpx.Response:
         assert sent["headers"] == {"Authorization": "Bearer t"}
         path = url.removeprefix("http://api/api/v1/query_offline/")
+        if path == "file" and responses["file"] is not None:
+            return responses["file"]
         if path == "file":
             return httpx.Response(200, content=str(sorted(sent["params"].items())).encode())
         found = responses[path]
@@ -45,7 +54,7 @@ def api(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
             else httpx.Response(200, json=found)
         )
 
-    monkeypatch.setattr(httpx, "request", respond)
+    monkeypatch.setattr(httpx, "stream", respond)
     return responses
 
 
@@ -89,3 +98,17 @@ def test_what_cannot_be_downloaded_is_an_error(
     done = run("download", "q1", str(tmp_path / "x"))
     assert (done.exit_code, text in done.output) == (1, True)
     assert not (tmp_path / "x").exists()
+
+
+def test_a_download_that_breaks_off_leaves_no_file_with_the_name_of_a_whole_one(
+    api: dict[str, Any], tmp_path: Path
+) -> None:
+    class Broken(httpx.SyncByteStream):
+        def __iter__(self) -> Iterator[bytes]:
+            yield b"PAR1"
+            raise httpx.RemoteProtocolError("the peer closed the connection")
+
+    api["file"] = httpx.Response(200, stream=Broken())
+    done = run("download", "q1", str(tmp_path / "x"))
+    assert (done.exit_code, "closed the connection" in done.output) == (1, True)
+    assert [path.name for path in (tmp_path / "x").iterdir()] == ["00000.part"]

@@ -144,8 +144,9 @@ async def test_a_request_is_queued_then_done_with_its_features_and_failed_rows(
     assert msgspec.json.decode(msgspec.json.encode(status))["data"] == {"F.v": [1, None]}
     assert status["failures"] == [{"row": 1, "reason": "raised"}]
     assert [each.split()[0] for each in status["warnings"]] == ["`num_dpus`", "late"]
-    assert await world.requests.file(SHOP, "q1", 0, failed=False) == b"a"
-    assert await world.requests.file(SHOP, "q1", 0, failed=True) == b"failed/a"
+    for failed, content in ((False, b"a"), (True, b"failed/a")):
+        pieces = await world.requests.file(SHOP, "q1", 0, failed)
+        assert [piece async for piece in pieces] == [content]
     listed = await world.requests.newest(SHOP, 10)
     assert [each["request_id"] for each in listed["requests"]] == ["q1"]
 

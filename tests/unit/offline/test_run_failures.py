@@ -8,12 +8,14 @@ from typing import Any
 import pytest
 
 from fennel_core.connections.errors import SystemUnavailable, TransactionOutcomeUnknown
+from fennel_core.connections.object_store import ObjectConflict
 from fennel_core.offline import request_row, request_run
 from fennel_core.offline.request_row import (
     NewRequest,
     OfflineRequest,
     RequestDefinition,
     RequestResult,
+    RunSuperseded,
 )
 from fennel_core.offline.request_run import RequestRun, RunOutcome
 from fennel_core.offline.request_states import RequestState
@@ -100,3 +102,39 @@ async def test_a_run_is_repeated_when_a_system_was_away(monkeypatch: pytest.Monk
     assert found is not None
     assert found.failure is not None
     assert "S3 responds with 503" in found.failure.text
+
+
+async def test_work_after_the_computation_is_repeated_in_place_until_the_request_ends() -> None:
+    store = MemoryRequests(clock)
+    run = run_over(store, await claimed(store))
+    failures = [SystemUnavailable("S3"), TransactionOutcomeUnknown("Postgres")]
+
+    async def work() -> str:
+        if failures:
+            raise failures.pop()
+        return "stored"
+
+    assert await run._patiently(work) == "stored"
+    failures += [SystemUnavailable("S3")] * 2
+    run._stopped = True
+    with pytest.raises(RunSuperseded):
+        await run._patiently(work)
+    assert len(failures) == 1, "a request that was cancelled is not waited for"
+
+
+async def test_work_after_the_computation_fails_when_a_system_stays_away(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def away() -> None:
+        raise SystemUnavailable("S3")
+
+    async def taken() -> None:
+        raise ObjectConflict("other content")
+
+    store = MemoryRequests(clock)
+    run = run_over(store, await claimed(store))
+    with pytest.raises(ObjectConflict):
+        await run._patiently(taken)
+    monkeypatch.setattr(request_run, "FINISH_S", 0.0)
+    with pytest.raises(SystemUnavailable):
+        await run._patiently(away)
