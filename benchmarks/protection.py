@@ -34,7 +34,7 @@ from benchmarks.query import (
     slot_process,
 )
 from fennel_core.apps.http_protection import Protection
-from fennel_core.apps.query import tune_interpreter
+from fennel_core.apps.query_worker import tune_interpreter
 from fennel_core.apps.serve import serve_http
 
 PORTS = {"plain": 17_410, "protected": 17_411}

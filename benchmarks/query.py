@@ -42,17 +42,17 @@ import uvloop
 from rocksdict import Cache
 
 from benchmarks.slot_and_server import running
-from fennel_core.apps.query import tune_interpreter
+from benchmarks.unused_parts import NothingErased, any_token, no_secret, nothing_hidden
+from fennel_core.apps.query_worker import tune_interpreter
 from fennel_core.blueprints.spec import Catalog, DatasetView
-from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.connections.frames import serve as serve_frames
-from fennel_core.connections.roles import Access, Role
 from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.executors.client import Executors
 from fennel_core.hangar.rocks import RocksHangar
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.operators.spec import TableSpec
 from fennel_core.operators.table.step import TableStep
+from fennel_core.query.large_reads import Reads
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners, Ownership
 from fennel_core.query.query_log import QueryLog
@@ -75,7 +75,6 @@ DATASETS, FIELDS, PARTITIONS, USERS = 5, 10, 4, 20_000
 META = wire.Metadata("", "", (), deprecated=False, deleted=False)
 CODE = PyCode("f", "", "", "", "", (), ())
 WORKSPACE = WorkspaceId("bench")
-ACCESS = Access(WORKSPACE, Role.ADMIN, "benchmark")
 WARM = 300
 WARM_PEER = 20
 
@@ -298,23 +297,6 @@ class Timed:
         self._times.append(time.perf_counter() - began)
 
 
-def nothing_hidden(_of: ErasableKeys, _keys: Sequence[bytes]) -> Sequence[int]:
-    return ()
-
-
-class NothingErased:
-    """The erasures of an installation without any."""
-
-    async def announce(self, workspace: WorkspaceId) -> None:  # noqa: ARG002  # there are none
-        return
-
-    def is_behind(self, workspace: WorkspaceId) -> bool:  # noqa: ARG002  # there are none
-        return False
-
-    async def catch_up(self, workspace: WorkspaceId) -> None:  # noqa: ARG002  # there are none
-        return
-
-
 def query_process(folder: str, port: int, mixed: bool) -> None:
     uvloop.run(serve_queries(Path(folder), port, mixed=mixed))
 
@@ -323,6 +305,14 @@ def query_application(
     folder: Path, *, mixed: bool, query_log: QueryLog | None = None
 ) -> QueryApplication:
     """Return the query server's application over the slot in `folder`."""
+    service, views = query_service(folder, mixed=mixed, query_log=query_log)
+    return application(service, views)
+
+
+def query_service(
+    folder: Path, *, mixed: bool, query_log: QueryLog | None = None
+) -> tuple[QueryService, Views]:
+    """Return what serves reads over the slot in `folder`."""
     static = Static(definitions(mixed=mixed), str(folder / "slot.sock"))
     slots, owners, views = SlotConnections(), Owners(static), Views(static)
     service = QueryService(
@@ -336,6 +326,11 @@ def query_application(
         bounds=QueryLimits(10_000, 30.0, 30.0),
         query_log=query_log,
     )
+    return service, views
+
+
+def application(service: Reads, views: Views) -> QueryApplication:
+    """Return the query server's application, without what the benchmarks do not ask for."""
     return QueryApplication(
         service=service,
         views=views,
@@ -355,21 +350,17 @@ async def serve_queries(
     folder: Path, port: int, *, mixed: bool, query_log: QueryLog | None = None
 ) -> None:
     """Serve the slot in `folder` until the process is killed."""
-    app = query_application(folder, mixed=mixed, query_log=query_log)
+    await serve_application(query_application(folder, mixed=mixed, query_log=query_log), port)
+
+
+async def serve_application(app: QueryApplication, port: int) -> None:
+    """Serve until the process is killed."""
     gc.collect()
     gc.freeze()
     tune_interpreter()
     how: dict[str, Any] = {"loop": "none", "http": "httptools", "ws": "none", "lifespan": "off"}
     config = uvicorn.Config(Timed(app), port=port, access_log=False, log_config=None, **how)
     await uvicorn.Server(config).serve()
-
-
-async def no_secret(_workspace: WorkspaceId, _version: str, _name: str) -> str | None:
-    return None
-
-
-async def any_token(_authorization: str | None) -> Access:
-    return ACCESS
 
 
 # --- the client -----------------------------------------------------------------------------------

@@ -2,8 +2,10 @@
 
 Phases without and with a connection that sends large requests back to back alternate in one run,
 so that both see the same load of the machine; the ratio of their 99th percentiles is what counts.
-One query server, with the definitions of `benchmarks.query` (50 looked-up features), and a slot
-that holds its rows in memory, so that the query server is what is measured.
+One query server and its helper for large requests, with the definitions of `benchmarks.query` (50
+looked-up features), and a slot that holds its rows in memory, so that the query server is what is
+measured. The large requests are sent by a process of their own. With `--helpers 0` the query server
+serves them itself, by a thread.
 
     python -m benchmarks.query_beside_batches
     python -m benchmarks.query_beside_batches --rounds 10 --rate 200
@@ -14,6 +16,7 @@ from __future__ import annotations
 import argparse
 import asyncio
 import multiprocessing
+import os
 import statistics
 import tempfile
 import time
@@ -30,12 +33,17 @@ from benchmarks.query import (
     FIELDS,
     WARM,
     Connection,
+    application,
     bodies,
     field_type,
-    query_process,
+    query_service,
     sample,
+    serve_application,
 )
+from benchmarks.unused_parts import NothingErased
+from fennel_core.apps.query_worker import tune_interpreter
 from fennel_core.connections.frames import serve as serve_frames
+from fennel_core.query.large_reads import HELPER_NICENESS, DividedReads, LargeReadServer
 
 BATCH_ROWS = 10_000
 encode = msgspec.msgpack.encode
@@ -68,6 +76,29 @@ async def _slot(folder: Path) -> None:
     await server.serve_forever()
 
 
+def server_process(folder: str, port: int, helpers: int) -> None:
+    uvloop.run(_server(Path(folder), port, helpers))
+
+
+async def _server(folder: Path, port: int, helpers: int) -> None:
+    service, views = query_service(folder, mixed=False)
+    addresses = [str(folder / f"helper{number}.sock") for number in range(helpers)]
+    divided = DividedReads(service, views, addresses, BATCH_ROWS)
+    await serve_application(application(divided, views), port)
+
+
+def helper_process(folder: str, number: int) -> None:
+    os.nice(HELPER_NICENESS)
+    uvloop.run(_helper(Path(folder), number))
+
+
+async def _helper(folder: Path, number: int) -> None:
+    large = LargeReadServer(*query_service(folder, mixed=False), NothingErased())
+    tune_interpreter()
+    server = await serve_frames(str(folder / f"helper{number}.sock"), large.handle)
+    await server.serve_forever()
+
+
 async def paced(
     connection: Connection, requests: list[bytes], rate: float, s: float
 ) -> list[float]:
@@ -82,13 +113,23 @@ async def paced(
     return took
 
 
-async def batches(url: SplitResult, body: bytes, connections: int, took: list[float]) -> None:
+def batches_process(url: SplitResult, sending: Any, took: Any, connections: int) -> None:
+    """Send large requests back to back while the event `sending` is set; put latencies (s)."""
+    uvloop.run(_batches(url, sending, took, connections))
+
+
+async def _batches(url: SplitResult, sending: Any, took: Any, connections: int) -> None:
+    [body, *_] = bodies(BATCH_ROWS)
+
     async def one() -> None:
-        connection = await Connection.open(url)
+        connection = await _connected(url)
         while True:
+            if not sending.is_set():
+                await asyncio.sleep(0.01)
+                continue
             began = time.perf_counter()
             await connection.post(body)
-            took.append(time.perf_counter() - began)
+            took.put(time.perf_counter() - began)
 
     await asyncio.gather(*(one() for _ in range(connections)))
 
@@ -102,23 +143,24 @@ def show(name: str, took: Sequence[float]) -> float:
     return cuts[98]
 
 
-async def measure(arguments: argparse.Namespace, url: SplitResult) -> None:
-    single, [large, *_] = bodies(1), bodies(BATCH_ROWS)
+async def measure(arguments: argparse.Namespace, url: SplitResult, sending: Any, took: Any) -> None:
+    single = bodies(1)
     connection = await _connected(url)
     for body in single[:WARM]:
         await connection.post(body)
-    await (await Connection.open(url)).post(large)
+    await _large_requests(sending, arguments.seconds)
+    while not took.empty():
+        took.get()
     alone: list[float] = []
     beside: list[float] = []
-    large_took: list[float] = []
     for _ in range(arguments.rounds):
         alone += await paced(connection, single, arguments.rate, arguments.seconds)
-        load = asyncio.create_task(batches(url, large, arguments.connections, large_took))
+        load = asyncio.create_task(_large_requests(sending, arguments.seconds))
         beside += await paced(connection, single, arguments.rate, arguments.seconds)
-        load.cancel()
-        await asyncio.wait([load])
-        # The last large request is cancelled when its connection closes.
+        await load
+        # The last large request ends.
         await asyncio.sleep(1)
+    large_took = [took.get() for _ in range(took.qsize())]
     print(f"one row, {DATASETS * FIELDS} features, {arguments.rate:g} requests/s")
     without, with_ = show("alone", alone), show("beside batches", beside)
     print(
@@ -126,6 +168,12 @@ async def measure(arguments: argparse.Namespace, url: SplitResult) -> None:
         f"{statistics.median(large_took) * 1e3:.0f} ms"
     )
     print(f"  ratio of the 99th percentiles: {with_ / without:.2f}")
+
+
+async def _large_requests(sending: Any, seconds: float) -> None:
+    sending.set()
+    await asyncio.sleep(seconds)
+    sending.clear()
 
 
 async def _connected(url: SplitResult) -> Connection:
@@ -146,24 +194,37 @@ def main() -> None:
     parser.add_argument(
         "--connections", type=int, default=1, help="connections that send large requests"
     )
+    parser.add_argument(
+        "--helpers", type=int, default=1, help="processes that serve the large requests"
+    )
     parser.add_argument("--port", type=int, default=17410)
     arguments = parser.parse_args()
     spawn = multiprocessing.get_context("spawn")
+    url = urlsplit(f"http://127.0.0.1:{arguments.port}/api/v1/query")
+    sending, took = spawn.Event(), spawn.Queue()
     with tempfile.TemporaryDirectory() as folder:
         slot = spawn.Process(target=slot_process, args=(folder,))
-        server = spawn.Process(target=query_process, args=(folder, arguments.port, False))
+        server = spawn.Process(
+            target=server_process, args=(folder, arguments.port, arguments.helpers)
+        )
+        helpers = [
+            spawn.Process(target=helper_process, args=(folder, number))
+            for number in range(arguments.helpers)
+        ]
+        client = spawn.Process(
+            target=batches_process, args=(url, sending, took, arguments.connections)
+        )
         try:
             slot.start()
             while not (Path(folder) / "slot.ready").exists():
                 time.sleep(0.1)
-            server.start()
-            uvloop.run(
-                measure(arguments, urlsplit(f"http://127.0.0.1:{arguments.port}/api/v1/query"))
-            )
+            for process in (*helpers, server, client):
+                process.start()
+            uvloop.run(measure(arguments, url, sending, took))
         finally:
-            slot.kill()
-            if server.pid is not None:
-                server.kill()
+            for process in (client, server, *helpers, slot):
+                if process.pid is not None:
+                    process.kill()
 
 
 if __name__ == "__main__":

@@ -9,6 +9,10 @@ workers, which finish their requests first.
 
 A worker's standard input is a pipe that only the parent holds open. Its end makes the worker
 stop, so none outlives a parent that was killed.
+
+Helpers are processes of the same program that do not accept from the port: each serves its own Unix
+socket, whose address the workers know. They are supervised like workers, and workers do without one
+that is restarted.
 """
 
 from __future__ import annotations
@@ -30,6 +34,7 @@ from fennel_core.telemetry import metrics
 from fennel_core.telemetry.logs import logger
 
 INHERITED_OPTION: Final = "--inherited"
+HELPER_OPTION: Final = "--helper"
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 30.0
 STEADY_S: Final = 20.0
@@ -67,19 +72,33 @@ def bound_socket(host: str, port: int) -> socket.socket:
 
 @dataclass(frozen=True, slots=True)
 class InheritedResources:
-    """What the workers of one parent share: a bound socket, and the descriptor of memory."""
+    """What the workers of one parent share: a bound socket, the descriptor of memory, and the
+    addresses of the helpers' sockets.
+    """
 
     listener: socket.socket
     memory: int
+    helpers: tuple[str, ...] = ()
 
 
-def inherited_resources(arguments: Sequence[str]) -> InheritedResources | None:
-    """Return what the parent passed to this worker; None in any other process."""
+@dataclass(frozen=True, slots=True)
+class HelperResources:
+    """What a helper has: the address of its socket, and the memory of the workers."""
+
+    address: str
+    memory: int
+
+
+def inherited_resources(arguments: Sequence[str]) -> InheritedResources | HelperResources:
+    """Return what the parent passed to this worker or helper; raises ValueError without it."""
     match arguments:
-        case [option, listener, memory] if option == INHERITED_OPTION:
-            return InheritedResources(socket.socket(fileno=int(listener)), int(memory))
+        case [option, memory, listener, *helpers] if option == INHERITED_OPTION:
+            bound = socket.socket(fileno=int(listener))
+            return InheritedResources(bound, int(memory), tuple(helpers))
+        case [option, memory, address] if option == HELPER_OPTION:
+            return HelperResources(address, int(memory))
         case _:
-            return None
+            raise ValueError(f"{sys.argv[0]} is started by its parent, with what they share")
 
 
 def stop_with_parent() -> None:
@@ -96,31 +115,51 @@ def stop_with_parent() -> None:
 
 
 async def run_workers(
-    module: str, count: int, listener: socket.socket, *, grace_s: float, memory: int
+    module: str,
+    count: int,
+    listener: socket.socket,
+    *,
+    grace_s: float,
+    memory: int,
+    helpers: int = 0,
 ) -> int:
-    """Run `count` processes of `module` until a signal arrives; return the exit status.
+    """Run `count` workers and `helpers` of `module` until a signal arrives; return the exit status.
 
-    Takes over `listener`; `memory` is the descriptor of memory that the workers share. Workers that
+    Takes over `listener`; `memory` is the descriptor of memory that the processes share. Those that
     do not end within `grace_s` and a margin are killed.
     """
-    folder = Path(tempfile.mkdtemp(prefix="fennel-metrics-"))
+    folder = Path(tempfile.mkdtemp(prefix="fennel-workers-"))
     try:
-        return await Workers(module, count, listener, memory, folder).run(grace_s)
+        return await Workers(module, count, helpers, listener, memory, folder).run(grace_s)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
 class Workers:
-    """The workers of one parent, which share a listener and a folder of metrics."""
+    """The workers and helpers of one parent.
+
+    They are numbered from 1, workers first. `folder` has their metrics and the helpers' sockets.
+    """
 
     def __init__(
-        self, module: str, count: int, listener: socket.socket, memory: int, folder: Path
+        self,
+        module: str,
+        count: int,
+        helpers: int,
+        listener: socket.socket,
+        memory: int,
+        folder: Path,
     ) -> None:
         self._module = module
         self._count = count
         self._listener = listener
         self._memory = memory
         self._folder = folder
+        self._addresses = {
+            number: str(folder / f"{number}.sock")
+            for number in range(count + 1, count + 1 + helpers)
+        }
+        """The sockets of helpers."""
         self._running: dict[int, Process] = {}
         self._stopping = asyncio.Event()
         self._lost = False
@@ -132,7 +171,8 @@ class Workers:
         loop = asyncio.get_running_loop()
         for stop in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(stop, self._stopping.set)
-        for number in range(1, self._count + 1):
+        # Helpers first: a worker that is ready finds them.
+        for number in (*self._addresses, *range(1, self._count + 1)):
             await self._start(number)
         keepers = [asyncio.create_task(self._keep(number)) for number in dict(self._running)]
         stopping = asyncio.create_task(self._stopping.wait())
@@ -153,9 +193,16 @@ class Workers:
         return 1 if self._lost or self._failed else 0
 
     async def _start(self, number: int) -> None:
-        shared = (self._listener.fileno(), self._memory)
+        address = self._addresses.get(number)
+        if address is None:
+            listener = self._listener.fileno()
+            shared = [self._memory, listener]
+            arguments = [INHERITED_OPTION, *map(str, shared), *self._addresses.values()]
+        else:
+            shared = [self._memory]
+            arguments = [HELPER_OPTION, str(self._memory), address]
         self._running[number] = await asyncio.create_subprocess_exec(
-            *(sys.executable, "-m", self._module, INHERITED_OPTION, *map(str, shared)),
+            *(sys.executable, "-m", self._module, *arguments),
             stdin=PIPE,
             pass_fds=shared,
             env={**os.environ, metrics.MULTIPROCESS_VARIABLE: str(self._folder)},
@@ -178,7 +225,7 @@ class Workers:
                 self._failed |= status not in {0, -signal.SIGTERM}
                 return
             failures = 1 if loop.time() - began >= STEADY_S else failures + 1
-            if not self._running:
+            if self._running.keys() <= self._addresses.keys():
                 log.error("no worker is left; this process ends", worker=number, status=status)
                 self._lost = True
                 self._stopping.set()

@@ -1,8 +1,10 @@
-"""One thread for the work of large requests, so that they do not delay small ones.
+"""One thread for the work of large requests, so that the event loop stays free.
 
 A request of ten thousand rows needs some hundred milliseconds of parsing, key encoding and JSON. On
 the event loop these would be added to the latency of every other request, so this work is done here
-in stages, between which the request waits for slots and executors on the event loop as usual.
+in stages, between which the request waits for slots and executors on the event loop as usual. Most
+such requests are served by processes of their own (`large_reads`), which have this thread, too;
+here are those that come while there is none, and those whose size shows only while they are served.
 
 The thread and the event loop share the interpreter lock. There is one thread because the loop then
 competes with one owner of the lock only, and `SWITCH_INTERVAL_S` bounds how long it waits for it.

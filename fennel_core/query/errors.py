@@ -145,6 +145,28 @@ class QueryTimeout(QueryError):
         )
 
 
+class LargeReadInterrupted(QueryError):
+    """The process that served the large request ended or froze. Retry; it is restarted."""
+
+    STATUS = 503
+    CODE = "large-read-interrupted"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(
+            f"the process for large requests was lost before it responded ({why}): try again, with "
+            "fewer rows if it was lost for lack of memory"
+        )
+
+
+class LargeReadFailed(QueryError):
+    """The process for large requests failed, or its response is too large for one frame."""
+
+    CODE = "large-read-failed"
+
+    def __init__(self, why: str) -> None:
+        super().__init__(f"the process for large requests could not serve it: {why}")
+
+
 class ErasuresUnknown(QueryError):
     """This server does not know which keys are erased, so it refuses every read. Retry."""
 

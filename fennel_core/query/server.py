@@ -33,7 +33,8 @@ from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.query.bodies import barrier_timeout
 from fennel_core.query.errors import RequestMalformed, ResponseTruncated, UnknownRoute
 from fennel_core.query.forward import Forwarder, Upstream
-from fennel_core.query.service import Answer, LogReceipt, QueryService
+from fennel_core.query.large_reads import Reads
+from fennel_core.query.service import Answer, LogReceipt
 from fennel_core.query.status import StatusReport
 from fennel_core.query.view import BranchKey, Views
 from fennel_core.query.view_refresh import ViewRefresher
@@ -75,7 +76,7 @@ class QueryApplication:
 
     def __init__(
         self,
-        service: QueryService,
+        service: Reads,
         views: Views,
         status: StatusReport,
         health: HealthEndpoint,

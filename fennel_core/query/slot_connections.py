@@ -76,10 +76,15 @@ class SlotConnections:
         Raises `RemoteError` when the slot refuses, `SlotUnresponsive` when it is known to be
         frozen, and `OSError` when it cannot be reached.
         """
+        channel = await self.channel(address)
+        return await channel.call(op, argument)
+
+    async def channel(self, address: str) -> Channel:
+        """Return an open connection; raises `SlotUnresponsive` and OSError."""
         channel = self._open.get(address)
         if channel is None or channel.closed:
             channel = await self._connect(address)
-        return await channel.call(op, argument)
+        return channel
 
     async def close(self) -> None:
         for probe in self._probes.values():

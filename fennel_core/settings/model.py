@@ -324,8 +324,15 @@ class LimitSettings(BaseSettings):
         1,
         ge=1,
         le=64,
-        description="Processes of the query server, which share its port: one core each. With "
-        "more than 1, a parent process supervises them.",
+        description="Processes of the query server, which share its port: one core each. A parent "
+        "process supervises them.",
+    )
+    query_helpers: int = Field(
+        1,
+        ge=0,
+        le=64,
+        description="Processes that serve queries and lookups of more than 200 rows, so that small "
+        "ones do not wait; they share these requests. With 0 the query server serves them itself.",
     )
     query_rows: int = Field(
         10_000,

@@ -25,6 +25,7 @@ from fennel_core.query.barrier import Barrier, Ends
 from fennel_core.query.errors import ErasuresUnknown, UnknownBranch
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.inspect import Inspector
+from fennel_core.query.large_reads import DividedReads
 from fennel_core.query.log_blocks import LoggedQuery, blocks_of_queries
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners
@@ -51,6 +52,8 @@ from tests.support.polling import eventually
 WORKSPACE = WorkspaceId("w")
 PARTITIONS = 4
 BODY_LIMIT = 64 * 1024
+ROWS_LIMIT = 1000
+HELPER_SILENCE_S = 0.5
 
 
 def table_view(
@@ -230,19 +233,23 @@ async def access_of(authorization: str | None) -> Access:
     return Access(WORKSPACE, Role.ADMIN, "token t")
 
 
-@asynccontextmanager
-async def running_world(folder: Path) -> AsyncIterator[World]:
-    platform, registry, upstreams, clock = FakePlatform(), FakeRegistry(), Upstreams(), [10**15]
-    slots, owners, views = SlotConnections(), Owners(registry), Views(platform)
-    refresher, erased = ViewRefresher(views), FakeErasures()
-    limits, query_log = WorkspaceLimits(1000, 0.0), RecordedLog()
-    upstream = web.AppRunner(_upstream_app(upstreams))
-    await upstream.setup()
-    site = web.TCPSite(upstream, "127.0.0.1", 0)
-    await site.start()
-    address = f"http://127.0.0.1:{upstream.addresses[0][1]}"
-    forwarder = Forwarder(BODY_LIMIT)
-    service = QueryService(
+def helper_socket(folder: Path) -> Path:
+    """Return where the world's server looks for a helper; a test may serve large reads there."""
+    return folder / "helper.sock"
+
+
+def query_service(
+    folder: Path,
+    platform: FakePlatform,
+    registry: FakeRegistry,
+    views: Views,
+    erased: FakeErasures,
+    clock: list[int],
+    query_log: RecordedLog,
+) -> QueryService:
+    """Return what serves reads from the world's slot."""
+    slots, owners = SlotConnections(), Owners(registry)
+    return QueryService(
         views=views,
         lookups=Lookups(slots, owners, 1.0, erased.hidden),
         executors=Executors(folder / "executors.sock", time_limit_ms=10_000),
@@ -250,11 +257,29 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
         barrier=Barrier(platform, platform, owners, slots),
         secret=_no_secret,
         now_us=lambda: clock[0],
-        bounds=QueryLimits(1000, 10.0, 5.0),
+        bounds=QueryLimits(ROWS_LIMIT, 10.0, 5.0),
         query_log=query_log,
     )
+
+
+@asynccontextmanager
+async def running_world(folder: Path) -> AsyncIterator[World]:
+    platform, registry, upstreams, clock = FakePlatform(), FakeRegistry(), Upstreams(), [10**15]
+    views, erased = Views(platform), FakeErasures()
+    refresher = ViewRefresher(views)
+    limits, query_log = WorkspaceLimits(1000, 0.0), RecordedLog()
+    upstream = web.AppRunner(_upstream_app(upstreams))
+    await upstream.setup()
+    site = web.TCPSite(upstream, "127.0.0.1", 0)
+    await site.start()
+    address = f"http://127.0.0.1:{upstream.addresses[0][1]}"
+    forwarder = Forwarder(BODY_LIMIT)
+    service = query_service(folder, platform, registry, views, erased, clock, query_log)
+    divided = DividedReads(
+        service, views, [str(helper_socket(folder))], ROWS_LIMIT, HELPER_SILENCE_S
+    )
     app = QueryApplication(
-        service=service,
+        service=divided,
         views=views,
         status=None,  # type: ignore[arg-type]  # needs Postgres
         health=HealthEndpoint("query", {}),
@@ -293,7 +318,7 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
         server.should_exit = True
         await serving
         await forwarder.close()
-        await slots.close()
+        await divided.close()
         await upstream.cleanup()
 
 

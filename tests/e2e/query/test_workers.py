@@ -1,4 +1,4 @@
-"""The query server with two workers over a real Postgres."""
+"""The query server with two workers and a helper over a real Postgres."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-async def test_two_workers_are_ready_and_stop_on_a_signal(database: str, tmp_path: Path) -> None:
+async def test_workers_and_the_helper_are_ready_and_stop_on_a_signal(
+    database: str, tmp_path: Path
+) -> None:
     ours = {name: str(free_port()) for name in PORTS} | {
         "FENNEL_POSTGRES_DSN": database,
         "FENNEL_DATA_DIR": str(tmp_path),
@@ -48,7 +50,7 @@ async def test_two_workers_are_ready_and_stop_on_a_signal(database: str, tmp_pat
 
             await eventually(ready, within_s=STARTS_WITHIN_S, interval_s=0.1)
             workers = children.read_text().split()
-            assert len(workers) == 2
+            assert len(workers) == 3
             async with client.get(
                 f"http://127.0.0.1:{int(ours['FENNEL_QUERY_PORT']) + 5}/metrics"
             ) as response:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from fennel_core.apps.query import rest_of_grace_s
+from fennel_core.apps.query_worker import rest_of_grace_s
 
 
 @pytest.mark.parametrize(

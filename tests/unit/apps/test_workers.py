@@ -17,6 +17,7 @@ import pytest
 
 from fennel_core.apps.workers import (
     LONGEST_PAUSE_S,
+    HelperResources,
     bound_socket,
     inherited_resources,
     restart_pause_s,
@@ -32,17 +33,21 @@ from fennel_core.apps import workers
 workers.FIRST_PAUSE_S = 0.05
 memory = os.memfd_create("shared")
 port = workers.bound_socket("127.0.0.1", int(sys.argv[1]))
-sys.exit(asyncio.run(workers.run_workers("served", 2, port, grace_s=5, memory=memory)))
+helpers = int(sys.argv[2])
+run = workers.run_workers("served", 2, port, grace_s=5, memory=memory, helpers=helpers)
+sys.exit(asyncio.run(run))
 """
 WORKER = """
-import asyncio, os, sys
+import sys
 from pathlib import Path
 
-if Path("broken").exists():
+if Path("broken").exists() and "--helper" not in sys.argv:
     sys.exit(3)
+
+import asyncio, os
 from fennel_core.apps.http_protection import Protection
 from fennel_core.apps.serve import serve_http
-from fennel_core.apps.workers import inherited_resources, stop_with_parent
+from fennel_core.apps.workers import HelperResources, inherited_resources, stop_with_parent
 from fennel_core.telemetry import metrics
 
 async def app(scope, receive, send):
@@ -61,7 +66,12 @@ async def app(scope, receive, send):
 
 async def main():
     stop_with_parent()
-    listener = inherited_resources(sys.argv[1:]).listener
+    inherited = inherited_resources(sys.argv[1:])
+    if isinstance(inherited, HelperResources):
+        Path(f"helper-{os.getpid()}").write_text(inherited.address)
+        await asyncio.Event().wait()
+    Path("addresses").write_text(" ".join(inherited.helpers))
+    listener = inherited.listener
     await serve_http(app, "", 0, protection=Protection(), grace_s=5, listener=listener)
 
 asyncio.run(main())
@@ -74,11 +84,11 @@ def free_port() -> int:
 
 
 class Server:
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, helpers: int) -> None:
         self.folder, self.port = folder, free_port()
         (folder / "served.py").write_text(WORKER)
         self.parent = subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
-            [sys.executable, "-c", PARENT, str(self.port)],
+            [sys.executable, "-c", PARENT, str(self.port), str(helpers)],
             cwd=folder,
             env={**os.environ, "PYTHONPATH": f"{folder}:{ROOT}", "TMPDIR": str(folder)},
         )
@@ -99,6 +109,14 @@ class Server:
         """Return the pids of the workers that run."""
         listed = Path(f"/proc/{self.parent.pid}/task/{self.parent.pid}/children").read_text()
         return [int(pid) for pid in listed.split() if alive(int(pid))]
+
+    def helpers(self) -> dict[int, str]:
+        """Return the addresses of the helpers that run, by pid."""
+        written = {
+            int(path.name.removeprefix("helper-")): path.read_text()
+            for path in self.folder.glob("helper-*")
+        }
+        return {pid: address for pid, address in written.items() if address and alive(pid)}
 
     def served_by(self, pid: int) -> str:
         """Return the response of the one worker that is not frozen."""
@@ -124,8 +142,8 @@ def alive(pid: int) -> bool:
 
 
 @contextmanager
-def running(folder: Path) -> Iterator[Server]:
-    server = Server(folder)
+def running(folder: Path, helpers: int = 0) -> Iterator[Server]:
+    server = Server(folder, helpers)
     try:
         yield server
     finally:
@@ -180,15 +198,33 @@ def test_a_signal_finishes_requests_and_stops_every_worker(
     assert response.startswith(b"HTTP/1.1 200")
     assert server.parent.wait(20) == 0
     assert [pid for pid in pids if alive(pid)] == []
-    assert list(server.folder.glob("fennel-metrics-*")) == []
+    assert list(server.folder.glob("fennel-workers-*")) == []
 
 
-def test_without_a_worker_the_parent_ends(tmp_path: Path) -> None:
+@pytest.mark.parametrize("helpers", [0, 1])
+def test_without_a_worker_the_parent_ends(tmp_path: Path, helpers: int) -> None:
     # The parent ends when both are gone at one time, which is when the doubled pauses exceed the
     # time from start to failure. So they fail before their imports, which take seconds.
     (tmp_path / "broken").touch()
-    with running(tmp_path) as server:
+    with running(tmp_path, helpers) as server:
         assert server.parent.wait(2 * STARTS_WITHIN_S) == 1
+
+
+def test_a_helper_that_dies_is_restarted_at_its_address_and_workers_stay(tmp_path: Path) -> None:
+    with running(tmp_path, helpers=1) as server:
+        eventually_sync(server.responds, within_s=STARTS_WITHIN_S)
+        eventually_sync(lambda: len(server.helpers()) == 1, within_s=STARTS_WITHIN_S)
+        workers = set(server.workers()) - set(server.helpers())
+        [(first, address)] = server.helpers().items()
+        assert (tmp_path / "addresses").read_text() == address
+        os.kill(first, signal.SIGKILL)
+        eventually_sync(
+            lambda: list(server.helpers()) not in ([], [first]), within_s=STARTS_WITHIN_S
+        )
+        assert list(server.helpers().values()) == [address]
+        assert set(server.workers()) - set(server.helpers()) == workers
+        server.parent.send_signal(signal.SIGTERM)
+        assert server.parent.wait(20) == 0
 
 
 def test_no_worker_outlives_a_parent_that_was_killed(server: Server) -> None:
@@ -208,5 +244,10 @@ def test_pauses_double_up_to_a_limit() -> None:
     assert restart_pause_s(1000) == LONGEST_PAUSE_S
 
 
-def test_a_process_without_the_option_has_no_inherited_socket() -> None:
-    assert inherited_resources([]) is None
+def test_a_process_without_a_parent_is_refused() -> None:
+    with pytest.raises(ValueError, match="started by its parent"):
+        inherited_resources([])
+
+
+def test_a_helper_is_told_its_address_and_the_memory() -> None:
+    assert inherited_resources(["--helper", "3", "a.sock"]) == HelperResources("a.sock", 3)

@@ -1,0 +1,209 @@
+"""Large requests in a process of their own: same answers, and none is lost with that process."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fennel_core.connections.frames import frame, read_frame, serve
+from fennel_core.query.batch_thread import BYTES_IN_LOOP, ROWS_IN_LOOP
+from fennel_core.query.large_reads import LargeReadServer
+from fennel_core.query.view import Views
+from tests.support.featuresets import USERS
+from tests.support.featuresets import request as definitions
+from tests.support.polling import eventually
+from tests.support.query_world import (
+    WORKSPACE,
+    FakeErasures,
+    RecordedLog,
+    World,
+    helper_socket,
+    query_service,
+    table_view,
+)
+from tests.support.served_users import EXTRACTORS, FEATURES, query, serving_users
+
+ROWS = ROWS_IN_LOOP + 1
+UIDS = [n % 12 for n in range(ROWS)]
+"""Some exist and some do not."""
+OUTPUTS = ["User.age", "User.name", "User.next"]
+LARGE = query(["User.uid"], OUTPUTS, {"User.uid": UIDS})
+BY_ROW = LARGE | {"data": [{"User.uid": uid} for uid in UIDS]}
+LOOKUP = {"keys": [{"uid": uid} for uid in UIDS]}
+PATH = "dataset/Users/lookup"
+
+
+@dataclass
+class Helper:
+    """A helper with what it knows, and the operations that it was asked."""
+
+    views: Views
+    erased: FakeErasures
+    query_log: RecordedLog
+    large: LargeReadServer
+    asked: list[str] = field(default_factory=list)
+
+    async def handle(self, op: str, argument: Any) -> object:
+        self.asked.append(op)
+        return await self.large.handle(op, argument)
+
+
+@pytest.fixture
+async def world(tmp_path: Path) -> AsyncIterator[World]:
+    async with serving_users(tmp_path) as made:
+        yield made
+
+
+@asynccontextmanager
+async def helping(world: World, folder: Path) -> AsyncIterator[Helper]:
+    views, erased, log = Views(world.platform), FakeErasures(), RecordedLog()
+    service = query_service(folder, world.platform, world.registry, views, erased, world.clock, log)
+    made = Helper(views, erased, log, LargeReadServer(service, views, erased))
+    server = await serve(str(helper_socket(folder)), made.handle)
+    try:
+        yield made
+    finally:
+        server.close()
+
+
+@pytest.fixture
+async def helper(world: World, tmp_path: Path) -> AsyncIterator[Helper]:
+    async with helping(world, tmp_path) as made:
+        yield made
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "op"),
+    [("query", LARGE, "query"), ("query", BY_ROW, "query"), (PATH, LOOKUP, "lookup")],
+)
+async def test_a_helper_gives_the_answer_that_the_server_gives_without_it(
+    world: World, tmp_path: Path, path: str, body: dict[str, Any], op: str
+) -> None:
+    alone = await world.post(path, body)
+    async with helping(world, tmp_path) as helper:
+        assert await world.post(path, body) == alone
+    assert (alone[0], helper.asked) == (200, [op])
+
+
+async def test_requests_of_few_rows_stay_in_the_server(world: World, helper: Helper) -> None:
+    few = query(["User.uid"], OUTPUTS, {"User.uid": UIDS[:ROWS_IN_LOOP]})
+    # Many commas, and one row.
+    wide = few | {"data": {"User.uid": [1]}, "outputs": OUTPUTS * ROWS_IN_LOOP}
+    for body in (few, wide):
+        await world.post("query", body)
+    await world.post(PATH, {"keys": LOOKUP["keys"][:ROWS_IN_LOOP]})
+    assert helper.asked == []
+
+
+async def test_a_body_of_many_bytes_goes_to_the_helper_unparsed(
+    world: World, helper: Helper
+) -> None:
+    padded = query(["User.uid"], ["User.age"], {"User.uid": [1], "x": ["y" * BYTES_IN_LOOP]})
+    assert await world.post("query", padded) == (200, {"User.age": [21]})
+    assert helper.asked == ["query"]
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        LARGE | {"outputs": ["User.nothing"]},
+        LARGE | {"inputs": ["User.age"]},
+        LARGE | {"data": {"User.uid": UIDS * 5}},
+        LARGE | {"data": {"User.uid": ["x"] * ROWS}},
+        LARGE | {"unknown": 1},
+    ],
+)
+async def test_a_helper_refuses_as_the_server_does(
+    world: World, tmp_path: Path, body: dict[str, Any]
+) -> None:
+    alone = await world.post("query", body)
+    async with helping(world, tmp_path):
+        assert await world.post("query", body) == alone
+    assert alone[0] >= 400
+
+
+async def test_a_helper_serves_the_version_that_the_server_serves(
+    world: World, helper: Helper
+) -> None:
+    await world.post("query", LARGE)
+    without_names = {name: dtype for name, dtype in FEATURES.items() if name != "User.name"}
+    extractors = [each for each in EXTRACTORS if "User.name" not in str(each.outputs)]
+    changed = definitions(without_names, extractors, [USERS])
+    world.platform.serve(changed, [table_view(USERS)], commit="c2")
+    await world.views.reload((WORKSPACE, "main"))  # type: ignore[arg-type]  # a branch
+    body = LARGE | {"outputs": ["User.age"]}
+    status, _ = await world.post("query", body)
+    assert status == 200
+    assert [view.commit for view in helper.views.known().values()] == ["c2"]
+
+
+async def test_a_helper_hides_what_another_process_has_erased(world: World, helper: Helper) -> None:
+    helper.erased.behind.append(WORKSPACE)
+    await world.post("query", LARGE)
+    assert helper.erased.behind == []
+
+
+async def test_what_a_helper_answers_is_logged_there(world: World, helper: Helper) -> None:
+    status, _ = await world.post("query", LARGE | {"log": True})
+    assert (status, len(helper.query_log.queries), len(world.query_log.queries)) == (200, 1, 0)
+
+
+async def test_a_helper_that_is_lost_ends_its_request_with_a_reason(
+    world: World, tmp_path: Path
+) -> None:
+    async def broken(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while True:
+            number, op, _ = await read_frame(reader)
+            if op != "ping":
+                writer.close()
+                return
+            writer.write(frame([number, "ok", None]))
+
+    server = await asyncio.start_unix_server(broken, helper_socket(tmp_path))
+    status, text = await world.post("query", LARGE)
+    assert (status, "try again" in text) == (503, True)
+    server.close()
+    # Without it, the server does its work.
+    assert (await world.post("query", LARGE))[0] == 200
+
+
+async def test_a_frozen_helper_delays_one_request_and_no_other(
+    world: World, tmp_path: Path
+) -> None:
+    async def frozen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+
+    server = await asyncio.start_unix_server(frozen, helper_socket(tmp_path))
+    for _ in range(2):
+        assert (await world.post("query", LARGE))[0] == 200
+    server.close()
+
+
+async def test_a_request_whose_client_has_gone_is_cancelled_in_the_helper(
+    world: World, helper: Helper
+) -> None:
+    world.slot.release.clear()
+    request = asyncio.create_task(world.post("query", LARGE))
+    await eventually(lambda: world.slot.running == 1)
+    request.cancel()
+    await eventually(lambda: world.slot.running == 0)
+    await helper.large.idle()
+
+
+async def test_a_helper_is_idle_only_after_its_requests(world: World, helper: Helper) -> None:
+    world.slot.release.clear()
+    request = asyncio.create_task(world.post("query", LARGE))
+    await eventually(lambda: world.slot.running == 1)
+    idle = asyncio.create_task(helper.large.idle())
+    await asyncio.sleep(0)
+    assert not idle.done()
+    world.slot.release.set()
+    assert (await request)[0] == 200
+    await idle
