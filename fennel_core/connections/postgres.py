@@ -20,6 +20,7 @@ transaction (which would stop vacuum).
 from __future__ import annotations
 
 import asyncio
+import select
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -141,6 +142,7 @@ def pool(
     return AsyncConnectionPool(
         conninfo(dsn, name=name, statement_timeout_ms=statement_timeout_ms),
         connection_class=BoundedConnection[tuple[object, ...]],
+        check=_refuse_closed,
         min_size=1,
         max_size=size,
         open=False,
@@ -149,6 +151,18 @@ def pool(
         kwargs={"autocommit": True},
         name=name,
     )
+
+
+async def _refuse_closed(connection: AsyncConnection) -> None:
+    """Raise `psycopg.OperationalError` if the server has closed the idle connection.
+
+    A server that was restarted has closed all of them; the pool then takes another. The server is
+    asked only if it has sent something: what it says when it closes, and seldom a notice.
+    """
+    waiting = select.poll()
+    waiting.register(connection.pgconn.socket, select.POLLIN)
+    if waiting.poll(0):
+        await AsyncConnectionPool.check_connection(connection)
 
 
 async def bounded_connection(dsn: str, *, name: str) -> AsyncConnection:

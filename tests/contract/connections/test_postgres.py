@@ -16,6 +16,7 @@ from fennel_core.connections.postgres import (
     ListenStarted,
     Notification,
     Pool,
+    connection_of,
     in_transaction,
     listen,
     pool,
@@ -189,3 +190,16 @@ async def test_a_listener_reports_when_it_may_have_missed_a_notification(
                 "application_name = 'test-listener'"
             )
         assert await asyncio.wait_for(anext(events), 5) == ListenStarted()
+
+
+async def test_a_borrower_gets_no_connection_that_the_server_has_closed(database: str) -> None:
+    async with pool(database, name="test", size=2) as opened:
+        async with opened.connection() as first, opened.connection() as second:
+            pids = [each.info.backend_pid for each in (first, second)]
+        with psycopg.connect(database, autocommit=True) as server:
+            for pid in pids:
+                server.execute("SELECT pg_terminate_backend(%s, 5000)", (pid,))
+        async with connection_of(opened) as connection:
+            row = await (await connection.execute("SELECT 1")).fetchone()
+            assert row == (1,)
+            assert connection.info.backend_pid not in pids
