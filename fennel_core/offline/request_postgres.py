@@ -23,7 +23,7 @@ from fennel_core.offline.request_states import RequestState
 from fennel_core.offline.request_store import RequestChange
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 
-_COLUMNS: Final = (
+COLUMNS: Final = (
     "id, workspace, branch, actor, definition::text, created_at, state, starts, epoch,"
     " lease_until, began_at, ended_at, completion, result::text, failure::text, removed_at,"
     " run_name, failed_rows"
@@ -35,7 +35,7 @@ _UPDATE: Final = (
 )
 REMOVED_AT_ONCE: Final = 1000
 """Rows of one search for results to delete; the next search has the others."""
-_SELECT: Final = f"SELECT {_COLUMNS} FROM offline_query"  # noqa: S608  # built from constants
+_SELECT: Final = f"SELECT {COLUMNS} FROM offline_query"  # noqa: S608  # built from constants
 _INSERT: Final = (
     "INSERT INTO offline_query (id, workspace, branch, actor, definition, created_at, state,"
     " starts, run_name, lease_until) VALUES (%s, %s, %s, %s, %s, %s, %s, %s, %s, %s)"
@@ -44,7 +44,7 @@ _OPEN_OF: Final = (
     "SELECT count(*), clock_timestamp() FROM offline_query"
     " WHERE workspace = %s AND ended_at IS NULL"
 )
-_LOCKED: Final = f"SELECT {_COLUMNS}, clock_timestamp() FROM offline_query WHERE id = %s FOR UPDATE"  # noqa: S608  # built from constants
+_LOCKED: Final = f"SELECT {COLUMNS}, clock_timestamp() FROM offline_query WHERE id = %s FOR UPDATE"  # noqa: S608  # built from constants
 _REMOVABLE: Final = (
     f"{_SELECT} WHERE removed_at IS NULL AND CASE state"
     " WHEN 'done' THEN ended_at + %(kept)s <= now()"
@@ -71,7 +71,7 @@ class PostgresRequests:
                 raise WorkspaceNotFound(new.workspace)
             found = await connection.execute(f"{_SELECT} WHERE id = %s", (new.id,))
             if (values := await found.fetchone()) is not None:
-                return _row(values)
+                return request_of_row(values)
             counted = await (await connection.execute(_OPEN_OF, (new.workspace,))).fetchone()
             waiting, now = cast(tuple[int, datetime], counted)
             row = admitted(new, waiting, limit, now)
@@ -93,7 +93,7 @@ class PostgresRequests:
             values = await found.fetchone()
             if values is None:
                 return None
-            row, now = _row(values[:-1]), cast(datetime, values[-1])
+            row, now = request_of_row(values[:-1]), cast(datetime, values[-1])
             changed = change(row, now)
             if changed != row:
                 await connection.execute(_UPDATE, _values(changed))
@@ -133,10 +133,11 @@ class PostgresRequests:
     ) -> tuple[OfflineRequest, ...]:
         async with connection_of(self._pool) as connection:
             rows = await (await connection.execute(query, values)).fetchall()
-        return tuple(map(_row, rows))
+        return tuple(map(request_of_row, rows))
 
 
-def _row(values: tuple[Any, ...]) -> OfflineRequest:
+def request_of_row(values: tuple[Any, ...]) -> OfflineRequest:
+    """Return the request of a row with `COLUMNS`."""
     id_, workspace, branch, actor, definition, created_at, state, *rest = values
     starts, epoch, lease_until, began_at, ended_at, completion, result, failure, *newer = rest
     return OfflineRequest(

@@ -272,8 +272,7 @@ def reported(
     return replace(
         row,
         completion=max(row.completion, min(progress.completion, ALMOST)),
-        # A task that Spark repeats has counted its rows before.
-        failed_rows=max(row.failed_rows, min(progress.failed_rows, row.definition.row_count)),
+        failed_rows=max(row.failed_rows, progress.failed_rows),
         lease_until=now + RUN_LEASE,
     )
 

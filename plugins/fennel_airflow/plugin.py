@@ -1,4 +1,4 @@
-"""Airflow's plugin: a page that shows commits and their ledgers, and preloading for forked tasks.
+"""Airflow's plugin: pages that show commits and offline queries, and preloading for forked tasks.
 
 Airflow executes this file in each of its processes, including tasks, so it imports nothing heavy.
 The page is built at its first request, in the process that serves it. The scheduler imports the
@@ -111,14 +111,18 @@ class FennelPlugin(AirflowPlugin):
 
     name = "fennel"
     listeners: ClassVar = [Preload()]
-    fastapi_apps: ClassVar = [{"app": LazyPage(), "url_prefix": PREFIX, "name": "Fennel commits"}]
+    fastapi_apps: ClassVar = [{"app": LazyPage(), "url_prefix": PREFIX, "name": "Fennel"}]
     external_views: ClassVar = [
         {
-            "name": "Fennel commits",
-            "href": f"{PREFIX}/commits",
+            "name": name,
+            "href": f"{PREFIX}/{path}",
             "destination": "nav",
             "category": "browse",
             # No `url_route`: it would show the page in a sandboxed frame, in which links to DAG
             # runs do not work.
         }
+        for name, path in (
+            ("Fennel commits", "commits"),
+            ("Fennel offline queries", "offline_queries"),
+        )
     ]

@@ -10,6 +10,7 @@ import os
 import subprocess
 import sys
 import tempfile
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from tests.support.postgres import database, empty_database, postgres_server
 
 __all__ = ["airflow_home", "database", "empty_database", "postgres_server"]
 
+Login = Callable[[str | None], dict[str, str]]
 ROOT = Path(__file__).parents[2]
 _folder = tempfile.TemporaryDirectory(prefix="fennel-airflow-")
 HOME = Path(_folder.name)
@@ -54,3 +56,18 @@ def airflow_home() -> Path:
             env={**os.environ, **OPTIONS},
         )
     return HOME
+
+
+@pytest.fixture
+def login(airflow_home: Path) -> Login:
+    """Return what makes the headers of user `ann` with a role."""
+    from airflow.api_fastapi.app import get_auth_manager, init_auth_manager
+    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
+
+    init_auth_manager()
+
+    def header(role: str | None) -> dict[str, str]:
+        token = get_auth_manager().generate_jwt(SimpleAuthManagerUser(username="ann", role=role))
+        return {"Authorization": f"Bearer {token}"}
+
+    return header

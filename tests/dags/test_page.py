@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 
 import psycopg
 import pytest
@@ -23,9 +22,8 @@ from fennel_core.blueprints.plan_entries import (
 from fennel_core.connections.airflow_users import AirflowUsers
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import AssetId
-from tests.dags import conftest as _configured  # noqa: F401  # Airflow is configured before its first import
+from tests.dags.conftest import Login
 
-Login = Callable[[str | None], dict[str, str]]
 EVIL = "<script>alert('x')</script>"
 PLAN = PlanRecord(
     (
@@ -44,14 +42,10 @@ PLAN = PlanRecord(
 
 
 @pytest.fixture
-def client(
-    airflow_home: Path, database: str, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[TestClient]:
-    from airflow.api_fastapi.app import init_auth_manager
+def client(login: Login, database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     from fennel_airflow.page import application
 
     monkeypatch.setenv("FENNEL_POSTGRES_DSN", database)
-    init_auth_manager()
     with psycopg.connect(database) as connection:
         connection.execute("INSERT INTO workspace (name) VALUES ('shop'), ('bank')")
         for number in range(60):
@@ -98,18 +92,6 @@ def client(
         )
     with TestClient(application()) as opened:
         yield opened
-
-
-@pytest.fixture
-def login(client: TestClient) -> Login:
-    from airflow.api_fastapi.app import get_auth_manager
-    from airflow.api_fastapi.auth.managers.simple.user import SimpleAuthManagerUser
-
-    def header(role: str | None) -> dict[str, str]:
-        token = get_auth_manager().generate_jwt(SimpleAuthManagerUser(username="ann", role=role))
-        return {"Authorization": f"Bearer {token}"}
-
-    return header
 
 
 @pytest.mark.parametrize(
