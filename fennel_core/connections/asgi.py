@@ -10,7 +10,7 @@ so a chunked body is refused at the byte that exceeds the limit.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
 from typing import ClassVar, Final
 
@@ -123,9 +123,18 @@ async def cancelled_on_disconnect(receive: Receive) -> AsyncIterator[None]:
 
 
 async def send_json(
-    send: Send, body: bytes, status: int = 200, headers: Iterable[tuple[bytes, bytes]] = ()
+    send: Send,
+    body: bytes,
+    status: int = 200,
+    headers: Iterable[tuple[bytes, bytes]] = (),
+    rest: Sequence[bytes] = (),
 ) -> None:
-    """Send a response whose body is encoded JSON."""
-    headers = [_JSON, (b"content-length", str(len(body)).encode()), *headers]
+    """Send a response whose body is encoded JSON; `rest` are further pieces of it."""
+    length = len(body) + sum(map(len, rest))
+    headers = [_JSON, (b"content-length", str(length).encode()), *headers]
     await send({"type": "http.response.start", "status": status, "headers": headers})
-    await send({"type": "http.response.body", "body": body})
+    for piece in (body, *rest[:-1]) if rest else ():
+        await send({"type": "http.response.body", "body": piece, "more_body": True})
+        # Other requests come between the pieces.
+        await asyncio.sleep(0)
+    await send({"type": "http.response.body", "body": rest[-1] if rest else body})

@@ -1,10 +1,12 @@
 """Length-prefixed msgpack frames over a stream socket, between query servers and slots.
 
 A frame is a 4-byte big-endian length and a msgpack array. A request is `[id, operation, argument]`,
-a response `[id, "ok", result]` or `[id, error code, text]`. Many requests may be in flight on one
-connection and responses arrive in any order. Every request gets a response: a defect of the handler
-and a result over the size limit have codes, too. A caller that stops waiting sends `[id, "cancel",
-null]`, which has no response: the remote side cancels the operation.
+a response `[id, "ok", result]` or `[id, error code, text]`. A result may have long bytes beside it,
+which come before it in frames `[id, "part", bytes]`, so that neither side works on a long frame.
+Many requests may be in flight on one connection and responses arrive in any order. Every request
+gets a response: a defect of the handler and a result over the size limit have codes, too. A caller
+that stops waiting sends `[id, "cancel", null]`, which has no response: the remote side cancels the
+operation.
 
 A broken connection fails all its requests with `ConnectionError`. A remote process that is frozen
 keeps its connections open, so a channel with a `silence_limit_s` sends `ping` while requests are
@@ -18,6 +20,7 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
 from functools import partial
 from typing import Any, ClassVar
 
@@ -31,6 +34,8 @@ log = structlog.get_logger(__name__)
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 MAX_IN_FLIGHT = 1024
 """Requests of one connection that run at once; the next one is refused as `OVERLOADED`."""
+PART_BYTES = 128 * 1024
+"""Of one frame of long bytes: some tens of microseconds on either side."""
 CANCEL = "cancel"
 PING = "ping"
 FAILED = "failed"
@@ -39,9 +44,19 @@ OVERLOADED = "overloaded"
 """Error code: the connection has `MAX_IN_FLIGHT` requests in flight. Retry."""
 RESULT_TOO_LARGE = "result-too-large"
 """Error code: the result exceeds `MAX_FRAME_BYTES`."""
+_OK = "ok"
+_PART = "part"
 _HEADER_BYTES = 4
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder().decode
+
+
+@dataclass(frozen=True, slots=True)
+class WithBytes:
+    """The result of a handler with long bytes beside it; see `Channel.call_for_bytes`."""
+
+    result: object
+    body: bytes
 
 
 class RemoteError(ConnectionsError):
@@ -99,6 +114,8 @@ class Channel:
         self._reader = reader
         self._ids = itertools.count()
         self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._parts: dict[int, list[bytes]] = {}
+        """Of calls for bytes."""
         self._received = 0
         self._error: BaseException = ConnectionError("the connection is closed")
         self._task = asyncio.create_task(self._receive())
@@ -123,9 +140,20 @@ class Channel:
 
         Raises `RemoteError` when the remote side refuses, `ConnectionError` when it is lost.
         """
+        return await self._call(next(self._ids), op, argument)
+
+    async def call_for_bytes(self, op: str, argument: object) -> tuple[Any, list[bytes]]:
+        """Return the result of `op`, and the pieces of the bytes beside it; raises as `call`."""
+        number = next(self._ids)
+        parts = self._parts[number] = []
+        try:
+            return await self._call(number, op, argument), parts
+        finally:
+            del self._parts[number]
+
+    async def _call(self, number: int, op: str, argument: object) -> Any:
         if self.closed:
             raise ConnectionError("the connection is closed")
-        number = next(self._ids)
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         self._pending[number] = future
         try:
@@ -157,7 +185,9 @@ class Channel:
                 future = self._pending.get(number)
                 if future is None or future.done():
                     continue
-                if status == "ok":
+                if status == _PART:
+                    self._parts.get(number, []).append(result)
+                elif status == _OK:
                     future.set_result(result)
                 else:
                     future.set_exception(RemoteError(status, result))
@@ -219,7 +249,7 @@ class _ServedConnection:
             while True:
                 number, op, argument = await read_frame(self._reader)
                 if op == PING:
-                    self._writer.write(frame([number, "ok", None]))
+                    self._writer.write(frame([number, _OK, None]))
                 elif op == CANCEL:
                     if (abandoned := self._running.get(number)) is not None:
                         abandoned.cancel()
@@ -242,25 +272,34 @@ class _ServedConnection:
         del self._running[number]
 
     async def _respond(self, number: int, op: str, argument: object) -> None:
-        reply = await self._reply(number, op, argument)
-        if self._writer.is_closing():
-            return
+        body, reply = await self._reply(number, op, argument)
         try:
-            self._writer.write(reply)
-            # A client that does not read stops here and not in the memory of this process.
-            await self._writer.drain()
+            for start in range(0, len(body), PART_BYTES):
+                await self._send(frame([number, _PART, body[start : start + PART_BYTES]]))
+            await self._send(reply)
         except ConnectionError:
             return
 
-    async def _reply(self, number: int, op: str, argument: object) -> bytes:
+    async def _send(self, message: bytes) -> None:
+        if not self._writer.is_closing():
+            self._writer.write(message)
+            # A client that does not read stops here and not in the memory of this process.
+            await self._writer.drain()
+
+    async def _reply(self, number: int, op: str, argument: object) -> tuple[bytes, bytes]:
+        """Return the bytes beside the result, and the last frame of the response."""
         try:
             result = await self._handler(op, argument)
-            return frame([number, "ok", result])
+            if isinstance(result, WithBytes):
+                return result.body, frame([number, _OK, result.result])
+            return b"", frame([number, _OK, result])
         except RemoteError as refused:
-            return frame([number, refused.remote_code, str(refused)])
+            return b"", frame([number, refused.remote_code, str(refused)])
         except FrameTooLarge as large:
-            return frame([number, RESULT_TOO_LARGE, f"the result of `{op}` is too large: {large}"])
+            text = f"the result of `{op}` is too large: {large}"
+            return b"", frame([number, RESULT_TOO_LARGE, text])
         # Outermost handler of a request: the caller gets a response, the log the reason.
         except ANY_FAILURE as bug:
             log.error("operation failed", op=op, exc_info=bug)
-            return frame([number, FAILED, f"`{op}` failed with {type(bug).__name__}; see the log"])
+            text = f"`{op}` failed with {type(bug).__name__}; see the log"
+            return b"", frame([number, FAILED, text])

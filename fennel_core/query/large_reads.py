@@ -4,7 +4,7 @@ A request of ten thousand rows needs some hundred milliseconds of parsing, key e
 The threads of one process share the interpreter lock, so next to a thread with such work every
 request of one row takes several times as long. A query server therefore hands large queries and
 lookups to helpers: processes with a `QueryService` of their own at a lower scheduling priority, to
-which one frame goes and from which the response comes back as a whole. Decision 0072 has the
+which one frame goes and from which the response comes back in pieces. Decision 0072 has the
 measurement.
 
 A helper reads the branch again if its view is of another version than the caller's, and the list of
@@ -20,7 +20,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from fennel_core.connections.frames import Channel, RemoteError
+from fennel_core.connections.frames import Channel, RemoteError, WithBytes
 from fennel_core.query.batch_thread import BYTES_IN_LOOP, ROWS_IN_LOOP
 from fennel_core.query.bodies import lookup_body, query_body
 from fennel_core.query.errors import LargeReadFailed, LargeReadInterrupted, SlotUnresponsive
@@ -144,14 +144,15 @@ def _is_large(body: bytes, rows: Callable[[], int]) -> bool:
 
 async def _answer(channel: Channel, op: str, argument: list[Any]) -> Answer:
     try:
-        response = await channel.call(op, argument)
+        response, pieces = await channel.call_for_bytes(op, argument)
     except RemoteError as failed:
         raise LargeReadFailed(str(failed)) from failed
     except OSError as lost:
         raise LargeReadInterrupted(str(lost)) from lost
     match response:
-        case {"body": body, "stale": stale, "logged": logged}:
-            return Answer(body, stale, None if logged is None else LogReceipt(*logged))
+        case {"stale": stale, "logged": logged}:
+            receipt = None if logged is None else LogReceipt(*logged)
+            return Answer(pieces[0], stale, receipt, pieces[1:])
         case {"status": status, "code": code, "text": text, "retry": retry}:
             refused = ApiError(status, code, text)
             refused.retry_after_s = retry
@@ -196,11 +197,8 @@ class LargeReadServer:
             if not self._running:
                 self._idle.set()
         logged = answer.logged
-        return {
-            "body": answer.body,
-            "stale": answer.stale,
-            "logged": logged and [logged.request_id, logged.rows, logged.dropped],
-        }
+        receipt = logged and [logged.request_id, logged.rows, logged.dropped]
+        return WithBytes({"stale": answer.stale, "logged": receipt}, answer.body)
 
     async def _answer(
         self, op: str, key: BranchKey, commit: CommitId | None, rest: list[Any]

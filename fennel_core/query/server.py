@@ -222,7 +222,7 @@ async def _send_read(receive: Receive, send: Send, answer: Coroutine[Any, Any, A
     headers = STALE_HEADERS if found.stale else ()
     if found.logged is not None:
         headers = (*headers, *_log_headers(found.logged))
-    await send_json(send, found.body, headers=headers)
+    await send_json(send, found.body, headers=headers, rest=found.rest)
     return 200
 
 

@@ -102,6 +102,8 @@ class Answer:
     stale: bool = False
     logged: LogReceipt | None = None
     """Of a query that was to be logged."""
+    rest: Sequence[bytes] = ()
+    """Further pieces of the body."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from fennel_core.connections import frames
 from fennel_core.connections.frames import frame, read_frame, serve
 from fennel_core.query.batch_thread import BYTES_IN_LOOP, ROWS_IN_LOOP
 from fennel_core.query.large_reads import LargeReadServer
@@ -89,6 +90,14 @@ async def test_a_helper_gives_the_answer_that_the_server_gives_without_it(
     async with helping(world, tmp_path) as helper:
         assert await world.post(path, body) == alone
     assert (alone[0], helper.asked) == (200, [op])
+
+
+async def test_a_long_answer_comes_in_pieces(
+    world: World, helper: Helper, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = await world.post("query", LARGE)
+    monkeypatch.setattr(frames, "PART_BYTES", 100)
+    assert await world.post("query", LARGE) == whole
 
 
 async def test_requests_of_few_rows_stay_in_the_server(world: World, helper: Helper) -> None:

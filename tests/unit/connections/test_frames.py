@@ -38,6 +38,8 @@ class Slow:
                 return bytes(argument)
             case "echo":
                 return argument
+            case "pieces":
+                return frames.WithBytes(op, bytes(range(256)) * argument)
         self.running += 1
         try:
             await self.release.wait()
@@ -78,6 +80,24 @@ async def test_a_defect_and_a_result_that_is_too_large_have_a_code(
             await channel.call(op, argument)
         assert refused.value.remote_code == code
         assert await channel.call("echo", 1) == 1, "the connection goes on"
+
+
+async def test_long_bytes_come_in_pieces_between_other_responses(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(frames, "PART_BYTES", 1000)
+    monkeypatch.setattr(frames, "MAX_FRAME_BYTES", 1100)
+    async with channel_to(tmp_path, Slow()) as channel:
+        first, second, other = await asyncio.gather(
+            channel.call_for_bytes("pieces", 9),
+            channel.call_for_bytes("pieces", 10),
+            channel.call("echo", "other"),
+        )
+        for (result, pieces), times in ((first, 9), (second, 10)):
+            assert (result, b"".join(pieces)) == ("pieces", bytes(range(256)) * times)
+            assert [len(piece) for piece in pieces[:-1]] == [1000, 1000]
+        assert other == "other"
+        assert await channel.call_for_bytes("echo", 1) == (1, [])
 
 
 async def test_a_caller_that_stops_waiting_stops_its_operation_only(tmp_path: Path) -> None:
