@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections.abc import AsyncIterator
-from contextlib import AsyncExitStack, asynccontextmanager, suppress
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 
 import uvloop
@@ -177,28 +177,28 @@ async def help_with_large_reads(settings: Settings, given: HelperResources) -> N
     async with read_path(settings, given.memory) as path:
         large = LargeReadServer(path.service, path.views, path.erased)
         server = asyncio.create_task(
-            _serve_frames(given.address, large, rest_of_grace_s(settings.shutdown_grace_s, 0.0))
+            serve_large_reads(given.address, large, rest_of_grace_s(settings.shutdown_grace_s, 0.0))
         )
         await _until_stopped(server, path, settings)
 
 
-async def _serve_frames(address: str, large: LargeReadServer, grace_s: float) -> float:
-    """Serve until a signal arrives, then wait for the requests under way for `grace_s`.
+async def serve_large_reads(address: str, large: LargeReadServer, grace_s: float) -> float:
+    """Serve until a signal arrives, then until the workers have disconnected, or for `grace_s`.
 
-    Return the seconds since the signal.
+    Workers get the signal, too, and wait for the requests under way. Return the seconds since it.
     """
     loop, stopping = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, stopping.set)
     gc.collect()
     gc.freeze()
-    server = await serve_frames(address, large.handle)
+    connections: set[asyncio.Task[None]] = set()
+    server = await serve_frames(address, large.handle, connections)
     await stopping.wait()
     began = loop.time()
     server.close()
-    with suppress(TimeoutError):
-        async with asyncio.timeout(grace_s):
-            await large.idle()
+    if connections:
+        await asyncio.wait(connections, timeout=grace_s)
     return loop.time() - began
 
 

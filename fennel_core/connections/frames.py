@@ -222,14 +222,24 @@ class Channel:
 Handler = Callable[[str, Any], Awaitable[object]]
 
 
-async def serve(path: str, handler: Handler) -> asyncio.Server:
+async def serve(
+    path: str, handler: Handler, connections: set[asyncio.Task[None]] | None = None
+) -> asyncio.Server:
     """Serve `handler(op, argument)` on the Unix socket `path`.
 
     A `RemoteError` of the handler becomes the response. Keep the returned server referenced.
+    `connections`: has a task for each client until it disconnects.
     """
+    serving = set() if connections is None else connections
 
     async def connection(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        await _ServedConnection(reader, writer, handler).run()
+        task = asyncio.current_task()
+        assert task is not None, "streams run this in a task"
+        serving.add(task)
+        try:
+            await _ServedConnection(reader, writer, handler).run()
+        finally:
+            serving.discard(task)
 
     return await asyncio.start_unix_server(connection, path)
 

@@ -15,7 +15,6 @@ same in both. While no helper can be reached, large requests are served in this 
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
@@ -168,20 +167,11 @@ class LargeReadServer:
         self._service = service
         self._views = views
         self._erasures = erasures
-        self._running = 0
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    async def idle(self) -> None:
-        """Return when no request is under way."""
-        await self._idle.wait()
 
     async def handle(self, op: str, argument: Any) -> object:
         """Serve one frame (`connections.frames.Handler`); refusals are results, too."""
         workspace, branch, commit, trace, *rest = argument
         key = WorkspaceId(workspace), BranchName(branch)
-        self._running += 1
-        self._idle.clear()
         try:
             with traces.incoming(trace), traces.span(f"large {op}"):
                 answer = await self._answer(op, key, commit, rest)
@@ -192,10 +182,6 @@ class LargeReadServer:
                 "text": refused.text,
                 "retry": refused.retry_after_s,
             }
-        finally:
-            self._running -= 1
-            if not self._running:
-                self._idle.set()
         logged = answer.logged
         receipt = logged and [logged.request_id, logged.rows, logged.dropped]
         return WithBytes({"stale": answer.stale, "logged": receipt}, answer.body)

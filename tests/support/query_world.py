@@ -200,6 +200,7 @@ class World:
     service: QueryService
     clock: list[int]
     query_log: RecordedLog
+    divided: DividedReads
 
     async def post(
         self, path: str, body: Any = None, *, branch: str | None = None, data: bytes | None = None
@@ -313,6 +314,7 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
         yield World(
             *(url, client, platform, registry, slot, upstreams, views, erased, service, clock),
             query_log,
+            divided,
         )
         refreshing.cancel()
         server.should_exit = True

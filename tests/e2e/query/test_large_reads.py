@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import os
+import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -11,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from fennel_core.apps.query_worker import serve_large_reads
 from fennel_core.connections import frames
 from fennel_core.connections.frames import frame, read_frame, serve
 from fennel_core.query.batch_thread import BYTES_IN_LOOP, ROWS_IN_LOOP
@@ -38,6 +41,7 @@ LARGE = query(["User.uid"], OUTPUTS, {"User.uid": UIDS})
 BY_ROW = LARGE | {"data": [{"User.uid": uid} for uid in UIDS]}
 LOOKUP = {"keys": [{"uid": uid} for uid in UIDS]}
 PATH = "dataset/Users/lookup"
+GRACE_S = 30.0
 
 
 @dataclass
@@ -77,6 +81,15 @@ async def helping(world: World, folder: Path) -> AsyncIterator[Helper]:
 async def helper(world: World, tmp_path: Path) -> AsyncIterator[Helper]:
     async with helping(world, tmp_path) as made:
         yield made
+
+
+async def refused(path: Path) -> bool:
+    try:
+        _, writer = await asyncio.open_unix_connection(path)
+    except OSError:
+        return True
+    writer.close()
+    return False
 
 
 @pytest.mark.parametrize(
@@ -203,16 +216,23 @@ async def test_a_request_whose_client_has_gone_is_cancelled_in_the_helper(
     await eventually(lambda: world.slot.running == 1)
     request.cancel()
     await eventually(lambda: world.slot.running == 0)
-    await helper.large.idle()
 
 
-async def test_a_helper_is_idle_only_after_its_requests(world: World, helper: Helper) -> None:
+async def test_a_helper_that_is_stopped_finishes_its_requests(
+    world: World, helper: Helper, tmp_path: Path
+) -> None:
+    helper_socket(tmp_path).unlink()
+    served = asyncio.create_task(
+        serve_large_reads(str(helper_socket(tmp_path)), helper.large, GRACE_S)
+    )
+    await eventually(helper_socket(tmp_path).exists)
     world.slot.release.clear()
     request = asyncio.create_task(world.post("query", LARGE))
     await eventually(lambda: world.slot.running == 1)
-    idle = asyncio.create_task(helper.large.idle())
-    await asyncio.sleep(0)
-    assert not idle.done()
+    os.kill(os.getpid(), signal.SIGTERM)
+    await eventually(lambda: refused(helper_socket(tmp_path)))
+    assert not served.done()
     world.slot.release.set()
     assert (await request)[0] == 200
-    await idle
+    await world.divided.close()
+    assert await served < GRACE_S
