@@ -13,68 +13,48 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
-import subprocess
+import tempfile
 import time
+from pathlib import Path
 from typing import Final
 
 import aiohttp
 
 from benchmarks.sandbox import quantile
 from fennel_core.settings.model import Settings
+from tests.hostile.definitions import FINE, commit, extractor_of, query
+from tests.hostile.programs import PROGRAMS
+from tests.support.workspaces import Api
 
-HOSTILE: Final = ("Loops", "Forks", "Grows", "Threads", "Ends")
+NAMES: Final = {
+    "endless loop": "Loops",
+    "fork bomb": "Forks",
+    "memory": "Grows",
+    "threads": "Threads",
+    "end": "Ends",
+}
+"""Program of the hostile suite to the name of its featureset."""
+HOSTILE: Final = tuple(NAMES.values())
 ATTACKERS: Final = 4
 TURN_S: Final = 2.0
 
 
-class Workspace:
-    """A workspace of the running platform."""
-
-    def __init__(self, session: aiohttp.ClientSession, settings: Settings, kind: str) -> None:
-        self.name = f"bench-{kind}-{os.getpid()}"
-        self._session, self._settings, self._kind = session, settings, kind
-        self._url = f"{settings.query_url}/api/v1"
-
-    async def commit(self) -> None:
-        """Commit the definitions of this kind, as a user does."""
-        done = await asyncio.create_subprocess_exec(
-            *(str(self._settings.executor_python), "-m", "benchmarks.neighbours_definitions"),
-            *(self._settings.query_url, f"dev-{self.name}", self._kind),
-            stdout=subprocess.DEVNULL,
-        )
-        assert await done.wait() == 0, "the definitions are committed"
-
-    async def query(self, featureset: str) -> int:
-        """Return the status of a query of one row."""
-        given = f"{featureset}.given"
-        body = {"inputs": [given], "outputs": [f"{featureset}.out"], "data": {given: [1]}}
-        async with self._session.post(
-            f"{self._url}/query",
-            data=json.dumps(body),
-            headers={"Authorization": f"Bearer dev-{self.name}"},
-        ) as response:
-            await response.read()
-            return response.status
-
-    async def delete(self) -> None:
-        """Delete it, where the administrator's token is known."""
-        if token := self._settings.admin_token.get_secret_value():
-            headers = {"Authorization": f"Bearer {token}"}
-            async with self._session.delete(
-                f"{self._url}/workspaces/{self.name}", headers=headers
-            ) as response:
-                if response.status != 200:
-                    print(f"{self.name} was not deleted: {await response.text()}")
+async def delete(api: Api, settings: Settings) -> None:
+    """Delete a workspace, where the administrator's token is known."""
+    api.token = settings.admin_token.get_secret_value() or None
+    if api.token is not None:
+        status, text = await api.call("DELETE", f"/workspaces/{api.workspace}")
+        if status != 200:
+            print(f"{api.workspace} was not deleted: {text}")
 
 
-async def attack(hostile: Workspace, featureset: str, refused: list[int]) -> None:
+async def attack(hostile: Api, featureset: str, refused: list[int]) -> None:
     while True:
-        refused.append(await hostile.query(featureset))
+        refused.append((await query(hostile, featureset))[0])
 
 
-async def turns(hostile: Workspace, neighbour: Workspace, rounds: int) -> None:
+async def turns(hostile: Api, neighbour: Api, rounds: int) -> None:
     quiet: list[float] = []
     beside: list[float] = []
     refused: list[int] = []
@@ -87,7 +67,8 @@ async def turns(hostile: Workspace, neighbour: Workspace, rounds: int) -> None:
         end = time.monotonic() + TURN_S
         while time.monotonic() < end:
             start = time.perf_counter()
-            assert await neighbour.query("Fine") == 200, "the neighbour is served"
+            status, _ = await query(neighbour, "Fine")
+            assert status == 200, "the neighbour is served"
             times.append(time.perf_counter() - start)
             await asyncio.sleep(0.002)
         for attacker in attackers:
@@ -105,17 +86,21 @@ async def turns(hostile: Workspace, neighbour: Workspace, rounds: int) -> None:
 
 async def measure(settings: Settings, rounds: int) -> None:
     async with aiohttp.ClientSession() as session:
-        hostile = Workspace(session, settings, "hostile")
-        neighbour = Workspace(session, settings, "fine")
+        hostile, neighbour = (
+            Api(session, settings, f"bench-{kind}-{os.getpid()}") for kind in ("hostile", "fine")
+        )
+        wanted = [each for each in PROGRAMS if each.name in NAMES]
+        text = "".join(extractor_of(each, NAMES[each.name], settings) for each in wanted)
         try:
-            await hostile.commit()
-            await neighbour.commit()
+            with tempfile.TemporaryDirectory() as folder:
+                commit(settings, Path(folder) / "hostile", text, hostile)
+                commit(settings, Path(folder) / "fine", FINE, neighbour)
             for _ in range(200):
-                await neighbour.query("Fine")
+                await query(neighbour, "Fine")
             await turns(hostile, neighbour, rounds)
         finally:
-            await hostile.delete()
-            await neighbour.delete()
+            await delete(hostile, settings)
+            await delete(neighbour, settings)
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 The real client commits hostile extractors and hostile functions of pipelines. Each query of such an
 extractor fails with an error for its author, each such job is parked or its row becomes a dead
-letter, and the queries of a second workspace go on (`benchmarks/sandbox.py` measures them).
+letter, and the queries of a second workspace go on (`benchmarks/neighbours.py` measures them).
 """
 
 from __future__ import annotations
@@ -10,8 +10,6 @@ from __future__ import annotations
 import asyncio
 import json
 import re
-import subprocess
-import textwrap
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -22,7 +20,8 @@ import psycopg
 import pytest
 
 from fennel_core.settings.model import Settings
-from tests.hostile.programs import ANSWERS, IMPORTS, PROGRAMS, READS, Program
+from tests.hostile.definitions import FINE, commit, extractor_of, query
+from tests.hostile.programs import ANSWERS, PROGRAMS, READS
 from tests.support.polling import eventually
 from tests.support.workspaces import Api
 
@@ -33,28 +32,8 @@ pytestmark = [
 ]
 EXTRACTORS: Final = [each for each in PROGRAMS if not each.module]
 """The client sends no code outside of functions but their imports."""
-CONTAINERS_FILE: Final = Path("/etc/hostname")
 SHARING: Final = (*ANSWERS, *READS)
 """Code of one version shares a process: what one of these leaves there answers the next of them."""
-HEAD: Final = """
-from datetime import datetime
-
-import pandas as pd
-from fennel.connectors import Webhook, source
-from fennel.datasets import Dataset, dataset, field, index, pipeline
-from fennel.featuresets import extractor, featureset
-from fennel.lib import inputs, meta, outputs
-
-webhook = Webhook(name="door")
-
-
-@source(webhook.endpoint("rows"), disorder="14d", cdc="append")
-@meta(owner="tests@example.com")
-@dataset
-class Rows:
-    uid: int
-    at: datetime = field(timestamp=True)
-"""
 JOB: Final = """
 
 @meta(owner="tests@example.com")
@@ -69,86 +48,12 @@ class {name}:
     def attack(cls, rows: Dataset):
         return rows.assign("out", int, lambda df: {body})
 """
-FEATURES: Final = """
-
-@meta(owner="tests@example.com")
-@featureset
-class {name}:
-    given: int
-    out: int
-
-    @extractor
-    @inputs("given")
-    @outputs("out")
-    def run(cls, ts: pd.Series, given: pd.Series):
-{body}
-        return pd.Series(given + 1, name="out")
-"""
 JOBS: Final = {
     "Ends": ("__import__('os')._exit(3)", "exited with status 3"),
     "Loops": ("[None for _ in iter(int, 1)]", "longer than its limit"),
     "Grows": ("bytearray(1 << 40)", "out of memory"),
 }
 DEAD: Final = "__import__('socket').create_connection(('127.0.0.1', 22))"
-COMMIT: Final = """
-import sys
-import pandas as pd
-from fennel.client import Client
-sys.path.insert(0, sys.argv[1])
-import hostile_definitions as d
-from fennel.datasets import Dataset
-from fennel.featuresets import Featureset
-found = [each for each in vars(d).values() if isinstance(each, Dataset | Featureset)]
-client = Client(sys.argv[2], sys.argv[3])
-client.commit(
-    message="hostile",
-    datasets=[each for each in found if isinstance(each, Dataset)],
-    featuresets=[each for each in found if isinstance(each, Featureset)],
-)
-if sys.argv[4:] == ["log"]:
-    client.log("door", "rows", pd.DataFrame({"uid": [1], "at": [pd.Timestamp("2026-01-01")]}))
-"""
-
-
-def extractor_of(program: Program, name: str, settings: Settings) -> str:
-    """Return the source of a featureset whose extractor runs a hostile program."""
-    body = program.body.replace("'F.out'", "'out'").replace("\n    ", "\n")
-    assert settings.secrets_key_file is not None
-    # The container of user code has no key; a program is to be refused another file.
-    secret = CONTAINERS_FILE if settings.reach_by_name else settings.secrets_key_file
-    target = (
-        f"PARENT, SOCKET, SECRET, PORT = os.getppid(), {str(settings.executors_socket)!r}, "
-        f"{str(secret)!r}, {settings.kafka_bootstrap.rpartition(':')[2]}\n"
-    )
-    text = IMPORTS + target + body
-    return FEATURES.format(name=name, body=textwrap.indent(text, " " * 8))
-
-
-def commit(folder: Path, text: str, api: Api, *more: str) -> None:
-    """Commit definitions with the real client, from a file, as a user does."""
-    settings = Settings()
-    folder.mkdir()
-    (folder / "hostile_definitions.py").write_text(HEAD + text)
-    arguments = [str(folder), settings.query_url, api.token or "", *more]
-    done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
-        [str(settings.executor_python), "-c", COMMIT, *arguments],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr[-4000:]
-
-
-async def query(api: Api, featureset: str) -> tuple[int, str]:
-    return await api.call(
-        "POST",
-        "/query",
-        {
-            "inputs": [f"{featureset}.given"],
-            "outputs": [f"{featureset}.out"],
-            "data": {f"{featureset}.given": [1]},
-        },
-    )
 
 
 @pytest.fixture
@@ -173,9 +78,8 @@ async def test_hostile_code_is_refused_and_its_neighbour_is_served(
     settings = Settings()
     names = {program.name: f"P{number}" for number, program in enumerate(EXTRACTORS)}
     text = "".join(extractor_of(each, names[each.name], settings) for each in EXTRACTORS)
-    await asyncio.to_thread(commit, tmp_path / "hostile", text, hostile)
-    fine = FEATURES.format(name="Fine", body="        pass")
-    await asyncio.to_thread(commit, tmp_path / "neighbour", fine, neighbour)
+    await asyncio.to_thread(commit, settings, tmp_path / "hostile", text, hostile)
+    await asyncio.to_thread(commit, settings, tmp_path / "neighbour", FINE, neighbour)
     wrong = []
     for program in EXTRACTORS:
         status, answer = await query(hostile, names[program.name])
@@ -196,7 +100,7 @@ async def test_hostile_functions_of_pipelines_park_their_jobs_or_give_dead_lette
     settings = Settings()
     text = "".join(JOB.format(name=name, body=body) for name, (body, _) in JOBS.items())
     text += JOB.format(name="Connects", body=DEAD)
-    await asyncio.to_thread(commit, tmp_path / "hostile", text, hostile, "log")
+    await asyncio.to_thread(commit, settings, tmp_path / "hostile", text, hostile, "log")
 
     def errors() -> dict[str, str]:
         """Return the error of each parked job by its dataset."""
