@@ -35,14 +35,23 @@ def offline(context: click.Context, url: str | None, token: str | None) -> None:
 @click.option("-n", "count", default=20, show_default=True, help="At most so many.")
 @click.pass_obj
 def offline_list(caller: tuple[str | None, str | None], count: int) -> None:
-    """List the newest requests, newest first."""
+    """List the newest requests, newest first: failed rows so far, and the versions of datasets
+    that each was estimated to read.
+    """
     found = _json(caller, "GET", "/list", {"n": count})["requests"]
-    click.echo(f"{'id':32}  {'state':9}  {'done':>5}  {'rows':>9}  {'failed':>7}  workflow")
+    click.echo(
+        f"{'id':32}  {'state':9}  {'done':>5}  {'rows':>9}  {'failed':>7}  {'versions':>11}  "
+        "workflow"
+    )
     for each in found:
-        failed = "-" if each["failed_rows"] is None else str(each["failed_rows"])
+        versions = None if each["estimate"] is None else each["estimate"]["versions"]
+        rows, failed, read = (
+            "-" if number is None else str(number)
+            for number in (each["rows"], each["failed_rows"], versions)
+        )
         click.echo(
             f"{each['request_id']:32}  {each['state']:9}  {each['completion_rate']:>5.0%}  "
-            f"{each['rows']:>9}  {failed:>7}  {each['workflow']}"
+            f"{rows:>9}  {failed:>7}  {read:>11}  {each['workflow']}"
         )
 
 

@@ -6,6 +6,7 @@ import uuid
 from collections.abc import Callable, Coroutine
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Any, Final, Protocol
 
 from fennel_core.connections.garbage import DeletionLimit, PostgresGarbageMarks
@@ -13,6 +14,7 @@ from fennel_core.connections.installation import installation_objects
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.orchestrator import CommitOrchestrator
+from fennel_core.offline.planning import estimate_read
 from fennel_core.offline.request_postgres import PostgresRequests
 from fennel_core.offline.request_removal import RemovalRules, RequestRemoval
 from fennel_core.offline.request_row import RunLimits
@@ -39,6 +41,7 @@ def offline_requests(settings: Settings, pool: Pool, wake: Callable[[], None]) -
         ),
         lambda: uuid.uuid4().hex,
         wake,
+        partial(estimate_read, settings, pool),
     )
 
 

@@ -17,12 +17,15 @@ from fennel_core.history.topic_slices import TopicSlice, plan_slices
 from fennel_core.offline.errors import HistoryIncomplete, LookupNotOffline
 from fennel_core.offline.lookup_groups import Erasures
 from fennel_core.offline.planned_query import OfflineQuery, PlannedQuery
+from fennel_core.offline.request_row import ReadEstimate
+from fennel_core.offline.version_pieces import estimate_of, pieces_to_read
+from fennel_core.operators.spec import StepSpec
 from fennel_core.query.erasures import erasure_rules
 from fennel_core.query.errors import ViewOutdated
 from fennel_core.query.postgres import PostgresReader
 from fennel_core.query.view import BranchKey, FeatureRequest, ServingVersion, View
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import CommitId, JobId, TopicName
+from fennel_core.vocab.ids import CommitId, JobId, Micros, TopicName
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,6 +41,11 @@ class OfflineRead:
     slices: Mapping[JobId, tuple[TopicSlice, ...]]
     shortened: frozenset[TopicName]
 
+    def pieces(self, latest: Micros) -> dict[JobId, tuple[TopicSlice, ...]]:
+        """Return what is read of the input of each job, in pieces for one task each."""
+        query = self.query
+        return pieces_to_read(query.planned.program(), query.specs, self.slices, latest)
+
 
 async def plan_offline_read(
     settings: Settings, pool: Pool, key: BranchKey, asked: FeatureRequest
@@ -46,13 +54,34 @@ async def plan_offline_read(
 
     Raises `QueryError`, `OfflineError`, and SystemUnavailable.
     """
-    reader = PostgresReader(pool)
-    serving = await reader.read_serving(key, None)
+    serving = await PostgresReader(pool).read_serving(key, None)
     assert serving is None or isinstance(serving, ServingVersion), "no version is known"
     view = View.of(serving)
     planned = PlannedQuery.of(view, asked)
+    specs, slices = await _inputs(settings, pool, planned)
+    rules = await _erasures(pool, key, planned)
+    shortened = {part.partition[0] for parts in slices.values() for part in parts if part.begins}
+    query = OfflineQuery(planned, specs, rules)
+    return OfflineRead(query, view.commit, slices, frozenset(shortened))
+
+
+async def estimate_read(
+    settings: Settings, pool: Pool, planned: PlannedQuery, latest: Micros | None
+) -> ReadEstimate:
+    """Return how much a query reads, as of now. `latest`: the time of the latest row.
+
+    Raises `QueryError`, `OfflineError`, and SystemUnavailable.
+    """
+    specs, slices = await _inputs(settings, pool, planned)
+    return estimate_of(pieces_to_read(planned.program(), specs, slices, latest).values())
+
+
+async def _inputs(
+    settings: Settings, pool: Pool, planned: PlannedQuery
+) -> tuple[dict[JobId, StepSpec], dict[JobId, tuple[TopicSlice, ...]]]:
+    """Return the steps of the jobs of a query, and the slices of their inputs."""
     jobs = planned.jobs()
-    specs = await reader.read_jobs(jobs)
+    specs = await PostgresReader(pool).read_jobs(jobs)
     if gone := [job for job in jobs if job not in specs]:
         raise ViewOutdated(f"job `{gone[0]}` was deleted while the query was planned; repeat it")
     for job in specs.values():
@@ -65,11 +94,10 @@ async def plan_offline_read(
     slices = await plan_slices(settings, pool, set(inputs.values()))
     for topic, parts in slices.items():
         _check_complete(topic, parts)
-    shortened = {topic for topic, parts in slices.items() if any(part.begins for part in parts)}
-    rules = await _erasures(pool, key, planned)
-    query = OfflineQuery(planned, {job: specs[job].step for job in jobs}, rules)
-    of_jobs = {job: slices[topic] for job, topic in inputs.items()}
-    return OfflineRead(query, view.commit, of_jobs, frozenset(shortened))
+    return (
+        {job: specs[job].step for job in jobs},
+        {job: slices[topic] for job, topic in inputs.items()},
+    )
 
 
 def _check_complete(topic: TopicName, parts: tuple[TopicSlice, ...]) -> None:

@@ -61,6 +61,8 @@ class OfflineBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class CheckedOfflineQuery:
     """A request that can be computed. `rows`: `AT` and the inputs by name, in order."""
 
+    planned: PlannedQuery
+
     inputs: tuple[str, ...]
     outputs: tuple[str, ...]
     timestamp_column: str
@@ -108,6 +110,7 @@ def check_request(body: OfflineBody, view: View, now: datetime) -> CheckedOfflin
     assert planned is not None, "a query without a plan has a problem"
     warnings = [*_warnings(body), *_short_histories(planned, rows, now)]
     return CheckedOfflineQuery(
+        planned,
         body.input_features,
         body.output_features,
         body.timestamp_column,

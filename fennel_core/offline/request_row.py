@@ -47,10 +47,24 @@ class RunSuperseded(OfflineError):
 
 
 @dataclass(frozen=True, slots=True)
+class ReadEstimate:
+    """What a request reads besides its rows, as known when it is stored.
+
+    `versions` of datasets in files of history, the `bytes` of those files, of which some columns
+    are read, and `tail_records` of topics that are not in history yet: batches of versions.
+    """
+
+    versions: int
+    bytes: int
+    tail_records: int
+
+
+@dataclass(frozen=True, slots=True)
 class RequestDefinition:
     """What is to be computed. `input_key`: of the rows, relative to the installation's prefix.
 
-    `earliest_us` and `latest_us` are the bounds of the rows' times, None without any.
+    `earliest_us` and `latest_us` are the bounds of the rows' times, None without any. `estimate`:
+    None if it was not known.
     """
 
     inputs: tuple[str, ...]
@@ -62,6 +76,7 @@ class RequestDefinition:
     earliest_us: int | None
     latest_us: int | None
     warnings: tuple[str, ...] = ()
+    estimate: ReadEstimate | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -16,7 +16,7 @@ import asyncio
 import io
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from enum import StrEnum
 from functools import partial
@@ -40,7 +40,6 @@ from fennel_core.connections.spark import JVM_EXIT_ERRORS
 from fennel_core.offline import request_row
 from fennel_core.offline.errors import OfflineError
 from fennel_core.offline.planning import OfflineRead, plan_offline_read
-from fennel_core.offline.query_steps import ShuffleByKey, steps_of
 from fennel_core.offline.request_files import request_folder, result_prefix
 from fennel_core.offline.request_input import InputWork, input_rows
 from fennel_core.offline.request_postgres import PostgresRequests
@@ -57,8 +56,9 @@ from fennel_core.offline.request_states import TransitionRefused
 from fennel_core.offline.request_store import RequestChange, RequestStore
 from fennel_core.offline.results import NUMBER, ResultFiles, ResultPlace, write_result
 from fennel_core.offline.rows import REASON
-from fennel_core.offline.spark import HistoryPiece, SparkRun, history_pieces, session
+from fennel_core.offline.spark import FailureCount, SparkRun, session
 from fennel_core.offline.task_tools import PlatformTools
+from fennel_core.offline.version_pieces import HistoryPiece, estimate_of
 from fennel_core.query.columns import QueryColumn
 from fennel_core.query.encode import json_values
 from fennel_core.query.errors import ViewOutdated
@@ -66,7 +66,7 @@ from fennel_core.settings.model import Settings
 from fennel_core.telemetry.logs import logger, redact_text
 from fennel_core.vocab.dtypes import Dtype, Timestamp, optional
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import JobId, Micros
+from fennel_core.vocab.ids import Micros
 
 REPORT_S: Final = 2.0
 FINISH_S: Final = 300.0
@@ -130,7 +130,9 @@ class RequestRun:
     objects: InstallationObjects
     row: OfflineRequest
     completion: float = 0.0
+    failed_rows: int = 0
     _spark: SparkSession | None = None
+    _failures: FailureCount | None = None
     _stopped: bool = False
     _computed: bool = False
 
@@ -205,8 +207,13 @@ class RequestRun:
         """Compute and write the files; blocks until Spark is done."""
         settings, row, wanted = self.settings, self.row, self.row.definition
         latest = Micros(wanted.latest_us or 0)
-        pieces = _pieces(settings, read, latest)
+        slices = read.pieces(latest)
+        pieces = {
+            job: tuple(HistoryPiece(settings, piece) for piece in of_job)
+            for job, of_job in slices.items()
+        }
         self._spark = spark = session(settings, f"offline query {row.id}")
+        self._failures = spark.sparkContext.accumulator(0)
         partitions = _partitions(read, wanted.row_count, spark.sparkContext.defaultParallelism)
         log.info(
             "computing",
@@ -214,10 +221,11 @@ class RequestRun:
             rows=wanted.row_count,
             datasets=len(pieces),
             pieces=sum(map(len, pieces.values())),
+            **asdict(estimate_of(slices.values())),
             partitions=partitions,
         )
         tools = PlatformTools(settings, row.workspace, f"{row.branch}@{read.commit}")
-        run = SparkRun(spark, read.query, pieces, tools, latest, partitions)
+        run = SparkRun(spark, read.query, pieces, tools, latest, partitions, self._failures)
         work = InputWork(settings, root + wanted.input_key, run.given)
         given = input_rows(spark, work, wanted.row_count, partitions)
         place = ResultPlace(settings, root + prefix, wanted.timestamp_column)
@@ -230,10 +238,14 @@ class RequestRun:
             if self._computed:
                 return  # what is left is one change, and it has a deadline of its own
             completion = await asyncio.to_thread(self._progress)
-            if completion > self.completion:
-                log.info("progress", request=self.row.id, completion=round(completion, 2))
-                self.completion = completion
-            report = partial(_reported, epoch=self.row.epoch, progress=RunProgress(completion))
+            failed = self._failed_rows()
+            if completion > self.completion or failed > self.failed_rows:
+                done = round(completion, 2)
+                log.info("progress", request=self.row.id, completion=done, failed_rows=failed)
+                self.completion, self.failed_rows = completion, failed
+            report = partial(
+                _reported, epoch=self.row.epoch, progress=RunProgress(completion, failed)
+            )
             try:
                 await self._change(report)
             except ConnectionsError as lost:
@@ -263,6 +275,11 @@ class RequestRun:
         except JVM_EXIT_ERRORS:
             return self.completion
         return max(self.completion, done / total if total else 0.0)
+
+    def _failed_rows(self) -> int:
+        """Return the rows that are known to have failed in tasks that have ended."""
+        rows, failures = self.row.definition.row_count, self._failures
+        return 0 if failures is None else min(failures.value, rows or failures.value)
 
     async def _finish(self, result: RequestResult) -> None:
         """Let the result count. Raises RunSuperseded and SystemUnavailable."""
@@ -373,18 +390,6 @@ def _reported(
     row: OfflineRequest, now: datetime, *, epoch: int, progress: RunProgress
 ) -> OfflineRequest:
     return request_row.reported(row, epoch, progress, now)
-
-
-def _pieces(
-    settings: Settings, read: OfflineRead, latest: Micros
-) -> dict[JobId, tuple[HistoryPiece, ...]]:
-    steps = steps_of(read.query.planned.program(), read.query.specs)
-    return {
-        job: history_pieces(settings, source, read.slices[job], latest)
-        for step in steps
-        if isinstance(step, ShuffleByKey)
-        for job, source in step.group.sources
-    }
 
 
 def _partitions(read: OfflineRead, rows: int, cores: int) -> int:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import uuid
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import partial
@@ -20,27 +20,40 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.object_store import ObjectStore
 from fennel_core.offline import request_row
 from fennel_core.offline.api_errors import (
     OfflineQueryEnded,
+    OfflineQueryInvalid,
     OfflineQueryUnknown,
     OfflineQueueFull,
     OfflineResultMissing,
 )
+from fennel_core.offline.errors import OfflineError
+from fennel_core.offline.planned_query import PlannedQuery
 from fennel_core.offline.request_body import CheckedOfflineQuery, check_request, parse_body
 from fennel_core.offline.request_files import input_file, input_key
-from fennel_core.offline.request_row import NewRequest, OfflineRequest, RequestDefinition
+from fennel_core.offline.request_row import (
+    NewRequest,
+    OfflineRequest,
+    ReadEstimate,
+    RequestDefinition,
+)
 from fennel_core.offline.request_states import RequestState, TransitionRefused
 from fennel_core.offline.request_status import ResultPlaces, status_of, summary_of
 from fennel_core.offline.request_store import RequestStore
+from fennel_core.query.errors import ViewOutdated
 from fennel_core.query.view import BranchKey, ServingSource, ServingVersion, View
-from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.telemetry.logs import logger
+from fennel_core.vocab.ids import Micros, WorkspaceId
+from fennel_core.vocab.problems import Problem
 
 _FORM_RUNS: Final = uuid.UUID("4a1f7f9c-5e0b-4c0e-9d50-3f2f0e6d8a71")
 """Namespace of the ids of requests from forms. Never change it."""
 LISTED: Final = 100
 """Requests of a list without a number."""
+log = logger(__name__)
 
 
 class RequestObjects(ObjectStore, Protocol):
@@ -76,7 +89,9 @@ class FormRun:
 
 @dataclass(frozen=True, slots=True)
 class OfflineRequests:
-    """Serves the calls. `wake`: look for requests to start now."""
+    """Serves the calls. `wake`: look for requests to start now. `estimate`: see
+    `planning.estimate_read`.
+    """
 
     store: RequestStore
     serving: ServingSource
@@ -84,6 +99,7 @@ class OfflineRequests:
     limits: RequestLimits
     new_id: Callable[[], str]
     wake: Callable[[], None]
+    estimate: Callable[[PlannedQuery, Micros | None], Awaitable[ReadEstimate]]
 
     async def submit(
         self, key: BranchKey, actor: str, body: bytes, form: FormRun | None = None
@@ -109,9 +125,25 @@ class OfflineRequests:
         assert version is None or isinstance(version, ServingVersion), "no version is known"
         now = await self.store.now()
         asked, file = await asyncio.to_thread(partial(_checked, body, version, now))
-        definition = _definition(asked, input_key(workspace, id_, file))
+        estimate = await self._estimate(asked)
+        definition = _definition(asked, input_key(workspace, id_, file), estimate)
         await self.objects.put(definition.input_key, file)
         return await self.store.add(NewRequest(id_, *key, actor, definition, run), queued)
+
+    async def _estimate(self, asked: CheckedOfflineQuery) -> ReadEstimate | None:
+        """Return what a request reads; None if that cannot be known now.
+
+        Raises `OfflineQueryInvalid` if what it reads is not there.
+        """
+        _, latest = asked.bounds
+        try:
+            return await self.estimate(asked.planned, None if latest is None else Micros(latest))
+        except OfflineError as refused:
+            problem = Problem(refused.code, "query", str(refused))
+            raise OfflineQueryInvalid([problem]) from refused
+        except (SystemUnavailable, ViewOutdated) as unknown:
+            log.warning("offline query accepted without an estimate", reason=str(unknown))
+            return None
 
     async def status(self, workspace: WorkspaceId, id_: str) -> dict[str, Any]:
         """Return a request, with its features if they are few. Raises `OfflineQueryUnknown`."""
@@ -189,7 +221,9 @@ def _checked(
     return asked, input_file(asked.rows)
 
 
-def _definition(asked: CheckedOfflineQuery, key: str) -> RequestDefinition:
+def _definition(
+    asked: CheckedOfflineQuery, key: str, estimate: ReadEstimate | None
+) -> RequestDefinition:
     earliest, latest = asked.bounds
     return RequestDefinition(
         asked.inputs,
@@ -201,4 +235,5 @@ def _definition(asked: CheckedOfflineQuery, key: str) -> RequestDefinition:
         earliest,
         latest,
         asked.warnings,
+        estimate,
     )

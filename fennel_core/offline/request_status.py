@@ -8,7 +8,7 @@ too. While a request is running, the rate counts the rows that are known to have
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime, timedelta
 from typing import Any
 
@@ -38,6 +38,7 @@ def summary_of(row: OfflineRequest, places: ResultPlaces) -> dict[str, Any]:
         "failure_rate": _failure_rate(row),
         "rows": wanted.row_count,
         "failed_rows": _failed_rows(row),
+        "estimate": None if wanted.estimate is None else asdict(wanted.estimate),
         "branch": row.branch,
         "workflow": wanted.workflow,
         "requested_by": row.actor,

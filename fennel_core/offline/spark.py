@@ -25,7 +25,6 @@ from pyspark.sql import functions as f
 
 from fennel_core.connections.spark import session_builder
 from fennel_core.history.parquet import TimeLimit
-from fennel_core.history.topic_slices import TopicSlice, version_batches
 from fennel_core.offline.batch_work import finished_rows, given_rows, result_types, run_steps
 from fennel_core.offline.lookup_groups import LookupGroup, group_versions
 from fennel_core.offline.planned_query import OfflineQuery
@@ -36,7 +35,7 @@ from fennel_core.offline.query_steps import (
     steps_of,
 )
 from fennel_core.offline.register_types import register_types
-from fennel_core.offline.rows import ELEMENT, ROW
+from fennel_core.offline.rows import ELEMENT, REASON, ROW
 from fennel_core.offline.sources import LookupSource
 from fennel_core.offline.spark_layouts import (
     ROWS_PART,
@@ -47,6 +46,7 @@ from fennel_core.offline.spark_layouts import (
 )
 from fennel_core.offline.task_tools import TaskTools
 from fennel_core.offline.timeline import KEY, ORDER
+from fennel_core.offline.version_pieces import VersionPiece
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import JobId, Micros
 from fennel_core.vocab.versions import META, SIGN
@@ -64,36 +64,6 @@ READ_TASKS: Final = 64
 _PARTITION: Final = "__partition"
 
 
-class VersionPiece(Protocol):
-    """A part of the versions of a dataset, read by one task; it is pickled to the task."""
-
-    def batches(self, columns: Sequence[str], limit: TimeLimit) -> Iterator[pl.DataFrame]:
-        """Yield the columns of all versions but those that are later than `limit`."""
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class HistoryPiece:
-    """A piece of a slice of a topic."""
-
-    settings: Settings
-    piece: TopicSlice
-
-    def batches(self, columns: Sequence[str], limit: TimeLimit) -> Iterator[pl.DataFrame]:
-        """See `VersionPiece.batches`."""
-        return version_batches(self.settings, self.piece, columns, limit)
-
-
-def history_pieces(
-    settings: Settings, source: LookupSource, slices: Sequence[TopicSlice], latest: Micros
-) -> tuple[HistoryPiece, ...]:
-    """Return the pieces of the slices of a topic that may have versions at `latest` or before."""
-    # Files know the event times of their rows, and a source may count by another time.
-    by_event_time = source.time == source.schema.timestamp
-    useful = (each.until(latest) if by_event_time else each for each in slices)
-    return tuple(HistoryPiece(settings, piece) for each in useful for piece in each.pieces())
-
-
 def session(settings: Settings, app_name: str) -> SparkSession:
     """Return a Spark application for offline queries: local unless another master is configured."""
     return (
@@ -106,11 +76,27 @@ def session(settings: Settings, app_name: str) -> SparkSession:
     )
 
 
+class FailureCount(Protocol):
+    """An accumulator of Spark: sums up over the tasks that have ended.
+
+    A task that Spark repeats counts its rows again.
+    """
+
+    @property
+    def value(self) -> int:
+        """The sum, in the driver."""
+        ...
+
+    def add(self, term: int) -> None:
+        """Add to it, in a task."""
+        ...
+
+
 class SparkRun:
     """Computes one query.
 
     `pieces`: the versions of the input of each job. `latest`: the time of the latest row.
-    `partitions`: of each shuffle.
+    `partitions`: of each shuffle. `failures`: counts the rows that have failed so far.
     """
 
     def __init__(
@@ -121,9 +107,10 @@ class SparkRun:
         tools: TaskTools,
         latest: Micros,
         partitions: int,
+        failures: FailureCount | None = None,
     ) -> None:
         self._spark, self._query, self._pieces, self._tools = spark, query, pieces, tools
-        self._latest, self._partitions = latest, partitions
+        self._latest, self._partitions, self._failures = latest, partitions, failures
         self._program = query.planned.program()
         self._types = register_types(self._program)
         self._steps = steps_of(self._program, query.specs)
@@ -158,7 +145,9 @@ class SparkRun:
     def _worked(
         self, frame: DataFrame, layout: SparkLayout, steps: tuple[int, int], following: SparkLayout
     ) -> DataFrame:
-        work = StepWork(self._query, self._tools, steps[0], steps[1], layout, following)
+        work = StepWork(
+            self._query, self._tools, steps[0], steps[1], layout, following, self._failures
+        )
         return frame.mapInArrow(work.run, following.spark)
 
     def _shuffled(
@@ -197,20 +186,46 @@ class StepWork:
     stop: int
     layout: SparkLayout
     following: SparkLayout
+    failures: FailureCount | None = None
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         program = self.query.planned.program()
         types, steps = register_types(program), steps_of(program, self.query.specs)
         between = steps[self.first : self.stop]
         own = [step for step in between if not isinstance(step, ShuffleByKey | ShuffleByRow)]
-        frames = self.layout.decode(batches)
+        new = NewFailures()
+        frames = new.before(self.layout.decode(batches))
         if self.first == 0:
             frames = (given_rows(frame, program) for frame in frames)
         with self.tools.open(self.query.erasures) as tools:
             frames = run_steps(own, frames, types, tools)
             if self.stop == len(steps):
                 frames = (finished_rows(frame, program, types) for frame in frames)
-            yield from self.following.encode(frames, ROWS_PART)
+            yield from self.following.encode(new.after(frames), ROWS_PART)
+        if self.failures is not None:
+            self.failures.add(new.count)
+
+
+class NewFailures:
+    """Counts the rows that fail in a task: those that leave it with a reason and came without."""
+
+    count = 0
+
+    def before(self, frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+        """Yield the batches that come."""
+        for frame in frames:
+            self.count -= _failed(frame)
+            yield frame
+
+    def after(self, frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+        """Yield the batches that leave."""
+        for frame in frames:
+            self.count += _failed(frame)
+            yield frame
+
+
+def _failed(frame: pl.DataFrame) -> int:
+    return frame.height - frame[REASON].null_count() if REASON in frame.columns else 0
 
 
 @dataclass(frozen=True, slots=True)

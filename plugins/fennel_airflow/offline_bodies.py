@@ -33,7 +33,9 @@ REQUIRED = ("workspace", "inputs", "outputs", "timestamp_column", "rows")
 
 def accept(params: Mapping[str, Any], user: str, run: FormRun) -> str:
     """Return the id of the request to compute: that of the API, or that of the form of `run`."""
-    return reporting(lambda: _accepted(params, user, run))
+    request_id = reporting(lambda: _accepted(params, user, run))
+    _log_size(_row(request_id))
+    return request_id
 
 
 def raise_failure(request_id: str) -> None:
@@ -56,6 +58,19 @@ def log_outcome(request_id: str) -> None:
     )
     for each in () if row.result is None else row.result.sample:
         log.warning("row %d failed: %s", each.row, each.reason)
+
+
+def _log_size(row: OfflineRequest) -> None:
+    """Log what a request has to read before it begins."""
+    rows, estimate = row.definition.row_count, row.definition.estimate
+    if estimate is None:
+        log.info("offline query %s: %d rows; what they read is not known", row.id, rows)
+        return
+    log.info(
+        "offline query %s: %d rows, about %d versions in %d bytes of history and %d records of "
+        "topics to read",
+        *(row.id, rows, estimate.versions, estimate.bytes, estimate.tail_records),
+    )
 
 
 def _accepted(params: Mapping[str, Any], user: str, run: FormRun) -> str:

@@ -16,6 +16,7 @@ from fennel_core.offline.request_postgres import PostgresRequests
 from fennel_core.offline.request_row import (
     FailedRow,
     NewRequest,
+    ReadEstimate,
     RequestDefinition,
     RequestFailure,
     RequestResult,
@@ -27,7 +28,8 @@ from tests.dags.conftest import Login
 
 EVIL = "<script>alert('x')</script>"
 SHOP, BANK = WorkspaceId("shop"), WorkspaceId("bank")
-WANTED = RequestDefinition(("F.k",), (EVIL,), "at", EVIL, 2000, "in", 0, 0, ("no history",))
+READ = ReadEstimate(5, 1500, 7)
+WANTED = RequestDefinition(("F.k",), (EVIL,), "at", EVIL, 2000, "in", 0, 0, ("no history",), READ)
 RESULT = RequestResult("r", (StoredFile("a", "b", 2000, 3),), (FailedRow(7, EVIL),), None)
 
 
@@ -113,6 +115,7 @@ def test_one_request_shows_what_it_asked_for_and_the_rows_that_failed(
     done = client.get("/offline_queries/done", headers=headers).text
     for text in ("F.k", "no history", "<td>7</td>", "1 of 3", "offline download done FOLDER"):
         assert text in done, text
+    assert "5 versions in 1.5 kB of history and 7 records" in done
     working = client.get("/offline_queries/working", headers=headers).text
     assert "so far" in working
     assert "fennel-core offline cancel working" in working

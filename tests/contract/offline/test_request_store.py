@@ -17,6 +17,7 @@ from fennel_core.offline.request_row import (
     FailedRow,
     NewRequest,
     OfflineRequest,
+    ReadEstimate,
     RequestDefinition,
     RequestFailure,
     RequestResult,
@@ -28,7 +29,8 @@ from fennel_core.offline.request_store import MemoryRequests, RequestStore
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 
 SHOP, OTHER = WorkspaceId("shop"), WorkspaceId("other")
-WANTED = RequestDefinition(("F.k",), ("F.v", "G"), "at", "w", 3, "in", None, 2, ("short",))
+READ = ReadEstimate(5, 80, 1)
+WANTED = RequestDefinition(("F.k",), ("F.v", "G"), "at", "w", 3, "in", None, 2, ("short",), READ)
 RESULT = RequestResult("r/1", (StoredFile("a", "b", 3, 1),), (FailedRow(2, "zero"),), "c")
 KEPT = timedelta(days=1)
 HALF = RunProgress(0.5, 2)

@@ -81,13 +81,15 @@ def computed(
         for job, frame in world.versions().items()
     }
     latest = Micros(max(at for _, at in queries))
-    run = SparkRun(spark, query, pieces, MemoryTools(), latest, PARTITIONS)
+    failures = spark.sparkContext.accumulator(0)
+    run = SparkRun(spark, query, pieces, MemoryTools(), latest, PARTITIONS, failures)
     rows = pa.Table.from_batches(run.given.encode(iter([given_frame(queries)]), ""))
     given_rows = spark.createDataFrame(rows).toDF(*run.given.columns)
     frame = in_row_order(run.run(given_rows), len(queries), 2)
     made = pl.concat(run.result.decode(iter(frame.toArrow().to_batches())))
     assert made[ROW].to_list() == list(range(len(queries))), "rows are in the order of the input"
     failed = made.filter(pl.col(REASON).is_not_null())
+    assert failures.value == failed.height, "each failed row is counted by one task"
     return plain_rows(made, outputs, set(failed[ROW].to_list()))
 
 

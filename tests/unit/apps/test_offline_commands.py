@@ -20,6 +20,7 @@ STATUS: dict[str, Any] = {
     "completion_rate": 1.0,
     "rows": 2,
     "failed_rows": 1,
+    "estimate": {"versions": 1234, "bytes": 5, "tail_records": 6},
     "workflow": "churn",
     "files": [FILE],
     "data": {"F.v": [1, 2]},
@@ -63,8 +64,10 @@ def run(*words: str) -> Result:
 
 
 def test_requests_are_listed_shown_and_cancelled(api: dict[str, Any]) -> None:
-    assert "q1" in run("list").output
-    assert "churn" in run("list").output
+    [_, line] = run("list").output.splitlines()
+    assert line.split() == ["q1", "done", "100%", "2", "1", "1234", "churn"]
+    api["list"] = {"requests": [STATUS | {"failed_rows": None, "estimate": None, "rows": None}]}
+    assert run("list").output.splitlines()[1].split()[3:] == ["-", "-", "-", "churn"]
     shown = run("show", "q1").output
     assert '"state": "done"' in shown
     assert "F.v" not in shown, "features are downloaded"

@@ -10,15 +10,19 @@ from typing import Any
 import msgspec
 import pytest
 
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.garbage import DeletionLimit, DeletionRefused, MemoryGarbageMarks
 from fennel_core.connections.object_store import MemoryObjectStore
 from fennel_core.offline import request_row
 from fennel_core.offline.api_errors import (
     OfflineQueryEnded,
+    OfflineQueryInvalid,
     OfflineQueryUnknown,
     OfflineQueueFull,
     OfflineResultMissing,
 )
+from fennel_core.offline.errors import HistoryIncomplete
+from fennel_core.offline.planned_query import PlannedQuery
 from fennel_core.offline.request_files import request_folder, result_prefix
 from fennel_core.offline.request_removal import RemovalRules, RequestRemoval
 from fennel_core.offline.request_row import (
@@ -26,6 +30,7 @@ from fennel_core.offline.request_row import (
     RUN_LEASE,
     START_LEASE,
     FailedRow,
+    ReadEstimate,
     RequestFailure,
     RequestResult,
     RunLimits,
@@ -39,7 +44,7 @@ from fennel_core.offline.request_states import RequestState
 from fennel_core.offline.request_status import ResultPlaces
 from fennel_core.offline.request_store import MemoryRequests
 from fennel_core.query.view import BranchKey, ServingVersion, View
-from fennel_core.vocab.ids import MAIN_BRANCH, CommitId, WorkspaceId
+from fennel_core.vocab.ids import MAIN_BRANCH, CommitId, Micros, WorkspaceId
 from tests.support.offline_requests import GOOD, view
 
 SHOP, OTHER = WorkspaceId("shop"), WorkspaceId("other")
@@ -89,8 +94,10 @@ class World:
         self.loop = OfflineRunLoop(self.store, self.starter, RunLimits(2))
         ids = (f"q{n}" for n in itertools.count(1))
         limits = RequestLimits(3, lambda root: ResultPlaces("bucket", root, KEPT))
+        self.to_read: ReadEstimate | Exception = ReadEstimate(10, 400, 2)
         self.requests = OfflineRequests(
-            self.store, Serving(), self.objects, limits, lambda: next(ids), self.loop.wake
+            *(self.store, Serving(), self.objects, limits),
+            *(lambda: next(ids), self.loop.wake, self.estimate),
         )
         rules = RemovalRules(KEPT, timedelta(hours=1), DeletionLimit(1, 0))
         marks = MemoryGarbageMarks(lambda: self.now)
@@ -100,6 +107,12 @@ class World:
         self, key: BranchKey = KEY, form: FormRun | None = None, **changes: Any
     ) -> dict[str, Any]:
         return await self.requests.submit(key, "ann", msgspec.json.encode(GOOD | changes), form)
+
+    async def estimate(self, planned: PlannedQuery, latest: Micros | None) -> ReadEstimate:
+        assert (len(planned.plan.outputs), latest) == (1, 1_000_000)
+        if isinstance(self.to_read, Exception):
+            raise self.to_read
+        return self.to_read
 
     async def finish(self, id_: str) -> None:
         """Do what a run does."""
@@ -303,6 +316,19 @@ async def test_a_form_that_is_submitted_again_stores_one_request_with_its_own_ru
     await world.loop.start_due()
     assert world.starter.started == [], "the form's run waits for a slot of its pool"
     assert world.starter.asked == ["manual__1"]
+
+
+async def test_what_a_request_reads_is_estimated_before_it_is_stored(world: World) -> None:
+    asked = await world.submit()
+    assert asked["estimate"] == {"versions": 10, "bytes": 400, "tail_records": 2}
+    listed = await world.requests.newest(SHOP, 1)
+    assert listed["requests"][0]["estimate"] == asked["estimate"]
+    world.to_read = SystemUnavailable("Kafka does not respond")
+    assert (await world.submit())["estimate"] is None, "the run repeats it until Kafka is back"
+    world.to_read = HistoryIncomplete("records were deleted before they were in history")
+    with pytest.raises(OfflineQueryInvalid, match="records were deleted"):
+        await world.submit()
+    assert len(await world.keys()) == 2
 
 
 async def test_a_running_request_shows_the_rows_that_have_failed_so_far(world: World) -> None:
