@@ -18,6 +18,7 @@ from tests.e2e.faults.moves import back, move
 from tests.e2e.faults.strikes import BEFORE_CREATE, CREATED, SERVE, SWITCH, frozen, gate, kill_part
 from tests.e2e.faults.world import World
 from tests.support.airflow import Airflow
+from tests.support.polling import eventually
 
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(900)]
 TOO_LONG_FOR_KAFKA_S = 25
@@ -111,7 +112,10 @@ async def test_a_commit_succeeds_although_postgres_is_killed_during_the_switch(
         async with gate(settings, world.workspace, SWITCH) as stopped:
             commit = moving.commit()
             await stopped.reached()
+            backend = stopped.keeper.info.backend_pid
             kill_part(settings, "postgres")
+            # It ends by itself, a moment after its parent.
+            await eventually(lambda: not psutil.pid_exists(backend))
             with pytest.raises(psycopg.OperationalError):
                 stopped.open()
             await stopped.keep_again()
