@@ -14,6 +14,7 @@ from fennel_core.connections.installation import installation_objects
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.orchestrator import CommitOrchestrator
+from fennel_core.offline.place_checks import S3Places
 from fennel_core.offline.planning import estimate_read
 from fennel_core.offline.request_postgres import PostgresRequests
 from fennel_core.offline.request_removal import RemovalRules, RequestRemoval
@@ -42,6 +43,7 @@ def offline_requests(settings: Settings, pool: Pool, wake: Callable[[], None]) -
         lambda: uuid.uuid4().hex,
         wake,
         partial(estimate_read, settings, pool),
+        S3Places.of(settings),
     )
 
 

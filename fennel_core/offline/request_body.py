@@ -9,7 +9,7 @@ because pandas writes a missing time as text.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from functools import partial
@@ -22,6 +22,27 @@ from fennel_core.offline.api_errors import OfflineBodyMalformed, OfflineQueryInv
 from fennel_core.offline.errors import OfflineError
 from fennel_core.offline.planned_query import PlannedQuery
 from fennel_core.offline.rows import AT
+from fennel_core.offline.s3_places import (
+    AS_PARQUET,
+    INPUT,
+    NO_KEYS,
+    NO_PLACES,
+    NOT_SORTED,
+    OUTPUT,
+    ConnectorTable,
+    PlaceKeys,
+    PlaceProblem,
+    PlaceRules,
+    S3Input,
+    S3Source,
+    S3Target,
+    is_default,
+    keys_of,
+    parse,
+    source_of,
+    source_problems,
+    target_problems,
+)
 from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.query.bodies import DEFAULT_WORKFLOW, SURROGATE, WORKFLOW_CHARS
 from fennel_core.query.columns import QueryColumn
@@ -59,7 +80,9 @@ class OfflineBody(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class CheckedOfflineQuery:
-    """A request that can be computed. `rows`: `AT` and the inputs by name, in order."""
+    """A request that can be computed. `rows`: `AT` and the inputs by name, in order; none if they
+    are in the files of `source`. `needed`: the inputs that are read.
+    """
 
     planned: PlannedQuery
 
@@ -69,11 +92,15 @@ class CheckedOfflineQuery:
     workflow: str
     rows: pl.DataFrame
     warnings: tuple[str, ...]
+    needed: tuple[str, ...] = ()
+    source: S3Source | None = None
+    target: S3Target | None = None
+    keys: PlaceKeys = NO_KEYS
 
     @property
     def bounds(self) -> tuple[int | None, int | None]:
-        """The earliest and the latest time of a row, in microseconds."""
-        return _bounds(self.rows[AT])
+        """The earliest and the latest time of a row, in microseconds; None if it is not known."""
+        return (None, None) if self.source else _bounds(self.rows[AT])
 
 
 def parse_body(body: bytes) -> OfflineBody:
@@ -99,16 +126,24 @@ def _parse_slowly(body: bytes) -> OfflineBody:
         raise OfflineBodyMalformed(f"the body is not JSON: {wrong}") from wrong
 
 
-def check_request(body: OfflineBody, view: View, now: datetime) -> CheckedOfflineQuery:
-    """Return the request, checked against a version; raises `OfflineQueryInvalid`."""
-    checks = _Checks()
+def check_request(
+    body: OfflineBody, view: View, now: datetime, places: PlaceRules = NO_PLACES
+) -> CheckedOfflineQuery:
+    """Return the request, checked against a version. `places`: what it may name.
+
+    Raises `OfflineQueryInvalid`.
+    """
+    checks = _Checks(places)
     checks.options(body)
     planned = checks.plan(body, view)
     rows = checks.rows(body, planned, view.index)
     if checks.problems:
         raise OfflineQueryInvalid(checks.problems)
     assert planned is not None, "a query without a plan has a problem"
-    warnings = [*_warnings(body), *_short_histories(planned, rows, now)]
+    source, target = checks.source, checks.target
+    warnings = [*_warnings(body), *_place_warnings(source, target)]
+    if source is None:
+        warnings += _short_histories(planned, rows, now)
     return CheckedOfflineQuery(
         planned,
         body.input_features,
@@ -117,27 +152,53 @@ def check_request(body: OfflineBody, view: View, now: datetime) -> CheckedOfflin
         body.workflow or DEFAULT_WORKFLOW,
         rows,
         tuple(warnings),
+        tuple(_inputs(planned)),
+        None if source is None else source_of(source),
+        None if target is None else S3Target(target.bucket, target.path_prefix),
+        PlaceKeys(keys_of(None if source is None else source.s3_table), keys_of(target)),
     )
 
 
 @dataclass(slots=True)
 class _Checks:
-    """Collects problems."""
+    """Collects problems, and the places of the request."""
 
+    places: PlaceRules
     problems: list[Problem] = field(default_factory=list)
+    source: S3Input | None = None
+    target: ConnectorTable | None = None
 
     def _wrong(self, entity: str, text: str) -> None:
         self.problems.append(Problem(CODE, entity, text))
 
     def options(self, body: OfflineBody) -> None:
         if body.s3_output is not None:
-            self._wrong(
-                "output_s3",
-                "results are not written to other buckets; leave it out, and read the files "
-                "that the status names, or download them with `fennel-core offline download`",
-            )
+            match parse(ConnectorTable, body.s3_output, OUTPUT):
+                case PlaceProblem() as wrong:
+                    self._place_problems([wrong])
+                case target:
+                    self.target = target
+                    self._place_problems(target_problems(target, self.places))
         if len(body.workflow or "") > WORKFLOW_CHARS:
             self._wrong("workflow", f"it has more than {WORKFLOW_CHARS} characters; use fewer")
+
+    def _place_problems(self, found: Iterable[PlaceProblem]) -> None:
+        for each in found:
+            self._wrong(each.entity, each.text)
+
+    def _source(self, body: OfflineBody) -> None:
+        if set(body.input) != {FILES}:
+            self._wrong("input", f"it must have one field, `{COLUMNS}` or `{FILES}`")
+            return
+        match parse(S3Input, body.input[FILES], INPUT):
+            case PlaceProblem() as wrong:
+                self._place_problems([wrong])
+            case source:
+                self.source = source
+                self._place_problems(source_problems(source, self.places))
+                names = source.feature_to_column_map or {}
+                for name in [n for n in names if n not in body.input_features]:
+                    self._wrong(name, "`feature_to_column_map` names no input; correct its name")
 
     def plan(self, body: OfflineBody, view: View) -> PlannedQuery | None:
         """Return the plan; None with problems."""
@@ -175,7 +236,8 @@ class _Checks:
             self._wrong(body.timestamp_column, "the input has no such timestamp column; add it")
         else:
             name, dtype = body.timestamp_column, optional(Timestamp())
-            typed = self._converted(name, partial(input_column, _times(times), dtype, name))
+            times = without_no_times(times)
+            typed = self._converted(name, partial(input_column, times, dtype, name))
             if typed is not None:
                 found[AT] = typed.series
         wanted = body.input_features if planned is None else tuple(_inputs(planned))
@@ -194,9 +256,7 @@ class _Checks:
 
     def _columns(self, body: OfflineBody) -> Mapping[str, Sequence[Any]] | None:
         if FILES in body.input:
-            self._wrong(
-                "input_s3", "rows are not read from S3; send them as `input_dataframe` instead"
-            )
+            self._source(body)
             return None
         columns = body.input.get(COLUMNS)
         if set(body.input) != {COLUMNS} or not isinstance(columns, dict):
@@ -236,7 +296,8 @@ def _inputs(planned: PlannedQuery) -> Iterator[str]:
     return (name for name, _, _ in planned.program().inputs)
 
 
-def _times(values: Sequence[Any]) -> list[Any]:
+def without_no_times(values: Sequence[Any]) -> list[Any]:
+    """Return times with null in place of what pandas writes for none."""
     return [None if isinstance(v, str) and v in NO_TIME_TEXTS else v for v in values]
 
 
@@ -245,6 +306,13 @@ def _warnings(body: OfflineBody) -> Iterator[str]:
         yield NO_DPUS
     if not body.use_v2:
         yield ONE_VERSION
+
+
+def _place_warnings(source: S3Input | None, target: ConnectorTable | None) -> Iterator[str]:
+    if source is not None and source.s3_table.pre_sorted:
+        yield NOT_SORTED
+    if target is not None and is_default(target.format):
+        yield AS_PARQUET
 
 
 def _short_histories(planned: PlannedQuery, rows: pl.DataFrame, now: datetime) -> Iterator[str]:

@@ -1,6 +1,8 @@
 """The objects of a request on S3, and its input as a Parquet file.
 
     offline/<workspace>/<id>/input/<digest>.parquet         time and inputs of each row, in order
+    offline/<workspace>/<id>/keys/<digest>                  sealed keys of users' buckets
+    offline/<workspace>/<id>/staged/<epoch>/…               rows that a run has read from a bucket
     offline/<workspace>/<id>/result/<epoch>/…               see `results`
     offline/<workspace>/<id>/result/<epoch>/columns.json    a small result, as `query` returns one
 
@@ -43,6 +45,11 @@ def input_key(workspace: WorkspaceId, id_: str, body: bytes) -> str:
 
 def result_prefix(workspace: WorkspaceId, id_: str, epoch: int) -> str:
     return f"{request_folder(workspace, id_)}result/{epoch}"
+
+
+def staged_prefix(workspace: WorkspaceId, id_: str, epoch: int) -> str:
+    """Return the prefix of the rows that a run has read from a user's bucket."""
+    return f"{request_folder(workspace, id_)}staged/{epoch}"
 
 
 def input_file(rows: pl.DataFrame) -> bytes:

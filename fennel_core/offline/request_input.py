@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -22,36 +22,65 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
+class InputPart:
+    """A file of rows with the numbers from `first_row` on; each row group but the last has
+    `INPUT_ROWS`.
+    """
+
+    key: str
+    first_row: int
+    row_count: int
+
+
+@dataclass(frozen=True, slots=True)
+class RowGroup:
+    """Row group `number` of the file at `key`, whose rows have the numbers from `first_row` on."""
+
+    key: str
+    number: int
+    first_row: int
+
+
+def row_groups(parts: Sequence[InputPart]) -> tuple[RowGroup, ...]:
+    """Return the row groups of an input in order."""
+    return tuple(
+        RowGroup(part.key, number, part.first_row + first)
+        for part in parts
+        for number, first in enumerate(range(0, part.row_count, INPUT_ROWS))
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class InputWork:
-    """Reads row groups of an input file in a task; the rows of its own input are their numbers."""
+    """Reads row groups in a task; the rows of its own input are their numbers."""
 
     settings: Settings
-    key: str
+    groups: tuple[RowGroup, ...]
     layout: SparkLayout
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         numbers = (number for batch in batches for number in batch.column(0).to_pylist())
-        yield from self.layout.encode((self._rows(number) for number in numbers), "")
+        yield from self.layout.encode((self._rows(self.groups[n]) for n in numbers), "")
 
-    def _rows(self, number: int) -> pl.DataFrame:
+    def _rows(self, group: RowGroup) -> pl.DataFrame:
         settings = self.settings
         client = s3.client(settings)
         try:
-            size = client.head_object(Bucket=settings.s3_bucket, Key=self.key)["ContentLength"]
-            file = pq.ParquetFile(s3.RangedObject(client, settings.s3_bucket, self.key, size))
-            table = file.read_row_group(number)
+            size = client.head_object(Bucket=settings.s3_bucket, Key=group.key)["ContentLength"]
+            file = pq.ParquetFile(s3.RangedObject(client, settings.s3_bucket, group.key, size))
+            table = file.read_row_group(group.number)
         except (FileNotFoundError, client.exceptions.ClientError) as gone:
             raise ReadFailed(
-                f"object {self.key} cannot be read from bucket `{settings.s3_bucket}` ({gone}); "
+                f"object {group.key} cannot be read from bucket `{settings.s3_bucket}` ({gone}); "
                 "send the request again [read-object]"
             ) from gone
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
-        return frame.with_row_index(ROW, number * INPUT_ROWS)
+        return frame.with_row_index(ROW, group.first_row)
 
 
-def input_rows(spark: SparkSession, work: InputWork, rows: int, tasks: int) -> DataFrame:
+def input_rows(spark: SparkSession, work: InputWork, tasks: int) -> DataFrame:
     """Return the rows of a request by the names of its features, read by `tasks` tasks at most."""
-    groups = -(-rows // INPUT_ROWS)
+    groups = len(work.groups)
     numbers = spark.range(0, groups, 1, max(1, min(groups, tasks)))
     return numbers.mapInArrow(work.run, work.layout.spark).toDF(*work.layout.columns)

@@ -22,6 +22,7 @@ from typing import Final
 from fennel_core.offline.api_errors import OfflineQueueFull
 from fennel_core.offline.errors import OfflineError
 from fennel_core.offline.request_states import OPEN, RequestEvent, RequestState, next_state
+from fennel_core.offline.s3_places import S3Source, S3Target
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 
 START_LEASE: Final = timedelta(minutes=10)
@@ -65,6 +66,10 @@ class RequestDefinition:
 
     `earliest_us` and `latest_us` are the bounds of the rows' times, None without any. `estimate`:
     None if it was not known.
+
+    `source`: the place of rows that do not come with the request; then `input_key` is empty, and
+    their number, 0 here, is known when the result is. `target`: where the result is copied to.
+    `keys_key`: the object with the sealed keys of both, empty without keys.
     """
 
     inputs: tuple[str, ...]
@@ -77,6 +82,9 @@ class RequestDefinition:
     latest_us: int | None
     warnings: tuple[str, ...] = ()
     estimate: ReadEstimate | None = None
+    source: S3Source | None = None
+    target: S3Target | None = None
+    keys_key: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,6 +120,10 @@ class RequestResult:
     @property
     def failed(self) -> int:
         return sum(file.failed for file in self.files)
+
+    @property
+    def row_count(self) -> int:
+        return sum(file.row_count for file in self.files)
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,6 +24,7 @@ from typing import Final, TypeVar
 
 import msgspec
 import polars as pl
+from botocore.exceptions import BotoCoreError, ClientError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -36,12 +37,14 @@ from fennel_core.connections.errors import (
 )
 from fennel_core.connections.installation import InstallationObjects, installation_objects
 from fennel_core.connections.postgres import Pool
+from fennel_core.connections.secrets import Sealer, SecretUnreadable
 from fennel_core.connections.spark import JVM_EXIT_ERRORS
 from fennel_core.offline import request_row
+from fennel_core.offline.buckets import Bucket
 from fennel_core.offline.errors import OfflineError
 from fennel_core.offline.planning import OfflineRead, plan_offline_read
-from fennel_core.offline.request_files import request_folder, result_prefix
-from fennel_core.offline.request_input import InputWork, input_rows
+from fennel_core.offline.request_files import request_folder, result_prefix, staged_prefix
+from fennel_core.offline.request_input import InputPart, InputWork, input_rows, row_groups
 from fennel_core.offline.request_postgres import PostgresRequests
 from fennel_core.offline.request_row import (
     FailedRow,
@@ -56,6 +59,11 @@ from fennel_core.offline.request_states import TransitionRefused
 from fennel_core.offline.request_store import RequestChange, RequestStore
 from fennel_core.offline.results import NUMBER, ResultFiles, ResultPlace, write_result
 from fennel_core.offline.rows import REASON
+from fennel_core.offline.s3_files import list_files
+from fennel_core.offline.s3_keys import unseal
+from fennel_core.offline.s3_output import Publication
+from fennel_core.offline.s3_places import NO_KEYS, PlaceKeys
+from fennel_core.offline.s3_staging import StagedInput, StageWork, stage
 from fennel_core.offline.spark import FailureCount, SparkRun, session
 from fennel_core.offline.task_tools import PlatformTools
 from fennel_core.offline.version_pieces import HistoryPiece, estimate_of
@@ -92,6 +100,12 @@ class RunOutcome(StrEnum):
     NOTHING = "nothing to do"
     FAILED = "failed"
     REPEAT = "to be repeated"
+
+
+class KeysMissing(OfflineError):
+    """The stored keys of a request's buckets cannot be read."""
+
+    code = "offline-keys-missing"
 
 
 class JobFailed(OfflineError):
@@ -135,6 +149,7 @@ class RequestRun:
     _failures: FailureCount | None = None
     _stopped: bool = False
     _computed: bool = False
+    _keys: PlaceKeys = NO_KEYS
 
     async def run(self) -> RunOutcome:
         """See `run_offline_query`."""
@@ -165,7 +180,7 @@ class RequestRun:
         except (ApiError, OfflineError) as refused:
             return await self._fail(refused.code, str(refused))
         await self._delete_others(result)
-        log.info("done", request=self.row.id, rows=self.row.definition.row_count)
+        log.info("done", request=self.row.id, rows=result.row_count)
         return RunOutcome.DONE
 
     async def _result(self) -> RequestResult:
@@ -186,16 +201,25 @@ class RequestRun:
             raise JobFailed(str(moved)) from moved
         root = await self.objects.root()
         prefix = result_prefix(row.workspace, row.id, row.epoch)
+        self._keys = await self._read_keys()
         try:
+            publication = self._publication()
+            if publication is not None:
+                if row.epoch > 1:
+                    await asyncio.to_thread(publication.clear)
+                await asyncio.to_thread(publication.begin)
             files = await asyncio.to_thread(partial(self._compute, read, root, prefix))
+            if publication is not None:
+                await asyncio.to_thread(publication.publish, files, self._require_running)
+        except (ClientError, BotoCoreError) as away:
+            raise JobFailed(f"S3 could not be used: {away}") from away
         except (PySparkException, *JVM_EXIT_ERRORS) as failed:
             if self._stopped:
                 raise RunSuperseded(
                     f"request `{row.id}` has ended; its jobs were stopped"
                 ) from None
             raise JobFailed(f"the Spark job failed: {redact_text(_last_line(failed))}") from failed
-        if self._stopped:
-            raise RunSuperseded(f"request `{row.id}` has ended; its result is dropped")
+        self._require_running()
         # Hours of work must not be repeated because S3 is away for a moment.
         sample = await self._patiently(partial(self._sample, files, root))
         columns_key = await self._patiently(partial(self._columns, read, files, root, prefix))
@@ -206,30 +230,74 @@ class RequestRun:
     def _compute(self, read: OfflineRead, root: str, prefix: str) -> ResultFiles:
         """Compute and write the files; blocks until Spark is done."""
         settings, row, wanted = self.settings, self.row, self.row.definition
-        latest = Micros(wanted.latest_us or 0)
-        slices = read.pieces(latest)
+        self._spark = spark = session(settings, f"offline query {row.id}")
+        self._failures = spark.sparkContext.accumulator(0)
+        given = self._input(spark, read, root)
+        slices = read.pieces(given.latest)
         pieces = {
             job: tuple(HistoryPiece(settings, piece) for piece in of_job)
             for job, of_job in slices.items()
         }
-        self._spark = spark = session(settings, f"offline query {row.id}")
-        self._failures = spark.sparkContext.accumulator(0)
-        partitions = _partitions(read, wanted.row_count, spark.sparkContext.defaultParallelism)
+        partitions = _partitions(read, given.row_count, spark.sparkContext.defaultParallelism)
         log.info(
             "computing",
             request=row.id,
-            rows=wanted.row_count,
+            rows=given.row_count,
             datasets=len(pieces),
             pieces=sum(map(len, pieces.values())),
             **asdict(estimate_of(slices.values())),
             partitions=partitions,
         )
         tools = PlatformTools(settings, row.workspace, f"{row.branch}@{read.commit}")
-        run = SparkRun(spark, read.query, pieces, tools, latest, partitions, self._failures)
-        work = InputWork(settings, root + wanted.input_key, run.given)
-        given = input_rows(spark, work, wanted.row_count, partitions)
+        run = SparkRun(spark, read.query, pieces, tools, given.latest, partitions, self._failures)
+        work = InputWork(settings, row_groups(given.parts), run.given)
+        rows = input_rows(spark, work, partitions)
         place = ResultPlace(settings, root + prefix, wanted.timestamp_column)
-        return write_result(run.run(given), run.result, wanted.row_count, place)
+        return write_result(run.run(rows), run.result, given.row_count, place)
+
+    def _input(self, spark: SparkSession, read: OfflineRead, root: str) -> StagedInput:
+        """Return the stored rows of the request, which are read from its files before."""
+        row, wanted = self.row, self.row.definition
+        if wanted.source is None:
+            part = InputPart(root + wanted.input_key, 0, wanted.row_count)
+            return StagedInput((part,), Micros(wanted.latest_us or 0))
+        bucket = Bucket(self.settings, wanted.source.bucket, self._keys.source)
+        files = list_files(bucket, wanted.source)
+        log.info("reading files", request=row.id, files=len(files), bucket=bucket.name)
+        types = {name: dtype for name, dtype, _ in read.query.planned.program().inputs}
+        prefix = root + staged_prefix(row.workspace, row.id, row.epoch)
+        work = StageWork(
+            self.settings, bucket, wanted.source, files, types, wanted.timestamp_column, prefix
+        )
+        return stage(spark, work)
+
+    def _publication(self) -> Publication | None:
+        """Return the folder of the result in the user's bucket, None if it has none."""
+        target = self.row.definition.target
+        if target is None:
+            return None
+        bucket = Bucket(self.settings, target.bucket, self._keys.target)
+        return Publication(self.settings, bucket, target.folder(self.row.id))
+
+    async def _read_keys(self) -> PlaceKeys:
+        """Return the keys of the request's buckets."""
+        key, key_file = self.row.definition.keys_key, self.settings.secrets_key_file
+        if not key:
+            return NO_KEYS
+        sealed = await self.objects.get(key)
+        if sealed is None or key_file is None:
+            raise KeysMissing(
+                "the keys of the request's buckets are gone, or FENNEL_SECRETS_KEY_FILE is not "
+                "set for the run; send the request again"
+            )
+        try:
+            return unseal(Sealer.from_file(key_file), self.row.workspace, self.row.id, sealed)
+        except SecretUnreadable as closed:
+            raise KeysMissing(f"{closed}; send the request again") from closed
+
+    def _require_running(self) -> None:
+        if self._stopped:
+            raise RunSuperseded(f"request `{self.row.id}` has ended; its result is dropped")
 
     async def _report(self) -> None:
         """Report the progress until the run ends; stop the jobs when a report is refused."""
@@ -348,7 +416,7 @@ class RequestRun:
     ) -> str | None:
         """Store a small result as the columns that `query` returns, and return its key."""
         wanted = self.row.definition
-        if wanted.row_count > SMALL_ROWS or len(files.files) != 1:
+        if files.row_count > SMALL_ROWS or len(files.files) != 1:
             return None
         [file] = files.files
         frame = await self._frame(file.object_key, root)

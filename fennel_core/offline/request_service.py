@@ -31,8 +31,14 @@ from fennel_core.offline.api_errors import (
     OfflineResultMissing,
 )
 from fennel_core.offline.errors import OfflineError
+from fennel_core.offline.place_checks import NONE_ALLOWED, RequestPlaces
 from fennel_core.offline.planned_query import PlannedQuery
-from fennel_core.offline.request_body import CheckedOfflineQuery, check_request, parse_body
+from fennel_core.offline.request_body import (
+    CheckedOfflineQuery,
+    OfflineBody,
+    check_request,
+    parse_body,
+)
 from fennel_core.offline.request_files import input_file, input_key
 from fennel_core.offline.request_row import (
     NewRequest,
@@ -43,6 +49,9 @@ from fennel_core.offline.request_row import (
 from fennel_core.offline.request_states import RequestState, TransitionRefused
 from fennel_core.offline.request_status import ResultPlaces, status_of, summary_of
 from fennel_core.offline.request_store import RequestStore
+from fennel_core.offline.s3_keys import keys_object
+from fennel_core.offline.s3_places import PlaceKeys
+from fennel_core.operators.rows import MAX_TIME
 from fennel_core.query.errors import ViewOutdated
 from fennel_core.query.view import BranchKey, ServingSource, ServingVersion, View
 from fennel_core.telemetry.logs import logger
@@ -90,7 +99,7 @@ class FormRun:
 @dataclass(frozen=True, slots=True)
 class OfflineRequests:
     """Serves the calls. `wake`: look for requests to start now. `estimate`: see
-    `planning.estimate_read`.
+    `planning.estimate_read`. `places`: users' buckets.
     """
 
     store: RequestStore
@@ -100,6 +109,7 @@ class OfflineRequests:
     new_id: Callable[[], str]
     wake: Callable[[], None]
     estimate: Callable[[PlannedQuery, Micros | None], Awaitable[ReadEstimate]]
+    places: RequestPlaces = NONE_ALLOWED
 
     async def submit(
         self, key: BranchKey, actor: str, body: bytes, form: FormRun | None = None
@@ -124,18 +134,34 @@ class OfflineRequests:
         version = await self.serving.read_serving(key, None)
         assert version is None or isinstance(version, ServingVersion), "no version is known"
         now = await self.store.now()
-        asked, file = await asyncio.to_thread(partial(_checked, body, version, now))
+        checked = partial(check_request, places=self.places.rules)
+        asked, file = await asyncio.to_thread(partial(_checked, checked, body, version, now))
         estimate = await self._estimate(asked)
-        definition = _definition(asked, input_key(workspace, id_, file), estimate)
-        await self.objects.put(definition.input_key, file)
+        if asked.source is not None or asked.target is not None:
+            await asyncio.to_thread(self.places.check, asked, id_)
+        keys_key = await self._keys_key(workspace, id_, asked.keys)
+        input_ = "" if asked.source else input_key(workspace, id_, file)
+        definition = _definition(asked, input_, estimate, keys_key)
+        if input_:
+            await self.objects.put(input_, file)
         return await self.store.add(NewRequest(id_, *key, actor, definition, run), queued)
+
+    async def _keys_key(self, workspace: WorkspaceId, id_: str, keys: PlaceKeys) -> str:
+        """Store the keys of a request, and return the key of their object; empty without keys."""
+        if keys.is_empty:
+            return ""
+        sealed = self.places.sealed(workspace, id_, keys)
+        key = keys_object(workspace, id_, sealed)
+        await self.objects.put(key, sealed)
+        return key
 
     async def _estimate(self, asked: CheckedOfflineQuery) -> ReadEstimate | None:
         """Return what a request reads; None if that cannot be known now.
 
         Raises `OfflineQueryInvalid` if what it reads is not there.
         """
-        _, latest = asked.bounds
+        # The times of rows in files are not known yet, and may be any.
+        latest = MAX_TIME if asked.source else asked.bounds[1]
         try:
             return await self.estimate(asked.planned, None if latest is None else Micros(latest))
         except OfflineError as refused:
@@ -215,14 +241,17 @@ class OfflineRequests:
 
 
 def _checked(
-    body: bytes, version: ServingVersion | None, now: Any
+    check: Callable[[OfflineBody, View, datetime], CheckedOfflineQuery],
+    body: bytes,
+    version: ServingVersion | None,
+    now: datetime,
 ) -> tuple[CheckedOfflineQuery, bytes]:
-    asked = check_request(parse_body(body), View.of(version), now)
-    return asked, input_file(asked.rows)
+    asked = check(parse_body(body), View.of(version), now)
+    return asked, b"" if asked.source else input_file(asked.rows)
 
 
 def _definition(
-    asked: CheckedOfflineQuery, key: str, estimate: ReadEstimate | None
+    asked: CheckedOfflineQuery, key: str, estimate: ReadEstimate | None, keys_key: str
 ) -> RequestDefinition:
     earliest, latest = asked.bounds
     return RequestDefinition(
@@ -236,4 +265,7 @@ def _definition(
         latest,
         asked.warnings,
         estimate,
+        asked.source,
+        asked.target,
+        keys_key,
     )

@@ -15,6 +15,7 @@ from typing import Any
 from fennel_core.offline.request_files import request_folder
 from fennel_core.offline.request_row import OfflineRequest, RequestResult
 from fennel_core.offline.request_states import RequestState
+from fennel_core.offline.s3_places import published_key
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +33,13 @@ def summary_of(row: OfflineRequest, places: ResultPlaces) -> dict[str, Any]:
     return {
         "request_id": row.id,
         "state": row.state.value,
-        "output_bucket": places.bucket,
-        "output_prefix": places.root + _prefix(row),
+        "output_bucket": places.bucket if wanted.target is None else wanted.target.bucket,
+        "output_prefix": (
+            places.root + _prefix(row) if wanted.target is None else wanted.target.folder(row.id)
+        ),
         "completion_rate": 1.0 if not row.is_open else row.completion,
         "failure_rate": _failure_rate(row),
-        "rows": wanted.row_count,
+        "rows": _row_count(row),
         "failed_rows": _failed_rows(row),
         "estimate": None if wanted.estimate is None else asdict(wanted.estimate),
         "branch": row.branch,
@@ -60,7 +63,7 @@ def status_of(row: OfflineRequest, places: ResultPlaces) -> dict[str, Any]:
         "warnings": [*wanted.warnings, *(() if result is None else result.warnings)],
         "error": error,
         "failures": [] if result is None else _sample(result),
-        "files": [] if result is None or row.removed_at else _files(result, places),
+        "files": _files(row, places),
     }
 
 
@@ -81,7 +84,15 @@ def _failure_rate(row: OfflineRequest) -> float | None:
     if row.state in {RequestState.FAILED, RequestState.CANCELLED}:
         return 1.0
     failed = _failed_rows(row)
-    return None if failed is None else failed / max(row.definition.row_count, 1)
+    rows = _row_count(row)
+    return None if failed is None or rows is None else failed / max(rows, 1)
+
+
+def _row_count(row: OfflineRequest) -> int | None:
+    """Return the rows; None as long as those of files are not counted."""
+    if row.result is not None:
+        return row.result.row_count
+    return row.definition.row_count if row.definition.source is None else None
 
 
 def _expires_at(row: OfflineRequest, places: ResultPlaces) -> str | None:
@@ -94,16 +105,26 @@ def _sample(result: RequestResult) -> list[dict[str, Any]]:
     return [{"row": each.row, "reason": each.reason} for each in result.sample]
 
 
-def _files(result: RequestResult, places: ResultPlaces) -> list[dict[str, Any]]:
-    return [
-        {
-            "key": places.root + file.object_key,
-            "failed_key": places.root + file.failed_key if file.failed_key else None,
-            "rows": file.row_count,
-            "failed_rows": file.failed,
-        }
-        for file in result.files
-    ]
+def _files(row: OfflineRequest, places: ResultPlaces) -> list[dict[str, Any]]:
+    """Return the files of a result: those in the user's bucket, which do not expire, or ours."""
+    result, target = row.result, row.definition.target
+    if result is None or (target is None and row.removed_at):
+        return []
+    found = []
+    for number, file in enumerate(result.files):
+        key, failed_key = places.root + file.object_key, places.root + file.failed_key
+        if target is not None:
+            folder = target.folder(row.id)
+            key, failed_key = (published_key(folder, number, failed=f) for f in (False, True))
+        found.append(
+            {
+                "key": key,
+                "failed_key": failed_key if file.failed_key else None,
+                "rows": file.row_count,
+                "failed_rows": file.failed,
+            }
+        )
+    return found
 
 
 def _time(at: datetime | None) -> str | None:
