@@ -39,6 +39,38 @@ without which logs grow.
 """
 _SERVER: Final = "Set by the definition server"
 
+
+def _workspace(description: str) -> Param:
+    return Param(
+        None,
+        type=["null", "string"],
+        pattern="^[a-z0-9-]{1,63}$",
+        title="Workspace",
+        description=description,
+    )
+
+
+def _branch(description: str) -> Param:
+    return Param(
+        "main",
+        type="string",
+        pattern="^[a-zA-Z0-9_./-]+$",
+        title="Branch",
+        description=description,
+    )
+
+
+def _stored(noun: str, title: str) -> Param:
+    return Param(
+        None,
+        type=["null", "string"],
+        title=title,
+        description=f"The stored {noun}. Leave it empty: the definition server sets it, and then "
+        "all other fields are ignored.",
+        section=_SERVER,
+    )
+
+
 COMMIT_PARAMS: Final = {
     "definitions": Param(
         None,
@@ -50,21 +82,11 @@ COMMIT_PARAMS: Final = {
         "Relative paths start at the platform's folder. It is loaded in the client's environment.",
         examples=["examples.fraud", "examples/fraud"],
     ),
-    "workspace": Param(
-        None,
-        type=["null", "string"],
-        pattern="^[a-z0-9-]{1,63}$",
-        title="Workspace",
-        description="The workspace that the token of your client opens: dev-alice opens alice, and "
-        "creates it if development tokens are enabled.",
+    "workspace": _workspace(
+        "The workspace that the token of your client opens: dev-alice opens alice, and "
+        "creates it if development tokens are enabled."
     ),
-    "branch": Param(
-        "main",
-        type="string",
-        pattern="^[a-zA-Z0-9_./-]+$",
-        title="Branch",
-        description="The branch that moves to these definitions. It must exist.",
-    ),
+    "branch": _branch("The branch that moves to these definitions. It must exist."),
     "message": Param(
         None,
         type=["null", "string"],
@@ -104,24 +126,11 @@ COMMIT_PARAMS: Final = {
         description="Confirm that rows which no other version holds may be destroyed. See the plan "
         "of a preview for their number.",
     ),
-    "commit_id": Param(
-        None,
-        type=["null", "string"],
-        title="Commit id",
-        description="The stored commit to run. Leave it empty: the definition server sets it, and "
-        "then all other fields are ignored.",
-        section=_SERVER,
-    ),
+    "commit_id": _stored("commit to run", "Commit id"),
 }
 
 SELECTION_PARAMS: Final = {
-    "workspace": Param(
-        None,
-        type=["null", "string"],
-        pattern="^[a-z0-9-]{1,63}$",
-        title="Workspace",
-        description="Select all job partitions of the workspace, or those of one dataset.",
-    ),
+    "workspace": _workspace("Select all job partitions of the workspace, or those of one dataset."),
     "dataset": Param(
         None,
         type=["null", "string"],
@@ -180,20 +189,8 @@ DRILL_PARAMS: Final = SELECTION_PARAMS | {
 }
 
 OFFLINE_QUERY_PARAMS: Final = {
-    "workspace": Param(
-        None,
-        type=["null", "string"],
-        pattern="^[a-z0-9-]{1,63}$",
-        title="Workspace",
-        description="The workspace whose features are computed.",
-    ),
-    "branch": Param(
-        "main",
-        type="string",
-        pattern="^[a-zA-Z0-9_./-]+$",
-        title="Branch",
-        description="The branch that defines the features.",
-    ),
+    "workspace": _workspace("The workspace whose features are computed."),
+    "branch": _branch("The branch that defines the features."),
     "inputs": Param(
         [],
         type="array",
@@ -230,14 +227,7 @@ OFFLINE_QUERY_PARAMS: Final = {
         title="Workflow",
         description="A name by which you find the request again.",
     ),
-    "request_id": Param(
-        None,
-        type=["null", "string"],
-        title="Request id",
-        description="The stored request to compute. Leave it empty: the definition server sets it, "
-        "and then all other fields are ignored.",
-        section=_SERVER,
-    ),
+    "request_id": _stored("request to compute", "Request id"),
 }
 
 RETRIES: Final = {"retries": 3, "retry_delay": timedelta(seconds=3)}
