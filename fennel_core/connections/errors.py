@@ -28,6 +28,12 @@ class SystemUnavailable(ConnectionsError):
     code = "system-unavailable"
 
 
+class TopicAccessDenied(ConnectionsError):
+    """Kafka's ACLs do not let this process read a topic. An administrator has to add the right."""
+
+    code = "topic-access-denied"
+
+
 class ObjectStoreUnavailable(SystemUnavailable):
     """The bucket could not be used. A job partition that must restore a snapshot cannot start."""
 

@@ -14,10 +14,10 @@ minutes. So a response that the metadata are stale renews them before the retry.
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final
 
-from confluent_kafka import IsolationLevel, KafkaError, KafkaException
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
@@ -27,6 +27,7 @@ PAUSE_S: Final = 0.02
 LARGEST_PAUSE_S: Final = 0.5
 STALE_EPOCH: Final = frozenset({KafkaError.FENCED_LEADER_EPOCH, KafkaError.UNKNOWN_LEADER_EPOCH})
 """A new leader was elected, for example because its broker restarted."""
+DENIED: Final = KafkaError.TOPIC_AUTHORIZATION_FAILED
 _RETRIABLE: Final = frozenset(
     {
         KafkaError.NOT_LEADER_FOR_PARTITION,
@@ -59,6 +60,23 @@ def bounds(
         admin, dict.fromkeys(partitions, OffsetSpec.latest()), timeout_s, skip_unknown
     )
     return {each: (first[each], end[each]) for each in partitions if each in first and each in end}
+
+
+def denied_topic(
+    admin: AdminClient, topics: Collection[TopicName], timeout_s: float
+) -> TopicName | None:
+    """Return the first of `topics` that this client's user may not describe.
+
+    To the library's other calls such a topic looks like one that does not exist.
+    """
+    if not topics:
+        return None
+    described = admin.describe_topics(TopicCollection(sorted(topics)), request_timeout=timeout_s)
+    for topic, answer in described.items():
+        failed = answer.exception(2 * timeout_s)
+        if isinstance(failed, KafkaException) and failed.args[0].code() == DENIED:
+            return TopicName(topic)
+    return None
 
 
 def _list_offsets(

@@ -121,7 +121,7 @@ async def run_history(settings: Settings) -> None:
         files, topics = PostgresHistoryFiles(pool), HistoryTopics(pool)
         rule = RollRule(settings.history_file_records, settings.history_max_wait_s)
         writer = HistoryWriter(
-            files, topics, TopicReader(settings).bounds, roller, rule, time.monotonic
+            files, topics, TopicReader(settings).permitted_bounds, roller, rule, time.monotonic
         )
         marks = PostgresGarbageMarks(pool)
         grace = timedelta(milliseconds=settings.history_grace_ms)

@@ -84,7 +84,7 @@ async def plan_slices(
 ) -> dict[TopicName, tuple[TopicSlice, ...]]:
     """Return the slices of every partition of `topics` as of now.
 
-    The ends of all topics are read in one request. Raises SystemUnavailable.
+    The ends of all topics are read in one request. Raises SystemUnavailable and TopicAccessDenied.
     """
     bounds = await asyncio.to_thread(TopicReader(settings).bounds, topics)
     rows = PostgresHistoryFiles(pool)

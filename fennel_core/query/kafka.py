@@ -6,15 +6,15 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import polars as pl
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import Consumer, KafkaError, KafkaException
 from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec
 
 from fennel_core.connections.kafka import client_config, consumer_config
-from fennel_core.connections.offsets import STALE_EPOCH
+from fennel_core.connections.offsets import DENIED, STALE_EPOCH, denied_topic
 from fennel_core.query.errors import BrokerUnavailable, KafkaAccessDenied, ViewOutdated
 from fennel_core.settings.model import Settings
 from fennel_core.vocab import versions
@@ -42,7 +42,6 @@ DELETED = frozenset(
 )
 ELECTING = frozenset({KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE})
 """Errors of topics that were just created or whose leader is changing."""
-DENIED = KafkaError.TOPIC_AUTHORIZATION_FAILED
 
 
 class KafkaEnds:
@@ -50,7 +49,7 @@ class KafkaEnds:
 
     def __init__(self, settings: Settings) -> None:
         self._admin = AdminClient(client_config(settings), logger=LIBRARY_LOG)
-        self._user = settings.kafka_user
+        self._settings = settings
 
     async def ends(self, partitions: Sequence[TopicPartition]) -> Mapping[TopicPartition, int]:
         """Return the high watermark of each partition, in one request per broker.
@@ -71,8 +70,8 @@ class KafkaEnds:
             except KafkaException as failed:
                 code = failed.args[0].code()
                 if code in DELETED or code == DENIED:
-                    topics = sorted({topic for topic, _ in partitions})
-                    await asyncio.to_thread(_check_access, self._admin, self._user, topics)
+                    topics = {topic for topic, _ in partitions}
+                    await _check_access(self._admin, self._settings, topics)
                 if code in DELETED:
                     raise ViewOutdated(
                         f"a topic of this branch version was deleted: {failed}"
@@ -94,16 +93,13 @@ class KafkaEnds:
                 }
 
 
-def _check_access(admin: AdminClient, user: str, topics: Sequence[str]) -> None:
-    """Raise `KafkaAccessDenied` for the first topic that the user may not describe.
-
-    To the library's other calls such a topic looks like one that does not exist.
-    """
-    described = admin.describe_topics(TopicCollection(list(topics)), request_timeout=REQUEST_S)
-    for topic, answer in described.items():
-        failed = answer.exception(2 * REQUEST_S)
-        if isinstance(failed, KafkaException) and failed.args[0].code() == DENIED:
-            raise KafkaAccessDenied(user, topic) from failed
+async def _check_access(
+    admin: AdminClient, settings: Settings, topics: Collection[TopicName]
+) -> None:
+    """Raise `KafkaAccessDenied` for the first topic that this server may not describe."""
+    denied = await asyncio.to_thread(denied_topic, admin, topics, REQUEST_S)
+    if denied is not None:
+        raise KafkaAccessDenied(settings.kafka_user, denied)
 
 
 class KafkaTails:
@@ -127,7 +123,7 @@ class KafkaTails:
                 raise KafkaAccessDenied(self._settings.kafka_user, topic) from failed
             if failed.args[0].code() in DELETED:
                 admin = AdminClient(client_config(self._settings), logger=LIBRARY_LOG)
-                await asyncio.to_thread(_check_access, admin, self._settings.kafka_user, [topic])
+                await _check_access(admin, self._settings, [topic])
             raise BrokerUnavailable(
                 f"the rows of `{topic}` cannot be read from Kafka: {failed}"
             ) from failed

@@ -12,14 +12,16 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from fennel_core.blueprints.logical import AssetKind
+from fennel_core.connections.errors import TopicAccessDenied
 from fennel_core.connections.kafka import client_config, consumer_config, producer_config
+from fennel_core.history.kafka import LogBounds, TopicReader
 from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.ledger.kafka_access import ACCESS, rules_of, user_of, write_access
 from fennel_core.ledger.topics import TopicSpec
 from fennel_core.query.errors import KafkaAccessDenied, ViewOutdated
 from fennel_core.query.kafka import KafkaEnds, KafkaTails
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import TopicName, TopicPartition, WorkspaceId
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition, WorkspaceId
 from tests.support.kafka import secured_kafka, settings_of
 
 __all__ = ["secured_kafka"]  # the fixture
@@ -166,6 +168,16 @@ def test_a_topic_that_a_query_server_may_not_describe_is_not_called_deleted(
 def test_a_topic_that_does_not_exist_is_called_deleted(cluster: Settings) -> None:
     with pytest.raises(ViewOutdated, match="deleted"):
         asyncio.run(ends_of(client(cluster, "query"), (TopicName("shop.topic.gone.1"), 0)))
+
+
+def test_a_reader_of_history_is_refused_instead_of_reading_nothing(cluster: Settings) -> None:
+    reader = TopicReader(client(cluster, "history"))
+    readable, foreign = TopicName("shop.topic.empty.1"), TopicName("other.topic.a.1")
+    bounds = reader.bounds([readable, TopicName("shop.topic.gone.1")])
+    assert bounds == {(readable, 0): LogBounds(Offset(0), Offset(0))}
+    with pytest.raises(TopicAccessDenied, match=r"`fennel-history` .*kafka-access other`"):
+        reader.bounds([readable, foreign])
+    assert reader.permitted_bounds([readable, foreign]) == bounds
 
 
 def test_only_definition_creates_and_deletes_topics(cluster: Settings) -> None:
