@@ -51,7 +51,6 @@ from fennel_core.offline.request_status import ResultPlaces, status_of, summary_
 from fennel_core.offline.request_store import RequestStore
 from fennel_core.offline.s3_keys import keys_object
 from fennel_core.offline.s3_places import PlaceKeys
-from fennel_core.operators.rows import MAX_TIME
 from fennel_core.query.errors import ViewOutdated
 from fennel_core.query.view import BranchKey, ServingSource, ServingVersion, View
 from fennel_core.telemetry.logs import logger
@@ -160,8 +159,7 @@ class OfflineRequests:
 
         Raises `OfflineQueryInvalid` if what it reads is not there.
         """
-        # The times of rows in files are not known yet, and may be any.
-        latest = MAX_TIME if asked.source else asked.bounds[1]
+        _, latest = asked.bounds
         try:
             return await self.estimate(asked.planned, None if latest is None else Micros(latest))
         except OfflineError as refused:

@@ -30,8 +30,8 @@ class OfflineSettings(BaseSettings):
         gt=0,
         description="How long results of offline queries are kept on S3, days.",
     )
-    offline_shared_buckets: list[str] = Field(
-        [],
+    offline_shared_buckets: tuple[str, ...] = Field(
+        (),
         description="Buckets that offline queries of every workspace may read and write with the "
         "platform's S3 keys, as JSON: `input_s3` and `output_s3` without keys name one of them.",
     )

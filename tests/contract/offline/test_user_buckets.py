@@ -62,7 +62,7 @@ def settings(s3_server: S3Server, tmp_path: Path) -> Settings:
         s3_bucket=f"test-{uuid.uuid4().hex[:8]}",
         data_dir=tmp_path,
         secrets_key_file=tmp_path / "key",
-        offline_shared_buckets=["shared"],
+        offline_shared_buckets=("shared",),
     )
     for bucket in (made.s3_bucket, user_bucket(made).name):
         s3.ensure_bucket(s3.client(made), bucket)

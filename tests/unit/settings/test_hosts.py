@@ -58,3 +58,7 @@ def test_parts_of_the_platform_reach_each_other_by_name_where_they_do() -> None:
     assert query.allows("query:7400")
     assert not query.allows_development_tokens("query:7400"), "users reach this server"
     assert not host_rules(Settings(), "definition", public=False).allows("definition:7401")
+
+
+def test_settings_can_be_the_key_of_a_cache() -> None:
+    assert hash(Settings()) == hash(Settings()), "clients of S3 are cached by settings"
