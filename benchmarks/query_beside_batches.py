@@ -46,6 +46,7 @@ from fennel_core.connections.frames import serve as serve_frames
 from fennel_core.query.large_reads import HELPER_NICENESS, DividedReads, LargeReadServer
 
 BATCH_ROWS = 10_000
+TIMEOUT_S = 30.0
 encode = msgspec.msgpack.encode
 
 
@@ -83,7 +84,7 @@ def server_process(folder: str, port: int, helpers: int) -> None:
 async def _server(folder: Path, port: int, helpers: int) -> None:
     service, views = query_service(folder, mixed=False)
     addresses = [str(folder / f"helper{number}.sock") for number in range(helpers)]
-    divided = DividedReads(service, views, addresses, BATCH_ROWS)
+    divided = DividedReads(service, views, addresses, BATCH_ROWS, TIMEOUT_S)
     await serve_application(application(divided, views), port)
 
 

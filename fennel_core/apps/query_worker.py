@@ -75,6 +75,7 @@ END_S = 3.0
 losses. At most a quarter of that time.
 """
 MICROS = 1000
+MILLIS = 1000
 GC_THRESHOLDS = (20_000, 20, 50)
 """Requests leave no reference cycles, so the default (a collection every 700 objects) finds nothing
 and shows in the 99th percentile.
@@ -149,7 +150,13 @@ async def serve(settings: Settings, inherited: InheritedResources) -> None:
     """Serve until a signal arrives, then finish the requests under way."""
     stop_with_parent()
     async with read_path(settings, inherited.memory) as path, AsyncExitStack() as closing:
-        divided = DividedReads(path.service, path.views, inherited.helpers, settings.query_rows)
+        divided = DividedReads(
+            path.service,
+            path.views,
+            inherited.helpers,
+            settings.query_rows,
+            settings.query_timeout_ms / MILLIS,
+        )
         closing.push_async_callback(divided.close)
         forwarder = Forwarder(settings.body_limit_bytes)
         closing.push_async_callback(forwarder.close)
@@ -174,32 +181,36 @@ async def help_with_large_reads(settings: Settings, given: HelperResources) -> N
     """Serve the large requests of the workers until a signal arrives, then finish them."""
     stop_with_parent()
     os.nice(HELPER_NICENESS)
+    stopping = asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        asyncio.get_running_loop().add_signal_handler(number, stopping.set)
     async with read_path(settings, given.memory) as path:
         large = LargeReadServer(path.service, path.views, path.erased)
+        gc.collect()
+        gc.freeze()
         server = asyncio.create_task(
-            serve_large_reads(given.address, large, rest_of_grace_s(settings.shutdown_grace_s, 0.0))
+            serve_large_reads(
+                given.address, large, stopping, rest_of_grace_s(settings.shutdown_grace_s, 0.0)
+            )
         )
         await _until_stopped(server, path, settings)
 
 
-async def serve_large_reads(address: str, large: LargeReadServer, grace_s: float) -> float:
-    """Serve until a signal arrives, then until the workers have disconnected, or for `grace_s`.
+async def serve_large_reads(
+    address: str, large: LargeReadServer, stopping: asyncio.Event, grace_s: float
+) -> float:
+    """Serve until `stopping` is set, then until the workers have disconnected, or for `grace_s`.
 
-    Workers get the signal, too, and wait for the requests under way. Return the seconds since it.
+    Workers stop at the same time, and wait for their requests. Return the seconds since then.
     """
-    loop, stopping = asyncio.get_running_loop(), asyncio.Event()
-    for number in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(number, stopping.set)
-    gc.collect()
-    gc.freeze()
     connections: set[asyncio.Task[None]] = set()
     server = await serve_frames(address, large.handle, connections)
     await stopping.wait()
-    began = loop.time()
+    began = time.monotonic()
     server.close()
     if connections:
         await asyncio.wait(connections, timeout=grace_s)
-    return loop.time() - began
+    return time.monotonic() - began
 
 
 async def _until_stopped(server: asyncio.Task[float], path: ReadPath, settings: Settings) -> None:

@@ -146,7 +146,7 @@ class QueryTimeout(QueryError):
 
 
 class LargeReadInterrupted(QueryError):
-    """The process that served the large request ended or froze. Retry; it is restarted."""
+    """The process that had the large request ended or froze. Retry."""
 
     STATUS = 503
     CODE = "large-read-interrupted"
@@ -159,7 +159,7 @@ class LargeReadInterrupted(QueryError):
 
 
 class LargeReadFailed(QueryError):
-    """The process for large requests failed, or its response is too large for one frame."""
+    """The process for large requests has a defect; its log has the reason."""
 
     CODE = "large-read-failed"
 

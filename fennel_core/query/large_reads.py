@@ -9,27 +9,40 @@ measurement.
 
 A helper reads the branch again if its view is of another version than the caller's, and the list of
 erased keys if it is behind, so a client that reads what it has just committed or erased sees the
-same in both. While no helper can be reached, large requests are served in this process, by a thread
-(`batch_thread`).
+same in both. A request that no helper can serve (it is not there yet, or lacks what it cannot read
+from Postgres) is served in this process, by a thread (`batch_thread`). The exception is a helper
+that is lost while it has the request: the request may be the reason, so it is refused.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Final, Protocol
 
-from fennel_core.connections.frames import Channel, RemoteError, WithBytes
+from fennel_core.connections.api_errors import DatabaseUnavailable
+from fennel_core.connections.frames import OVERLOADED, FrameTooLarge, RemoteError, WithBytes
 from fennel_core.query.batch_thread import BYTES_IN_LOOP, ROWS_IN_LOOP
-from fennel_core.query.bodies import lookup_body, query_body
-from fennel_core.query.errors import LargeReadFailed, LargeReadInterrupted, SlotUnresponsive
+from fennel_core.query.bodies import DEFAULT_WORKFLOW, lookup_body, query_body
+from fennel_core.query.errors import (
+    ErasuresUnknown,
+    LargeReadFailed,
+    LargeReadInterrupted,
+    QueryError,
+    QueryTimeout,
+    SlotUnresponsive,
+    UnknownBranch,
+)
 from fennel_core.query.service import Answer, LogReceipt
 from fennel_core.query.slot_connections import SlotConnections
 from fennel_core.query.view import BranchKey, Views
-from fennel_core.telemetry import traces
+from fennel_core.telemetry import metrics, traces
+from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
 
+log = logger(__name__)
 HELPER_NICENESS: Final = 10
 """Small requests come first on a busy machine; an idle one serves large requests as fast."""
 SILENCE_S: Final = 5.0
@@ -63,7 +76,10 @@ class _Helper:
 
 
 class DividedReads:
-    """Serves small requests in this process, and hands large ones to the helper with the fewest."""
+    """Serves small requests in this process, and hands large ones to the helper with the fewest.
+
+    `timeout_s`: deadline of a read by a helper, from here.
+    """
 
     def __init__(
         self,
@@ -71,18 +87,25 @@ class DividedReads:
         views: Views,
         addresses: Sequence[str],
         query_rows: int,
+        timeout_s: float,
         silence_s: float = SILENCE_S,
     ) -> None:
         self._service = service
         self._views = views
         self._helpers = [_Helper(address) for address in addresses]
         self._query_rows = query_rows
+        self._timeout_s = timeout_s
         self._connections = SlotConnections(silence_s)
 
     async def query(self, key: BranchKey, body: bytes, request_id: str | None = None) -> Answer:
         """Serve `POST /query`."""
         if _is_large(body, lambda: query_body(body, self._query_rows).rows):
-            found = await self._by_helper(QUERY, key, [body, request_id])
+            try:
+                found = await self._by_helper(QUERY, key, [body, request_id])
+            except QueryError as refused:
+                # What a helper itself refuses is counted there.
+                metrics.EXTRACT_FEATURES_ERRORS.labels(DEFAULT_WORKFLOW, refused.code).inc()
+                raise
             if found is not None:
                 return found
         return await self._service.query(key, body, request_id)
@@ -108,22 +131,45 @@ class DividedReads:
         await self._connections.close()
 
     async def _by_helper(self, op: str, key: BranchKey, argument: list[Any]) -> Answer | None:
-        """Return a helper's answer; None if none can be reached.
+        """Return a helper's answer; None if none can serve the request.
 
-        Raises what the helper raised, and `LargeReadInterrupted` if it is lost.
+        Raises what the helper raised, as a plain `ApiError`; `QueryTimeout`, `LargeReadFailed`, and
+        `LargeReadInterrupted` if it is lost.
         """
-        view = await self._views.get(key)
-        for helper in sorted(self._helpers, key=lambda each: each.requests):
-            try:
-                channel = await self._connections.channel(helper.address)
-            except (SlotUnresponsive, OSError):
-                continue
-            helper.requests += 1
-            try:
-                return await _answer(channel, op, [*key, view.commit, traces.outgoing(), *argument])
-            finally:
-                helper.requests -= 1
+        try:
+            async with asyncio.timeout(self._timeout_s):
+                view = await self._views.get(key)
+                for helper in sorted(self._helpers, key=lambda each: each.requests):
+                    found = await self._ask(helper, op, [*key, view.commit, *argument])
+                    if found is not None:
+                        return found
+        except (DatabaseUnavailable, UnknownBranch):
+            return None  # The service refuses it in the same way, and counts that.
+        except TimeoutError as late:
+            raise QueryTimeout(self._timeout_s) from late
         return None
+
+    async def _ask(self, helper: _Helper, op: str, argument: list[Any]) -> Answer | None:
+        try:
+            channel = await self._connections.channel(helper.address)
+        except (SlotUnresponsive, OSError) as away:
+            log.warning("a helper is not reached", address=helper.address, reason=str(away))
+            return None
+        helper.requests += 1
+        try:
+            response, pieces = await channel.call_for_bytes(op, [traces.outgoing(), *argument])
+        except FrameTooLarge:
+            return None
+        except RemoteError as failed:
+            if failed.remote_code == OVERLOADED:
+                return None
+            raise LargeReadFailed(str(failed)) from failed
+        except OSError as lost:
+            log.warning("a helper was lost", address=helper.address, reason=str(lost))
+            raise LargeReadInterrupted(str(lost)) from lost
+        finally:
+            helper.requests -= 1
+        return _answer(response, pieces)
 
 
 def _is_large(body: bytes, rows: Callable[[], int]) -> bool:
@@ -141,23 +187,20 @@ def _is_large(body: bytes, rows: Callable[[], int]) -> bool:
         return False  # The service refuses it in the same way, and counts that.
 
 
-async def _answer(channel: Channel, op: str, argument: list[Any]) -> Answer:
-    try:
-        response, pieces = await channel.call_for_bytes(op, argument)
-    except RemoteError as failed:
-        raise LargeReadFailed(str(failed)) from failed
-    except OSError as lost:
-        raise LargeReadInterrupted(str(lost)) from lost
-    match response:
-        case {"stale": stale, "logged": logged}:
-            receipt = None if logged is None else LogReceipt(*logged)
-            return Answer(pieces[0], stale, receipt, pieces[1:])
-        case {"status": status, "code": code, "text": text, "retry": retry}:
-            refused = ApiError(status, code, text)
-            refused.retry_after_s = retry
-            raise refused
-        case _:
-            raise LargeReadFailed(f"its response has the fields {', '.join(response)}")
+def _answer(response: dict[str, Any], pieces: list[bytes]) -> Answer | None:
+    """Return the answer in a response, None if the helper lacks what this process may have.
+
+    Raises the refusal in it.
+    """
+    if "code" not in response:
+        logged = response["logged"]
+        receipt = None if logged is None else LogReceipt(*logged)
+        return Answer(pieces[0], response["stale"], receipt, pieces[1:])
+    if response["code"] in {DatabaseUnavailable.CODE, ErasuresUnknown.CODE}:
+        return None
+    refused = ApiError(response["status"], response["code"], response["text"])
+    refused.retry_after_s = response["retry_after_s"]
+    raise refused
 
 
 class LargeReadServer:
@@ -170,7 +213,7 @@ class LargeReadServer:
 
     async def handle(self, op: str, argument: Any) -> object:
         """Serve one frame (`connections.frames.Handler`); refusals are results, too."""
-        workspace, branch, commit, trace, *rest = argument
+        trace, workspace, branch, commit, *rest = argument
         key = WorkspaceId(workspace), BranchName(branch)
         try:
             with traces.incoming(trace), traces.span(f"large {op}"):
@@ -180,7 +223,7 @@ class LargeReadServer:
                 "status": refused.status,
                 "code": refused.code,
                 "text": refused.text,
-                "retry": refused.retry_after_s,
+                "retry_after_s": refused.retry_after_s,
             }
         logged = answer.logged
         receipt = logged and [logged.request_id, logged.rows, logged.dropped]

@@ -43,6 +43,7 @@ class Kind(StrEnum):
     S3 = "s3"
     INGEST = "ingest"
     QUERY = "query"
+    QUERY_HELPER = "query-helper"
     DEFINITION = "definition"
     SCHEDULER = "airflow-scheduler"
 
@@ -167,6 +168,8 @@ class Striker:
         return check_readiness(service.readiness, processes.began_at(record))
 
     def _service_of(self, strike: Strike) -> Service:
+        if strike.kind is Kind.QUERY_HELPER:
+            return self._services[Kind.QUERY]
         if strike.kind not in ENGINE_KINDS:
             return self._services[strike.kind]
         engines = [
@@ -182,6 +185,8 @@ class Striker:
         match strike.kind:
             case Kind.JVM:
                 return [pid for pid in members if "SparkSubmit" in _command(pid)][:1]
+            case Kind.QUERY_HELPER:
+                return [pid for pid in members if "--helper" in _command(pid)][:1]
             case Kind.SLOT:
                 daemons = [pid for pid in members if "pyspark.daemon" in _command(pid)]
                 slots = sorted(pid for pid in daemons if _parent(pid) in daemons)

@@ -15,6 +15,8 @@ from typing import Any, Final
 
 import aiohttp
 
+from fennel_core.query.batch_thread import ROWS_IN_LOOP
+
 CUSTOMERS: Final = 300
 CITIES: Final = 30
 COUNTRIES: Final = 5
@@ -114,7 +116,9 @@ class Traffic:
         """Query a feature again and again; count the outcomes."""
         luck = random.Random(0)  # noqa: S311  # repeatable, and no secret
         while not self.over.is_set():
-            uids = [luck.randrange(CUSTOMERS) for _ in range(5)]
+            # One in four has enough rows for the helper.
+            rows = 5 if luck.random() < 0.75 else ROWS_IN_LOOP + 1
+            uids = [luck.randrange(CUSTOMERS) for _ in range(rows)]
             body = {
                 "inputs": ["Shopper.uid"],
                 "outputs": ["Shopper.spent"],

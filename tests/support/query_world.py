@@ -53,7 +53,6 @@ WORKSPACE = WorkspaceId("w")
 PARTITIONS = 4
 BODY_LIMIT = 64 * 1024
 ROWS_LIMIT = 1000
-HELPER_SILENCE_S = 0.5
 
 
 def table_view(
@@ -264,7 +263,7 @@ def query_service(
 
 
 @asynccontextmanager
-async def running_world(folder: Path) -> AsyncIterator[World]:
+async def running_world(folder: Path, helper_silence_s: float = 10.0) -> AsyncIterator[World]:
     platform, registry, upstreams, clock = FakePlatform(), FakeRegistry(), Upstreams(), [10**15]
     views, erased = Views(platform), FakeErasures()
     refresher = ViewRefresher(views)
@@ -277,7 +276,7 @@ async def running_world(folder: Path) -> AsyncIterator[World]:
     forwarder = Forwarder(BODY_LIMIT)
     service = query_service(folder, platform, registry, views, erased, clock, query_log)
     divided = DividedReads(
-        service, views, [str(helper_socket(folder))], ROWS_LIMIT, HELPER_SILENCE_S
+        service, views, [str(helper_socket(folder))], ROWS_LIMIT, 10.0, helper_silence_s
     )
     app = QueryApplication(
         service=divided,

@@ -55,9 +55,9 @@ def query(inputs: list[str], outputs: list[str], data: dict[str, list[Any]]) -> 
 
 
 @asynccontextmanager
-async def serving_users(folder: Path) -> AsyncIterator[World]:
+async def serving_users(folder: Path, helper_silence_s: float = 10.0) -> AsyncIterator[World]:
     """Serve ten users from one slot."""
-    async with running_world(folder) as made:
+    async with running_world(folder, helper_silence_s) as made:
         definitions = request(FEATURES, EXTRACTORS, [USERS, RICH])
         users = table_view(USERS, erase_keys=("uid",))
         made.platform.serve(definitions, [users, table_view(RICH)])

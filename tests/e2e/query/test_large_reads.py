@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -15,7 +13,7 @@ import pytest
 
 from fennel_core.apps.query_worker import serve_large_reads
 from fennel_core.connections import frames
-from fennel_core.connections.frames import frame, read_frame, serve
+from fennel_core.connections.frames import RemoteError, frame, read_frame, serve
 from fennel_core.query.batch_thread import BYTES_IN_LOOP, ROWS_IN_LOOP
 from fennel_core.query.large_reads import LargeReadServer
 from fennel_core.query.view import Views
@@ -195,16 +193,54 @@ async def test_a_helper_that_is_lost_ends_its_request_with_a_reason(
     assert (await world.post("query", LARGE))[0] == 200
 
 
-async def test_a_frozen_helper_delays_one_request_and_no_other(
-    world: World, tmp_path: Path
-) -> None:
+async def test_a_frozen_helper_delays_one_request_and_no_other(tmp_path: Path) -> None:
+    connected = 0
+
     async def frozen(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        nonlocal connected
+        connected += 1
         await reader.read()
         writer.close()
 
-    server = await asyncio.start_unix_server(frozen, helper_socket(tmp_path))
-    for _ in range(2):
-        assert (await world.post("query", LARGE))[0] == 200
+    async with serving_users(tmp_path, helper_silence_s=0.2) as world:
+        server = await asyncio.start_unix_server(frozen, helper_socket(tmp_path))
+        for _ in range(2):
+            assert (await world.post("query", LARGE))[0] == 200
+        assert connected == 1, "it is tried again beside requests"
+        server.close()
+
+
+async def test_a_request_that_the_helper_works_on_ends_at_its_deadline(
+    world: World, helper: Helper
+) -> None:
+    world.divided._timeout_s = 0.2
+    world.slot.release.clear()
+    status, text = await world.post("query", LARGE)
+    assert (status, "FENNEL_QUERY_TIMEOUT_MS" in text) == (504, True)
+    await eventually(lambda: world.slot.running == 0)
+    assert helper.asked == ["query"]
+
+
+async def test_without_postgres_the_server_serves_what_the_helper_cannot(
+    world: World, helper: Helper
+) -> None:
+    alone = await world.post("query", query(["User.uid"], OUTPUTS, {"User.uid": [1]}))
+    world.platform.unreachable = True
+    assert alone[0] == (await world.post("query", LARGE))[0] == 200
+    helper.erased.unknown = True
+    world.platform.unreachable = False
+    assert (await world.post("query", LARGE))[0] == 200
+    assert helper.asked == ["query", "query"]
+
+
+async def test_the_server_serves_what_is_too_much_for_the_helper(
+    world: World, tmp_path: Path
+) -> None:
+    async def overloaded(op: str, argument: Any) -> object:  # as a handler has
+        raise RemoteError(frames.OVERLOADED, "1024 requests are in flight")
+
+    server = await serve(str(helper_socket(tmp_path)), overloaded)
+    assert (await world.post("query", LARGE))[0] == 200
     server.close()
 
 
@@ -221,16 +257,15 @@ async def test_a_request_whose_client_has_gone_is_cancelled_in_the_helper(
 async def test_a_helper_that_is_stopped_finishes_its_requests(
     world: World, helper: Helper, tmp_path: Path
 ) -> None:
-    helper_socket(tmp_path).unlink()
-    served = asyncio.create_task(
-        serve_large_reads(str(helper_socket(tmp_path)), helper.large, GRACE_S)
-    )
-    await eventually(helper_socket(tmp_path).exists)
+    path, stopping = helper_socket(tmp_path), asyncio.Event()
+    path.unlink()
+    served = asyncio.create_task(serve_large_reads(str(path), helper.large, stopping, GRACE_S))
+    await eventually(path.exists)
     world.slot.release.clear()
     request = asyncio.create_task(world.post("query", LARGE))
     await eventually(lambda: world.slot.running == 1)
-    os.kill(os.getpid(), signal.SIGTERM)
-    await eventually(lambda: refused(helper_socket(tmp_path)))
+    stopping.set()
+    await eventually(lambda: refused(path))
     assert not served.done()
     world.slot.release.set()
     assert (await request)[0] == 200

@@ -70,7 +70,7 @@ async def main():
     if isinstance(inherited, HelperResources):
         Path(f"helper-{os.getpid()}").write_text(inherited.address)
         await asyncio.Event().wait()
-    Path("addresses").write_text(" ".join(inherited.helpers))
+    Path(f"addresses-{os.getpid()}").write_text(" ".join(inherited.helpers))
     listener = inherited.listener
     await serve_http(app, "", 0, protection=Protection(), grace_s=5, listener=listener)
 
@@ -216,7 +216,8 @@ def test_a_helper_that_dies_is_restarted_at_its_address_and_workers_stay(tmp_pat
         eventually_sync(lambda: len(server.helpers()) == 1, within_s=STARTS_WITHIN_S)
         workers = set(server.workers()) - set(server.helpers())
         [(first, address)] = server.helpers().items()
-        assert (tmp_path / "addresses").read_text() == address
+        pid = int(server.get())
+        assert (tmp_path / f"addresses-{pid}").read_text() == address
         os.kill(first, signal.SIGKILL)
         eventually_sync(
             lambda: list(server.helpers()) not in ([], [first]), within_s=STARTS_WITHIN_S
