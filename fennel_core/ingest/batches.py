@@ -50,6 +50,26 @@ Feed = tuple[Identity, TopicName]
 """A source and a topic that it feeds: several, if branches share the source but not the dataset."""
 
 
+NAMED_PLACES = 20
+"""Places in a source that the headers of a dead letter name; a batch may have thousands."""
+
+
+@dataclass(frozen=True, slots=True)
+class SourceRows:
+    """Where the rows of a request come from: a partition of a source, and the place of each row."""
+
+    title: str
+    """For people: `Kafka topic `orders`[3]`."""
+    places: npt.NDArray[np.int64]
+    """Per row: its offset in the partition."""
+
+    def text(self, numbers: npt.NDArray[np.int64]) -> str:
+        """Return where the rows with these numbers are, for people."""
+        named = ", ".join(str(place) for place in self.places[numbers[:NAMED_PLACES]])
+        rest = len(numbers) - NAMED_PLACES
+        return f"{self.title} at {named}" + (f" and {rest} more" if rest > 0 else "")
+
+
 @dataclass(frozen=True, slots=True)
 class TargetRows:
     """The rows of a request for one target."""
@@ -60,9 +80,9 @@ class TargetRows:
 
 @dataclass(frozen=True, slots=True)
 class PreparedRequest:
-    """One validated request.
+    """One validated request: what a client logged, or a batch that a source read.
 
-    `count` rows were logged. `round_robin` chooses the partition of rows without a key, and of raw
+    It has `count` rows. `round_robin` chooses the partition of rows without a key, and of raw
     records.
     """
 
@@ -76,6 +96,8 @@ class PreparedRequest:
     """Topics of every target of the endpoint."""
     entries: tuple[TargetRows, ...]
     dead: tuple[tuple[EndpointTarget, DeadLetter], ...]
+    source: SourceRows | None = None
+    """Where a source read the rows; None for rows that were logged."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,7 +341,11 @@ def _dead_letters(request: PreparedRequest, positions: pa.Array) -> Iterator[Pro
             request.round_robin % target.partitions,
             encode_frame(dead_letter_frame(target.binding.dataset, dead, positions)),
             DeadLetterOrigin(
-                DeadLetterKind.NOT_ADMITTED, INGEST, target.binding.dataset, dead.reason
+                DeadLetterKind.NOT_ADMITTED,
+                INGEST,
+                target.binding.dataset,
+                dead.reason,
+                "" if request.source is None else request.source.text(dead.payload.numbers),
             ).headers(),
         )
 

@@ -67,6 +67,12 @@ class KafkaTransactionalProducer:
             self._threads, self._commit, messages, deadline_s
         )
 
+    def close(self) -> None:
+        """Forget the producer; the broker aborts a transaction that it has open."""
+        with self._lock:
+            if self._producer is not None:
+                self._drop(self._producer)
+
     def _ensure_open(self) -> Producer:
         if self._producer is None:
             producer = Producer(
@@ -97,6 +103,7 @@ class KafkaTransactionalProducer:
                 producer.produce(
                     message.topic,
                     message.value,
+                    key=message.key,
                     partition=message.partition,
                     headers=list(message.headers),
                     on_delivery=lambda error, _: (

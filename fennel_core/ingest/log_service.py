@@ -15,15 +15,14 @@ from itertools import count
 
 from fennel_core.admission.errors import RowsRejected
 from fennel_core.admission.payload import LogBody, Payload, parse_log_body
-from fennel_core.admission.validator import CodeRunner, DeadLetter, TypedRows, Validator
+from fennel_core.admission.validator import CodeRunner, Validator
 from fennel_core.connections.errors import (
     SystemUnavailable,
     TransactionAborted,
     TransactionOutcomeUnknown,
 )
 from fennel_core.executors.client import Callbacks
-from fennel_core.ingest import source_metrics
-from fennel_core.ingest.batches import PreparedRequest, TargetRows
+from fennel_core.ingest.batches import PreparedRequest
 from fennel_core.ingest.catalogs import Catalogs, EndpointTarget
 from fennel_core.ingest.committer import Committer
 from fennel_core.ingest.errors import (
@@ -34,6 +33,7 @@ from fennel_core.ingest.errors import (
     LogNotWritten,
     LogOutcomeUnknown,
 )
+from fennel_core.ingest.preparation import LoggedBy, Received, prepare
 from fennel_core.ingest.store import CatalogVersion
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 
@@ -142,33 +142,9 @@ class LogService:
             workspace=workspace,
             version=code,
         )
-        validator = Validator(self._executors, callbacks)
-        entries: list[TargetRows] = []
-        dead: list[tuple[EndpointTarget, DeadLetter]] = []
-        for target in targets:
-            rows, rejected = await _validated(validator, target, payload, branch)
-            entries += [TargetRows(target, part) for part in rows]
-            dead += [(target, part) for part in rejected]
-        raw = {target.binding.raw_topic: target.partitions for target in targets}
-        return PreparedRequest(
+        return await prepare(
+            Validator(self._executors, callbacks),
             version,
-            body,
-            len(payload),
-            round_robin,
-            tuple(raw.items()),
-            frozenset(target.binding.topic for target in targets),
-            tuple(entries),
-            tuple(dead),
+            targets,
+            Received(body, payload, round_robin, LoggedBy(branch)),
         )
-
-
-async def _validated(
-    validator: Validator, target: EndpointTarget, payload: Payload, branch: BranchName
-) -> tuple[list[TypedRows], list[DeadLetter]]:
-    if branch in target.branches:
-        try:
-            return [await validator.validate(target.binding, payload, target.erased)], []
-        except RowsRejected:
-            source_metrics.count_rejected(target.binding, len(payload))
-            raise
-    return await validator.validate_or_dead_letter(target.binding, payload, target.erased)

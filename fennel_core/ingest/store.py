@@ -115,6 +115,8 @@ class ProducerRecord:
     partition: int
     value: bytes
     headers: tuple[tuple[str, bytes], ...]
+    key: bytes | None = None
+    """Kafka keeps the last record of each key of a compacted topic."""
 
 
 def boot_s() -> float:

@@ -9,6 +9,7 @@ counted without knowing its schema.
     writer   id of the job that wrote it, or `ingest`
     subject  the dataset that ingest wrote for, or the title of the job
     reason   for people, with the value that failed
+    source   for people, where a source read the rows; absent for rows of other origins
 
 Example: `kind=not-admitted writer=ingest subject=Users reason="Field `age` not found …"`.
 """
@@ -29,6 +30,7 @@ KIND: Final = "kind"
 WRITER: Final = "writer"
 SUBJECT: Final = "subject"
 REASON: Final = "reason"
+SOURCE: Final = "source"
 
 
 class DeadLetterKind(StrEnum):
@@ -52,6 +54,7 @@ class DeadLetterOrigin:
     writer: str
     subject: str
     reason: str
+    source: str = ""
 
     def headers(self) -> Headers:
         """Return the headers of a message with rows of this origin."""
@@ -61,6 +64,7 @@ class DeadLetterOrigin:
             (WRITER, self.writer.encode()),
             (SUBJECT, self.subject.encode()),
             (REASON, self.reason.encode()),
+            *(((SOURCE, self.source.encode()),) if self.source else ()),
         )
 
 
@@ -73,4 +77,5 @@ def origin_of(headers: Iterable[tuple[str, bytes]]) -> DeadLetterOrigin:
         found.get(WRITER, ""),
         found.get(SUBJECT, ""),
         found.get(REASON, ""),
+        found.get(SOURCE, ""),
     )
