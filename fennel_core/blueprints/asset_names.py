@@ -5,8 +5,13 @@ A name is never used twice, so a deleted asset cannot be mistaken for a later on
 
 from __future__ import annotations
 
+from typing import Final
+
 from fennel_core.blueprints.logical import AssetKey, AssetKind
 from fennel_core.vocab.ids import AssetId, Identity, TopicName, WorkspaceId
+
+_PARTS: Final = 3
+"""Kind, identity and incarnation, behind the workspace."""
 
 
 def asset_id(workspace: WorkspaceId, key: AssetKey, incarnation: int) -> AssetId:
@@ -26,3 +31,11 @@ def key_of(name: AssetId | TopicName) -> AssetKey:
     """Return the kind and the identity in a physical name."""
     _, kind, identity, _ = name.rsplit(".", 3)
     return AssetKey(AssetKind(kind), Identity(identity))
+
+
+def is_asset_name(name: str) -> bool:
+    """Return whether a topic of this name may be an asset of some installation."""
+    _, *parts = name.rsplit(".", 3)
+    return (
+        len(parts) == _PARTS and parts[0] in AssetKind._value2member_map_ and parts[2].isdecimal()
+    )

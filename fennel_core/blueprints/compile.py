@@ -22,7 +22,7 @@ from fennel_core.blueprints.logical import AssetKey, Compiled, LogicalDataset, L
 from fennel_core.blueprints.pipeline import PipelineCompiler, TopicContent
 from fennel_core.operators import spec
 from fennel_core.vocab.ids import DatasetName, Identity
-from fennel_core.wire.connectors import Source, WebhookEndpoint
+from fennel_core.wire.connectors import KafkaTopic, Source, WebhookEndpoint
 
 
 def compile_datasets(
@@ -82,7 +82,7 @@ def _add_source_topic(
     assembly: Assembly,
     sources: list[LogicalSource],
 ) -> AssetKey:
-    """Add the topic of a source dataset; per webhook endpoint, add a binding and the job that
+    """Add the topic of a source dataset; per endpoint or stream, add a binding and the job that
     recomputes its rows. Return the topic. `topic` None: the content begins with its sources.
     """
     dataset = definition.dataset
@@ -94,7 +94,7 @@ def _add_source_topic(
         topic = identity.source_topic((i for i, _ in named), dataset.schema, dataset.version)
     assembly.add_topic(topic, dataset.name, dataset.name)
     for i, s in named:
-        if isinstance(s.table, WebhookEndpoint):
+        if isinstance(s.table, WebhookEndpoint | KafkaTopic):
             sources.append(_source_binding(i, s, s.table, definition, topic, assembly))
             assembly.add_source_replay(sources[-1])
     return topic
@@ -103,23 +103,32 @@ def _add_source_topic(
 def _source_binding(
     identity_: Identity,
     source: Source,
-    table: WebhookEndpoint,
+    table: WebhookEndpoint | KafkaTopic,
     definition: DatasetInput,
     topic: AssetKey,
     assembly: Assembly,
 ) -> LogicalSource:
-    raw = identity.raw_topic(table.db.name, table.endpoint)
-    endpoint = f"{table.db.name}/{table.endpoint}"
+    name = table.db.name
+    match table:
+        case WebhookEndpoint():
+            stream, positions = table.endpoint, None
+            raw = identity.raw_topic(name, stream)
+        case KafkaTopic():
+            stream = table.topic
+            raw = identity.stream_topic("kafka", name, stream)
+            positions = identity.positions(raw)
+    endpoint = f"{name}/{stream}"
     return LogicalSource(
         identity=identity_,
-        webhook=table.db.name,
-        endpoint=table.endpoint,
+        webhook=name,
+        endpoint=stream,
         source=source,
         dataset=definition.dataset.name,
         schema=definition.dataset.schema,
         topic=topic,
         raw_topic=assembly.add_topic(raw, endpoint, endpoint),
         dead_letters=assembly.dead_letters(),
+        positions=None if positions is None else assembly.add_topic(positions, endpoint, endpoint),
     )
 
 

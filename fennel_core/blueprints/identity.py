@@ -72,6 +72,19 @@ def raw_topic(webhook: str, endpoint: str) -> AssetKey:
     return AssetKey(AssetKind.RAW, _hash("raw", webhook, endpoint))
 
 
+def stream_topic(kind: str, name: str, stream: str) -> AssetKey:
+    """Return the key of the topic with the messages of an external stream, common to all readers.
+
+    `kind` is that of the system, `name` the connector's, `stream` what is read there.
+    """
+    return AssetKey(AssetKind.RAW, _hash("raw", kind, name, stream))
+
+
+def positions(raw: AssetKey) -> AssetKey:
+    """Return the key of the topic that says how far the stream of `raw` was read."""
+    return AssetKey(AssetKind.POSITIONS, _hash("positions", raw.identity))
+
+
 def dead_letters() -> AssetKey:
     """Return the key of the workspace's dead-letter topic."""
     return AssetKey(AssetKind.DEAD, _hash("dead"))

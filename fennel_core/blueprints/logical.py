@@ -27,7 +27,9 @@ class AssetKind(StrEnum):
     TOPIC = "topic"
     """Content of a dataset, or rows that are repartitioned."""
     RAW = "raw"
-    """Requests that an endpoint received, unchanged."""
+    """Requests that an endpoint received, unchanged; batches of messages of a stream are such."""
+    POSITIONS = "positions"
+    """How far each partition of an external stream was read: the last record of each key."""
     REPLAYLOG = "replaylog"
     DEAD = "dead"
     """Dead letters: rows that could not be processed. One topic per workspace."""
@@ -116,7 +118,7 @@ class LogicalDataset:
 
 @dataclass(frozen=True, slots=True)
 class LogicalSource:
-    """One webhook endpoint that feeds one source dataset."""
+    """One webhook endpoint, or one external stream, that feeds one source dataset."""
 
     identity: Identity
     webhook: str
@@ -127,6 +129,7 @@ class LogicalSource:
     topic: AssetKey
     raw_topic: AssetKey
     dead_letters: AssetKey
+    positions: AssetKey | None = None
 
 
 @dataclass(frozen=True, slots=True)

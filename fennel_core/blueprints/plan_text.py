@@ -20,11 +20,15 @@ from fennel_core.blueprints.plan_entries import (
 _NOUN: Final = {
     AssetKind.TOPIC: "topic",
     AssetKind.RAW: "endpoint",
+    AssetKind.POSITIONS: "positions",
     AssetKind.REPLAYLOG: "replaylog",
     AssetKind.DEAD: "dead letters",
     AssetKind.QUERY_LOG: "query log",
     AssetKind.JOB: "job",
 }
+
+_UNMENTIONED: Final = frozenset({AssetKind.REPLAYLOG, AssetKind.POSITIONS})
+"""Kinds that come and go with another asset, which the plan lists."""
 
 
 def render(record: PlanRecord) -> tuple[str, ...]:
@@ -32,7 +36,7 @@ def render(record: PlanRecord) -> tuple[str, ...]:
     lines = [
         entry_line(entry)
         for entry in record.entries
-        if entry.action is not PlanAction.KEEP and entry.kind is not AssetKind.REPLAYLOG
+        if entry.action is not PlanAction.KEEP and entry.kind not in _UNMENTIONED
     ]
     notices = [f"! {notice.text}" for notice in record.notices]
     return (*lines, *notices, totals(record))

@@ -77,4 +77,5 @@ def _source(source: LogicalSource, names: Names) -> SourceBinding:
         topic=TopicName(names[source.topic]),
         raw_topic=TopicName(names[source.raw_topic]),
         dead_letters=TopicName(names[source.dead_letters]),
+        positions=None if source.positions is None else TopicName(names[source.positions]),
     )

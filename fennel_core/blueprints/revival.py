@@ -4,7 +4,9 @@ An asset that no version needs any more is retained for a grace period with its 
 state. A commit that needs the same identity again revives it, if its content is then the same as
 that of a new asset that was computed from everything accepted:
 
-- A raw topic or the dead-letter topic: nothing was accepted for it, because no version had it.
+- A raw topic or the dead-letter topic: nothing was accepted for it, because no version had it. That
+  of a stream is revived with its positions, or not at all: the stream is read on from there, and a
+  raw topic without them would get its first messages again.
 - The topic of a source dataset: if it missed no row. Ingest wrote to it as long as it wrote to the
   raw topics of its endpoints, so it missed none if all of these were released together with it and
   have been retained since. Otherwise its endpoint may have accepted rows in the meantime; the topic
@@ -52,7 +54,9 @@ def revivable(
     names = dict(alive)
     written = {output.topic for job in compiled.jobs for output in job.outputs}
     for topic in compiled.topics:
-        if topic.key in candidates and topic.key.kind in (AssetKind.RAW, AssetKind.DEAD):
+        together = _read_together(topic.key, compiled)
+        kept = topic.key.kind in (AssetKind.RAW, AssetKind.POSITIONS, AssetKind.DEAD)
+        if kept and topic.key in candidates and all(k in alive or k in retained for k in together):
             names[topic.key] = candidates[topic.key].id
     for source in compiled.sources:
         if source.topic in candidates and _missed_nothing(source.topic, compiled, retained, names):
@@ -72,6 +76,16 @@ def revivable(
             for key in (job.key, job.replaylog, *(o.topic for o in job.outputs)):
                 names.setdefault(key, retained[key].id)
     return {key: id_ for key, id_ in names.items() if key not in alive}
+
+
+def _read_together(key: AssetKey, compiled: Compiled) -> set[AssetKey]:
+    """Return the raw topic and the positions of the stream that has `key`; empty if none has."""
+    return {
+        each
+        for source in compiled.sources
+        if source.positions is not None and key in (source.raw_topic, source.positions)
+        for each in (source.raw_topic, source.positions)
+    }
 
 
 def _missed_nothing(

@@ -80,9 +80,10 @@ class DatasetView:
 
 @dataclass(frozen=True, slots=True)
 class SourceBinding:
-    """One webhook endpoint that feeds one source dataset.
+    """One webhook endpoint, or one external stream, that feeds one source dataset.
 
-    `identity` is the same for equal definitions in several branches.
+    `identity` is the same for equal definitions in several branches. `webhook` and `endpoint` name
+    the connector of a stream, and what is read there.
     """
 
     identity: Identity
@@ -94,6 +95,8 @@ class SourceBinding:
     topic: TopicName
     raw_topic: TopicName
     dead_letters: TopicName
+    positions: TopicName | None = None
+    """The topic with how far a stream was read; None for a webhook, whose rows are sent."""
 
 
 @dataclass(frozen=True, slots=True)

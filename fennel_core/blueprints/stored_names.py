@@ -57,13 +57,13 @@ _JOBS: Final = (
     Stored(
         "catalog.source",
         SourceBinding,
-        "identity webhook endpoint source dataset schema topic raw_topic dead_letters",
+        "identity webhook endpoint source dataset schema topic raw_topic dead_letters positions",
     ),
 )
 
 _BLUEPRINTS: Final = (
     Stored("asset_key", AssetKey, "kind identity"),
-    Stored("asset_kind", AssetKind, "topic raw replaylog dead query_log job"),
+    Stored("asset_kind", AssetKind, "topic raw positions replaylog dead query_log job"),
     Stored("logical_topic", LogicalTopic, "key partitions title entity"),
     Stored(
         "logical_job",

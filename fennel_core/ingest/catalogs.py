@@ -44,11 +44,14 @@ class EndpointTarget:
 
 @dataclass(frozen=True, slots=True)
 class RoutingTable:
-    """The targets of each endpoint of a workspace, and its datasets."""
+    """The targets of each endpoint of a workspace, its datasets, and the targets of each external
+    stream that is read, by its raw topic.
+    """
 
     version: CatalogVersion
     targets: Mapping[Endpoint, tuple[EndpointTarget, ...]]
     datasets: Mapping[tuple[BranchName, DatasetName], DatasetView]
+    feeds: Mapping[TopicName, tuple[EndpointTarget, ...]]
 
 
 def routing_table(branches: Branches) -> RoutingTable:
@@ -57,9 +60,14 @@ def routing_table(branches: Branches) -> RoutingTable:
     Targets are in the order of branches and of their catalogs.
     """
     found: dict[Endpoint, dict[tuple[Identity, TopicName], EndpointTarget]] = {}
+    read: dict[TopicName, dict[tuple[Identity, TopicName], EndpointTarget]] = {}
     for branch in branches.branches:
         for binding in branch.catalog.sources:
-            targets = found.setdefault((binding.webhook, binding.endpoint), {})
+            targets = (
+                found.setdefault((binding.webhook, binding.endpoint), {})
+                if binding.positions is None
+                else read.setdefault(binding.raw_topic, {})
+            )
             feed = (binding.identity, binding.topic)
             known = targets.get(feed)
             names = (
@@ -83,6 +91,7 @@ def routing_table(branches: Branches) -> RoutingTable:
         branches.version,
         {endpoint: tuple(targets.values()) for endpoint, targets in found.items()},
         datasets,
+        {topic: tuple(targets.values()) for topic, targets in read.items()},
     )
 
 

@@ -4,7 +4,8 @@ The admin client returns futures that its own threads complete, so calls run in 
 batch is one request: a controller creates hundreds of topics at once. Retention is measured by
 ingest time, never by event time, so topics use `LogAppendTime`. Topics that jobs or history read
 have no broker retention, because the broker does not know which readers still need a record. Dead
-letters have no reader that needs them, so the broker deletes them by age.
+letters have no reader that needs them, so the broker deletes them by age. Of the positions of a
+source only the last ones are needed, so the broker compacts them.
 """
 
 from __future__ import annotations
@@ -45,6 +46,16 @@ _TRUNCATED: Final = frozenset(
     {AssetKind.TOPIC, AssetKind.RAW, AssetKind.REPLAYLOG, AssetKind.QUERY_LOG}
 )
 """Topics whose old records `definition/kafka_retention.py` deletes, when nothing needs them."""
+_COMPACTED: Final = {
+    "cleanup.policy": "compact",
+    "min.cleanable.dirty.ratio": "0.1",
+    "segment.bytes": str(1024 * 1024),
+    "message.timestamp.type": "LogAppendTime",
+    "max.message.bytes": str(FETCH_MAX_BYTES),
+}
+"""Of topics of which only the last record of each key matters, and which a reader reads as a whole
+when it starts. Segments are small because the last one is not compacted.
+"""
 _UNKNOWN_OUTCOME: Final = frozenset(
     {
         KafkaError._TIMED_OUT,
@@ -81,6 +92,8 @@ class KafkaTopicAdmin:
         return self._admin
 
     def _config(self, kind: AssetKind) -> dict[str, str]:
+        if kind is AssetKind.POSITIONS:
+            return _COMPACTED
         return {
             "cleanup.policy": "delete",
             "retention.ms": UNLIMITED

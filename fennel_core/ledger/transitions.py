@@ -168,11 +168,12 @@ async def _endpoints_to_keep(
 ) -> frozenset[AssetId]:
     """Return the endpoints whose requests may not be destroyed: their loss is not confirmed.
 
-    To delete a branch is a confirmation.
+    With a stream's requests stay its positions. To delete a branch is a confirmation.
     """
     if commit is None or not released or (await commit_row(tx, commit)).options.allow_data_loss:
         return frozenset()
-    return frozenset(h.id for h in released if h.key.kind is AssetKind.RAW)
+    kinds = (AssetKind.RAW, AssetKind.POSITIONS)
+    return frozenset(h.id for h in released if h.key.kind in kinds)
 
 
 async def _planned_without_rows(

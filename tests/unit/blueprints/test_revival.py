@@ -18,10 +18,12 @@ from fennel_core.blueprints.revival import RetainedAsset, revivable
 from fennel_core.blueprints.source_replays import with_needed_replays
 from fennel_core.vocab.ids import AssetId, DatasetName, WorkspaceId
 from fennel_core.wire import operators as wire
-from tests.support.compiler_inputs import code, derived, node, schema, sourced
+from fennel_core.wire.connectors import JsonFormat, Kafka, KafkaTopic, Login
+from tests.support.compiler_inputs import code, derived, node, schema, sourced, webhook
 
 SHOP = WorkspaceId("shop")
 EVENTS = schema("", "user amount")
+KAFKA = Kafka("hook", "broker:9092", "PLAINTEXT", "PLAIN", None, "", Login(None, None))
 Retained = dict[AssetKey, RetainedAsset]
 
 
@@ -77,6 +79,22 @@ def test_a_source_dataset_whose_endpoint_was_in_use_for_longer_is_not_revived() 
     kept = retained()
     kept[raw()] = replace(kept[raw()], since_us=9)
     assert kinds(revivable(COMPILED, {}, kept)) == ["dead", "raw"]
+
+
+def test_a_stream_is_revived_with_its_positions_or_not_at_all() -> None:
+    stream = webhook("Events", table=KafkaTopic(KAFKA, "events", JsonFormat()))
+    whole = compile_datasets([sourced("Events", EVENTS, source=stream)], 4)
+    names = plan_commit(BankFacts(SHOP, 1), whole).ids()
+    kept = {key: RetainedAsset(id_, 5, None) for key, id_ in names.items()}
+    (source,) = whole.sources
+    assert source.positions is not None
+    assert revivable(whole, {}, kept) == names
+    for missing in (source.positions, source.raw_topic):
+        rest = {key: asset for key, asset in kept.items() if key != missing}
+        assert kinds(revivable(whole, {}, rest)) == ["dead"]
+    # A webhook of the same name is another endpoint.
+    other = compile_datasets([sourced("Events", EVENTS, source=webhook("events"))], 4).sources[0]
+    assert (other.raw_topic != source.raw_topic, other.positions) == (True, None)
 
 
 def test_a_job_is_revived_only_over_the_very_topics_that_it_read() -> None:

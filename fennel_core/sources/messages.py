@@ -1,0 +1,133 @@
+"""Decode the messages of a source partition into rows: those that are JSON objects, and the others.
+
+A batch is decoded by one call, as one JSON list. Only a batch that fails is decoded message by
+message, by the lenient parser that `log` has, which accepts bare `NaN` and `Infinity`. The rows
+keep the text that they arrived in: the raw request of a batch is the list of its messages, so a
+dataset that comes later types exactly what was read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+TRANSACTION_ROWS: Final = 10_000
+"""Messages per transaction: enough to make its costs small, few enough for the memory of a task."""
+TRANSACTION_BYTES: Final = 4 * 1024 * 1024
+EMPTY: Final = "the message has no value; cdc `append` and `upsert` have no deletes"
+_decode_rows = msgspec.json.Decoder(list[dict[str, Any]]).decode
+_encode_text = msgspec.json.Encoder().encode
+
+
+@dataclass(frozen=True, slots=True)
+class MessageBatch:
+    """Messages of one source partition; `offsets` ascend, a value is None without a body."""
+
+    offsets: npt.NDArray[np.int64]
+    values: Sequence[bytes | None]
+
+    def __post_init__(self) -> None:
+        assert len(self.offsets) == len(self.values), "each message has an offset"
+        assert (np.diff(self.offsets) > 0).all(), "messages come in the order of the partition"
+
+    def __len__(self) -> int:
+        return len(self.values)
+
+    def since(self, offset: int) -> MessageBatch:
+        """Return the messages at `offset` and behind it."""
+        first = int(np.searchsorted(self.offsets, offset))
+        return self if first == 0 else MessageBatch(self.offsets[first:], self.values[first:])
+
+    def parts(
+        self, rows: int = TRANSACTION_ROWS, size_bytes: int = TRANSACTION_BYTES
+    ) -> Iterator[MessageBatch]:
+        """Yield the batch in parts of at most `rows` and about `size_bytes`, in order."""
+        start = size = 0
+        for place, value in enumerate(self.values):
+            size += len(value or b"")
+            if place > start and (place - start >= rows or size > size_bytes):
+                yield MessageBatch(self.offsets[start:place], self.values[start:place])
+                start, size = place, len(value or b"")
+        if start < len(self):
+            yield MessageBatch(self.offsets[start:], self.values[start:])
+
+
+@dataclass(frozen=True, slots=True)
+class Unreadable:
+    """Messages that are no rows, for one reason; `numbers` are their places in the batch."""
+
+    reason: str
+    numbers: list[int]
+
+
+@dataclass(frozen=True, slots=True)
+class DecodedMessages:
+    """`rows[i]` is message `numbers[i]` of the batch."""
+
+    rows: list[dict[str, Any]]
+    numbers: npt.NDArray[np.int64]
+    unreadable: tuple[Unreadable, ...]
+
+
+def decode_messages(values: Sequence[bytes | None]) -> DecodedMessages:
+    """Return the rows of a batch of JSON messages; never raises."""
+    if None not in values:
+        try:
+            rows = _decode_rows(_listed(values))
+        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+            pass  # one of them is no row: find it below
+        else:
+            # A message such as `{}, {}` would be two rows of the list.
+            if len(rows) == len(values):
+                return DecodedMessages(rows, np.arange(len(rows), dtype=np.int64), ())
+    return _one_by_one(values)
+
+
+def raw_body(name: str, topic: str, values: Sequence[bytes | None]) -> bytes:
+    """Return the request of `log` that has these messages as its rows."""
+    return b'{"webhook":%s,"endpoint":%s,"data":%s}' % (
+        _encode_text(name),
+        _encode_text(topic),
+        _listed(values),
+    )
+
+
+def _listed(values: Sequence[bytes | None]) -> bytes:
+    return b"[" + b",".join(value or b"" for value in values) + b"]"
+
+
+def _one_by_one(values: Sequence[bytes | None]) -> DecodedMessages:
+    rows: list[dict[str, Any]] = []
+    numbers: list[int] = []
+    unreadable: dict[str, list[int]] = {}
+    for number, value in enumerate(values):
+        row = EMPTY if value is None else _row(value)
+        if isinstance(row, str):
+            unreadable.setdefault(row, []).append(number)
+        else:
+            rows.append(row)
+            numbers.append(number)
+    return DecodedMessages(
+        rows,
+        np.array(numbers, dtype=np.int64),
+        tuple(Unreadable(reason, found) for reason, found in unreadable.items()),
+    )
+
+
+def _row(value: bytes) -> dict[str, Any] | str:
+    """Return the object in a message, or why there is none."""
+    try:
+        found = json.loads(value.decode())
+        # Python accepts half of a surrogate pair, which is no text.
+        _encode_text(found)
+    except UnicodeDecodeError:
+        return "the message is not UTF-8 text"
+    except (ValueError, RecursionError, OverflowError):
+        return "the message is not JSON"
+    return found if isinstance(found, dict) else "the message is JSON, but not an object"

@@ -1,0 +1,128 @@
+"""Streaming sources without Kafka or Spark: a feed, its catalog, and a log that fails by script."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+
+import numpy as np
+
+from fennel_core.blueprints.spec import SourceBinding
+from fennel_core.connections.errors import TransactionOutcomeUnknown
+from fennel_core.ingest.catalogs import Catalogs
+from fennel_core.ingest.store import ProducerRecord
+from fennel_core.sources.messages import MessageBatch
+from fennel_core.sources.positions import SourcePosition
+from fennel_core.sources.store import FeedPartition, MemorySession, MemorySourceLog
+from fennel_core.sources.writer import PartitionWriter
+from fennel_core.vocab.ids import TopicName, WorkspaceId
+from fennel_core.wire.connectors import JsonFormat, Kafka, KafkaTopic, Login
+from tests.support.ingest_world import PARTITIONS, WORKSPACE, NoExecutors, World, binding, source
+
+CLUSTER = "cluster"
+POSITIONS = TopicName("w.positions.orders.1")
+RAW = TopicName("w.raw.orders.1")
+CONNECTOR = Kafka("kafka", "broker:9092", "PLAINTEXT", "PLAIN", None, "", Login(None, None))
+
+
+def stream_source(dataset: str = "Users", **changes: object) -> SourceBinding:
+    """Return the binding of a dataset to Kafka topic `orders`."""
+    of = source(dataset, table=KafkaTopic(CONNECTOR, "orders", JsonFormat()), **changes)
+    return replace(
+        binding(dataset=dataset, of=of),
+        webhook="kafka",
+        endpoint="orders",
+        raw_topic=RAW,
+        positions=POSITIONS,
+    )
+
+
+def partition(number: int = 0) -> FeedPartition:
+    return FeedPartition(WORKSPACE, "kafka", "orders", RAW, POSITIONS, PARTITIONS, number)
+
+
+def batch(messages: Sequence[bytes | None], first: int = 0) -> MessageBatch:
+    """Return messages at consecutive offsets."""
+    return MessageBatch(np.arange(first, first + len(messages), dtype=np.int64), list(messages))
+
+
+def message(**columns: object) -> bytes:
+    return json.dumps(columns).encode()
+
+
+@dataclass
+class Fault:
+    """What happens to one transaction: it fails before or after its commit."""
+
+    error: Exception
+    committed: bool
+
+
+@dataclass(slots=True)
+class FaultySession:
+    """A session that yields to the event loop before it commits, and fails as the script says."""
+
+    inner: MemorySession
+    turns: Callable[[], int]
+    fault: Callable[[], Fault | None]
+
+    @property
+    def position(self) -> SourcePosition | None:
+        return self.inner.position
+
+    async def commit(
+        self, messages: Sequence[ProducerRecord], position: SourcePosition, deadline_s: float
+    ) -> None:
+        for _ in range(self.turns()):
+            await asyncio.sleep(0)
+        fault = self.fault()
+        if fault is None or fault.committed:
+            await self.inner.commit(messages, position, deadline_s)
+        if fault is not None:
+            raise fault.error
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
+class SourceWorld:
+    """Writers over one platform's log."""
+
+    world: World = field(default_factory=World)
+    turns: Callable[[], int] = lambda: 0
+    fault: Callable[[], Fault | None] = lambda: None
+
+    def __post_init__(self) -> None:
+        self.memory = MemorySourceLog(self.world.log)
+
+    async def open(self, of: FeedPartition) -> FaultySession:
+        for _ in range(self.turns()):
+            await asyncio.sleep(0)
+        return FaultySession(await self.memory.open(of), self.turns, self.fault)
+
+    def writer(self, number: int = 0, cluster: str = CLUSTER) -> PartitionWriter:
+        async def secret(_: WorkspaceId, code: str, name: str) -> str | None:
+            return f"secret {name}"
+
+        return PartitionWriter(
+            partition(number),
+            cluster,
+            self,
+            self.world.clock,
+            Catalogs(self.world.directory),
+            NoExecutors(),
+            secret,
+            server=number,
+            commit_within_s=60.0,
+        )
+
+    def read(self) -> list[dict]:
+        """Return every row of the raw requests, in the order of the log."""
+        return [row for raw in self.world.raw(RAW) for row in json.loads(raw.body)["data"]]
+
+
+LOST_AFTER = Fault(TransactionOutcomeUnknown("the response was lost"), committed=True)
+LOST_BEFORE = Fault(TransactionOutcomeUnknown("the response was lost"), committed=False)
