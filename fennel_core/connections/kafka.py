@@ -71,14 +71,10 @@ def jvm_security_options(settings: Settings) -> dict[str, str]:
             "kafka.ssl.truststore.location": str(settings.kafka_ca_file),
         }
     if settings.kafka_security.startswith("SASL"):
-        module = "plain.PlainLoginModule" if settings.kafka_sasl == "PLAIN" else _SCRAM_MODULE
-        user = _quoted(settings.kafka_user)
-        password = _quoted(settings.kafka_password.get_secret_value())
         options |= {
             "kafka.sasl.mechanism": settings.kafka_sasl,
-            "kafka.sasl.jaas.config": (
-                f"org.apache.kafka.common.security.{module} required "
-                f"username={user} password={password};"
+            "kafka.sasl.jaas.config": jaas_config(
+                settings.kafka_sasl, settings.kafka_user, settings.kafka_password.get_secret_value()
             ),
         }
     return options
@@ -87,6 +83,15 @@ def jvm_security_options(settings: Settings) -> dict[str, str]:
 def access_command(topic: str) -> str:
     """Return the command that gives the platform's users their rights on a topic."""
     return f"`fennel-core kafka-access {topic.partition('.')[0]}` with the user of an administrator"
+
+
+def jaas_config(mechanism: str, user: str, password: str) -> str:
+    """Return the credentials of Kafka's Java client."""
+    module = "plain.PlainLoginModule" if mechanism == "PLAIN" else _SCRAM_MODULE
+    return (
+        f"org.apache.kafka.common.security.{module} required "
+        f"username={_quoted(user)} password={_quoted(password)};"
+    )
 
 
 def _quoted(text: str) -> str:

@@ -28,6 +28,9 @@ from fennel_core.vocab.ids import WorkspaceId
 SECRET_BYTES: Final = 64 * 1024
 """Longest value, bytes: keys and certificates fit, data sets do not."""
 
+CREDENTIAL: Final = "connector credential"
+"""The name under which connectors' secrets are sealed; users' secrets cannot have a space there."""
+
 
 class SecretUnreadable(ConnectionsError):
     """A key file or an encrypted secret cannot be used.

@@ -14,11 +14,13 @@ from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.commit_request import CommitRequest, digest_of
 from fennel_core.definition.errors import WindowSpecsUnavailable
 from fennel_core.definition.sealed_request import seal_request
+from fennel_core.definition.source_check import source_problems
 from fennel_core.definition.validation import (
     CheckedDefinitions,
     DecodedCommit,
     decode_commit,
     decode_received,
+    problems_error,
     rebase_definitions,
     validate_definitions,
     window_specs_error,
@@ -56,7 +58,10 @@ class CommitChecker:
         self._sealer = sealer
 
     async def check(self, request: CommitRequest) -> CheckedRequest:
-        """Validate a request against its branch. Raises ApiError with all problems."""
+        """Validate a request against its branch, and reach the sources that it adds.
+
+        Raises ApiError with all problems.
+        """
 
         async def base(tx: LedgerTransaction) -> tuple[CommitId | None, bytes | None]:
             branch = await open_branch(tx, request.workspace, request.branch)
@@ -88,6 +93,10 @@ class CommitChecker:
         definitions = await asyncio.to_thread(
             validate_definitions, received, before, incremental=incremental
         )
+        graph, known = definitions.graph, () if before is None else before.request.sources
+        problems = await source_problems(graph, known, request.workspace, self._sealer)
+        if problems:
+            raise problems_error(problems)
         digest = digest_of(request, sealed.comparable)
         return CheckedRequest(completed, digest, CheckedDefinitions(target, definitions))
 

@@ -1,31 +1,35 @@
 """Encrypt everything that is stored encrypted again, after a change of the key.
 
 These are the secrets that users have stored by name, and the connectors' secrets inside commits
-(`sealed_request.py`). The servers must use the new key before: what they store while this runs is
-then encrypted with it. A commit is one transaction, so an interruption loses nothing, and running
-again continues.
+(`sealed_request.py`) and inside their catalogs, from which sources are read. The servers must use
+the new key before: what they store while this runs is then encrypted with it. A commit is one
+transaction, so an interruption loses nothing, and running again continues.
 """
 
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Final, LiteralString, cast
 
+from fennel_core.blueprints import stored_names
+from fennel_core.blueprints.spec import Catalog, SourceBinding
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.audit_events import Action, audited, user_of_this_machine
 from fennel_core.connections.postgres import AsyncConnection, Pool, connection_of, in_transaction
-from fennel_core.connections.secrets import Sealer
+from fennel_core.connections.secrets import CREDENTIAL, Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.definition.sealed_request import reseal_body
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.wire.connectors import Credential, Kafka, KafkaTopic, Login, SealedSecret
 
 WITH_SECRETS: Final[LiteralString] = """
     SELECT id FROM commit
     WHERE position('sealed:'::bytea IN coalesce(request, '')) > 0
        OR position('sealed:'::bytea IN coalesce(merged, '')) > 0
+       OR position('"secret.sealed"'::bytea IN coalesce(catalog, '')) > 0
     ORDER BY id"""
 """The prefix is `wire.connectors.SealedSecret.PREFIX`."""
 
@@ -53,16 +57,41 @@ async def reseal(pool: Pool, sealer: Sealer) -> Resealed:
 
 async def _reseal_commit(connection: AsyncConnection, commit: str, sealer: Sealer) -> None:
     cursor = await connection.execute(
-        "SELECT workspace, request, merged FROM commit WHERE id = %s FOR UPDATE", (commit,)
+        "SELECT workspace, request, merged, catalog FROM commit WHERE id = %s FOR UPDATE",
+        (commit,),
     )
-    row = cast(tuple[str, bytes | None, bytes | None] | None, await cursor.fetchone())
+    row = cast(tuple[str, bytes | None, bytes | None, bytes | None] | None, await cursor.fetchone())
     if row is None:
         return  # its workspace was deleted
     workspace = WorkspaceId(row[0])
-    bodies = [None if b is None else reseal_body(b, workspace, sealer) for b in row[1:]]
+    bodies = [None if b is None else reseal_body(b, workspace, sealer) for b in row[1:3]]
+    catalog = None if row[3] is None else resealed_catalog(row[3], workspace, sealer)
     await connection.execute(
-        "UPDATE commit SET request = %s, merged = %s WHERE id = %s", (*bodies, commit)
+        "UPDATE commit SET request = %s, merged = %s, catalog = %s WHERE id = %s",
+        (*bodies, catalog, commit),
     )
+
+
+def resealed_catalog(stored: bytes, workspace: WorkspaceId, sealer: Sealer) -> bytes:
+    """Return a stored catalog with the credentials of its streams encrypted again."""
+    catalog = stored_names.loads(stored, Catalog)
+
+    def again(credential: Credential | None) -> Credential | None:
+        if not isinstance(credential, SealedSecret):
+            return credential
+        value = sealer.open(workspace, CREDENTIAL, credential.token.encode("ascii"))
+        token = sealer.seal(workspace, CREDENTIAL, value).decode("ascii")
+        return SealedSecret(sealer.fingerprint(workspace, value), token)
+
+    def with_login(source: SourceBinding) -> SourceBinding:
+        table = source.source.table
+        if not isinstance(table, KafkaTopic) or not isinstance(table.db, Kafka):
+            return source
+        login = Login(again(table.db.login.user), again(table.db.login.password))
+        table = replace(table, db=replace(table.db, login=login))
+        return replace(source, source=replace(source.source, table=table))
+
+    return stored_names.dumps(replace(catalog, sources=tuple(map(with_login, catalog.sources))))
 
 
 def reseal_installation(settings: Settings) -> Resealed:

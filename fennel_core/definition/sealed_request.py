@@ -4,8 +4,8 @@ A user may write a password into a connector instead of a reference to a secret,
 with several parameters, so such a text is a secret as a whole. The bytes of the commit are stored
 twice, as received and merged into the version, and are kept as long as the commit. So each plain
 secret is replaced by its encrypted form as soon as a commit arrives, under the key of the
-workspace's secrets (`connections/secrets.py`); the decoder reads it as a `SealedSecret`. The
-platform does not need the value until it serves a source with a password.
+workspace's secrets (`connections/secrets.py`); the decoder reads it as a `SealedSecret`, which
+`connections/external_kafka.py` opens to read a source.
 
 `reseal_body` encrypts them again after a change of the key.
 """
@@ -19,7 +19,7 @@ from typing import Final
 from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.message import DecodeError, Message
 
-from fennel_core.connections.secrets import Sealer
+from fennel_core.connections.secrets import CREDENTIAL, Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.connectors import SealedSecret
@@ -36,8 +36,6 @@ map with the texts as values.
 """
 SECRET_OF: Final = {"secret": "SensitiveDatum"}
 """Fields that hold a secret in one kind of message only."""
-CREDENTIAL: Final = "connector credential"
-"""The name under which connectors' secrets are sealed; users' secrets cannot have a space there."""
 
 
 @dataclass(frozen=True, slots=True)

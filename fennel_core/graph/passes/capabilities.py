@@ -1,5 +1,5 @@
-"""Refuse what this platform does not serve: sources other than webhooks, sinks, and options and
-combinations of operators without a defined result.
+"""Refuse what this platform does not serve: sources other than webhooks and the streams that it
+reads (`streams.py`), sinks, and options and combinations of operators without a defined result.
 
 The client can express more than the platform runs. Without this pass such a definition would be
 accepted and have no effect, which looks like success while rows are lost. The client's defaults are
@@ -13,6 +13,7 @@ from typing import Final, assert_never
 
 from fennel_core.graph.derived_schemas import derive_known_schemas
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.streams import check_stream, reads
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
 from fennel_core.wire import operators as o
@@ -29,6 +30,8 @@ def refuse_unserved(graph: Graph, before: Graph | None) -> Iterator[Problem]:
         for source in graph.sources_of(dataset.name):
             if isinstance(source.table, c.WebhookEndpoint):
                 yield from _webhook(dataset, source)
+            elif reads(source.table):
+                yield from check_stream(dataset, source)
             elif not isinstance(source.table, c.HttpPath):  # `check_sources` reports it
                 yield _source(dataset, source.table)
         for sink in graph.sinks_of(dataset.name):
@@ -89,8 +92,8 @@ def _operators(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
 def _source(dataset: Dataset, table: c.Table) -> Problem:
     text = (
         f"Dataset `{dataset.name}` has a source of {table_title(table)}, which this platform does "
-        "not read yet: rows come from webhooks only. Use a webhook and send the rows with "
-        "`client.log`, or give the source an `env` and commit with another one."
+        "not read yet: rows come from webhooks and from JSON in Kafka topics. Use a webhook and "
+        "send the rows with `client.log`, or give the source an `env` and commit with another one."
     )
     return Problem("source-not-served", dataset.name, text)
 

@@ -1,4 +1,6 @@
-"""Check that a connector's name means one thing, and that a dataset reads an endpoint once."""
+"""Check that a connector's name means one thing, and that a dataset reads an endpoint or a stream
+once.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,14 @@ from collections.abc import Iterator
 
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.vocab.problems import Problem
-from fennel_core.wire.connectors import Database, Sink, Source, WebhookEndpoint
+from fennel_core.wire.connectors import (
+    Database,
+    KafkaTopic,
+    Sink,
+    Source,
+    Table,
+    WebhookEndpoint,
+)
 
 
 def one_definition_per_connector(graph: Graph, before: Graph | None) -> Iterator[Problem]:
@@ -29,17 +38,24 @@ def one_definition_per_connector(graph: Graph, before: Graph | None) -> Iterator
             )
             yield Problem("connector-redefined", database.name, text)
     for dataset in graph.datasets:
-        endpoints = [
-            (source.table.db.name, source.table.endpoint)
-            for source in graph.sources_of(dataset.name)
-            if isinstance(source.table, WebhookEndpoint)
-        ]
-        for webhook, endpoint in sorted({one for one in endpoints if endpoints.count(one) > 1}):
+        read = [_what(source.table) for source in graph.sources_of(dataset.name)]
+        for what in sorted({each for each in read if each is not None and read.count(each) > 1}):
             text = (
-                f"Dataset `{dataset.name}` has two sources of webhook endpoint "
-                f"`{webhook}/{endpoint}`, so each row would arrive twice; give each its own env"
+                f"Dataset `{dataset.name}` has two sources of {what}, so each row would arrive "
+                "twice; give each its own env"
             )
             yield Problem("source-twice", dataset.name, text)
+
+
+def _what(table: Table) -> str | None:
+    """Return what a source reads, if a dataset may read it once only."""
+    match table:
+        case WebhookEndpoint():
+            return f"webhook endpoint `{table.db.name}/{table.endpoint}`"
+        case KafkaTopic():
+            return f"Kafka topic `{table.db.name}/{table.topic}`"
+        case _:
+            return None
 
 
 def _uses(graph: Graph, before: Graph | None) -> Iterator[Source | Sink]:

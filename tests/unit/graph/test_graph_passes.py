@@ -16,10 +16,17 @@ from fennel_core.graph.passes.connectors import one_definition_per_connector
 from fennel_core.graph.passes.dependencies import declare_dependencies
 from fennel_core.graph.passes.references import resolve_references
 from fennel_core.graph.passes.schemas import check_operator_schemas
+from fennel_core.graph.passes.streams import reads
 from fennel_core.graph.passes.supersets import keep_features
 from fennel_core.graph.passes.versions import require_new_version_on_change
 from fennel_core.wire.connectors import (
     Cdc,
+    JsonFormat,
+    Kafka,
+    KafkaTopic,
+    Login,
+    PlainSecret,
+    SecretRef,
     WebhookEndpoint,
 )
 from fennel_core.wire.operators import (
@@ -104,23 +111,77 @@ def test_all_problems_are_collected():
     assert {p.code for p in validate(g, None)} >= {"dataset-missing", "cdc-keys"}
 
 
-def test_every_source_that_is_not_a_webhook_and_every_sink_is_refused():
+def test_every_source_that_is_not_read_and_every_sink_is_refused():
     g = graph("connectors")
     refused = [p.code for p in refuse_unserved(g, None)]
     others = [s for s in g.sources if not isinstance(s.table, WebhookEndpoint)]
     kinds = {type(s.table) for s in others}
     assert len(kinds) == 10, "the recorded commit has every kind of source"
-    assert refused.count("source-not-served") == len(others)
+    assert refused.count("source-not-served") == len([s for s in others if not reads(s.table)])
     assert refused.count("sink-not-served") == len(g.sinks) == 4
 
 
 def test_a_webhook_beside_another_source_does_not_hide_it():
     g = graph("connectors")
-    kafka = next(s for s in g.sources if s.table.__class__.__name__ == "KafkaTopic")
-    stacked = replace(served(g), sources=(*served(g).sources, kafka))
+    kinesis = next(s for s in g.sources if s.table.__class__.__name__ == "KinesisStream")
+    stacked = replace(served(g), sources=(*served(g).sources, kinesis))
     assert [(p.code, p.entity) for p in validate(stacked, None)] == [
-        ("source-not-served", kafka.dataset)
+        ("source-not-served", kinesis.dataset)
     ]
+
+
+KAFKA = Kafka(
+    *("kafka", "broker:9092", "SASL_SSL", "PLAIN", None, ""),
+    Login(PlainSecret("ann"), PlainSecret("secret")),
+)
+STREAM = KafkaTopic(KAFKA, "orders", JsonFormat())
+
+
+@pytest.mark.parametrize(
+    ("changes", "codes"),
+    [
+        ({}, []),
+        ({"since_us": 1, "until_us": 2, "sampling": None}, []),
+        ({"cdc": Cdc.DEBEZIUM}, ["cdc-not-served"]),
+        ({"cdc": Cdc.NATIVE}, ["cdc-not-served"]),
+        ({"bounded": True, "idleness_us": 1}, ["source-option-not-served"]),
+        ({"cursor": "at"}, ["source-option-not-served"]),
+        ({"every_us": 1}, ["source-option-not-served"]),
+    ],
+)
+def test_a_stream_is_read_with_the_options_that_have_an_effect(changes, codes):
+    g = edit_source(
+        graph("operators"), "Orders", lambda s: replace(s, **{"table": STREAM} | changes)
+    )
+    assert [p.code for p in refuse_unserved(g, None)] == codes
+
+
+@pytest.mark.parametrize(
+    ("changes", "texts"),
+    [
+        ({}, []),
+        ({"security_protocol": "PLAINTEXT", "login": Login(None, None)}, []),
+        ({"bootstrap_servers": ""}, ["defined elsewhere"]),
+        ({"sasl_mechanism": "GSSAPI"}, ["SASL mechanism `GSSAPI`"]),
+        ({"security_protocol": "SSL"}, ["security protocol `SSL`"]),
+        ({"sasl_jaas_config": PlainSecret("x")}, ["JAAS"]),
+        ({"login": Login(PlainSecret("ann"), None)}, ["needs user name and password"]),
+        ({"login": Login(PlainSecret("a"), SecretRef("arn", None, ()))}, ["another store"]),
+    ],
+)
+def test_a_connector_of_a_stream_is_refused_by_what_is_not_served(changes, texts):
+    stream = replace(STREAM, db=replace(KAFKA, **changes))
+    g = edit_source(graph("operators"), "Orders", lambda s: replace(s, table=stream))
+    found = list(refuse_unserved(g, None))
+    assert [p.code for p in found] == ["connector-not-served"] * len(texts)
+    assert all(text in p.text for text, p in zip(texts, found, strict=True))
+
+
+def test_a_dataset_reads_a_stream_once():
+    g = edit_source(graph("operators"), "Orders", lambda s: replace(s, table=STREAM))
+    (orders,) = g.sources_of("Orders")
+    g = replace(g, sources=(*g.sources, replace(orders, disorder_us=1)))
+    assert [p.code for p in one_definition_per_connector(g, None)] == ["source-twice"]
 
 
 def test_defaults_of_the_client_are_accepted():

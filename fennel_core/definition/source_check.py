@@ -1,0 +1,77 @@
+"""Check that the external streams of a commit can be read, before anything exists.
+
+A wrong address or password would otherwise be found by the process that reads the source, after the
+commit has succeeded. Only sources that the commit adds or changes are checked, so a cluster that is
+down does not stop other commits. The topics of the platform itself are refused whatever cluster
+they are on: a workspace would read the rows of another one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Collection
+from typing import Final
+
+from fennel_core.blueprints.asset_names import is_asset_name
+from fennel_core.connections import secrets
+from fennel_core.connections.external_kafka import ExternalKafkaUnusable, describe_topic, opened
+from fennel_core.connections.secrets import Sealer
+from fennel_core.definition.errors import SecretsNotConfigured
+from fennel_core.graph.entity_graph import Graph
+from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.vocab.problems import Problem
+from fennel_core.wire.connectors import Kafka, KafkaTopic, SealedSecret, Source
+
+INTERNAL: Final = "__"
+"""The prefix of Kafka's own topics, as `__consumer_offsets`."""
+
+
+async def source_problems(
+    graph: Graph, before: Collection[Source], workspace: WorkspaceId, sealer: Sealer | None
+) -> tuple[Problem, ...]:
+    """Return a problem for each stream of a valid `graph` that cannot be read.
+
+    `before`: the sources of the version that the branch has.
+    """
+    found: list[Problem] = []
+    added = [s for s in graph.sources if s not in before and isinstance(s.table, KafkaTopic)]
+    reached: dict[KafkaTopic, Source] = {}
+    for source in added:
+        assert isinstance(source.table, KafkaTopic), "the others were left out above"
+        if is_asset_name(source.table.topic) or source.table.topic.startswith(INTERNAL):
+            found.append(_own_topic(source, source.table))
+        else:
+            reached.setdefault(source.table, source)
+    results = await asyncio.gather(
+        *(
+            asyncio.to_thread(_unreachable, table, source, workspace, sealer)
+            for table, source in reached.items()
+        )
+    )
+    return (*found, *(problem for each in results for problem in each))
+
+
+def _own_topic(source: Source, table: KafkaTopic) -> Problem:
+    text = (
+        f"Dataset `{source.dataset}`: Kafka topic `{table.topic}` belongs to a platform like this "
+        "one, or to Kafka itself, and is no source; read a topic of your own"
+    )
+    return Problem("connector-not-served", source.dataset, text)
+
+
+def _unreachable(
+    table: KafkaTopic, source: Source, workspace: WorkspaceId, sealer: Sealer | None
+) -> list[Problem]:
+    assert isinstance(table.db, Kafka), "validation refuses connectors by name"
+
+    def open_secret(secret: SealedSecret) -> str:
+        if sealer is None:
+            raise SecretsNotConfigured
+        return sealer.open(workspace, secrets.CREDENTIAL, secret.token.encode("ascii"))
+
+    try:
+        describe_topic(opened(table.db, open_secret), table.topic)
+    except ExternalKafkaUnusable as unusable:
+        text = f"Dataset `{source.dataset}`: {unusable}"
+        return [Problem("source-unreachable", source.dataset, text)]
+    return []

@@ -1,0 +1,82 @@
+"""Which streaming sources the platform reads, and with which options.
+
+Every kind of source that is read has one function here, which yields a problem for each option that
+would have no effect or a wrong one. A kind without a function is refused as a whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Final
+
+from fennel_core.vocab.problems import Problem
+from fennel_core.wire import connectors as c
+from fennel_core.wire.entities import Dataset
+
+SECURITY: Final = ("PLAINTEXT", "SASL_PLAINTEXT", "SASL_SSL")
+MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
+
+
+def reads(table: c.Table) -> bool:
+    """Return whether the platform reads the external stream `table`."""
+    return isinstance(table, c.KafkaTopic) and isinstance(table.format, c.JsonFormat)
+
+
+def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
+    """Yield one problem per option of a stream that is read, if the option cannot be served."""
+    table = source.table
+    assert isinstance(table, c.KafkaTopic), "only topics of Kafka are read"
+    if source.cdc not in (c.Cdc.APPEND, c.Cdc.UPSERT):
+        text = (
+            f"Dataset `{dataset.name}` has a source of Kafka topic `{table.topic}` with cdc "
+            f"`{source.cdc.value}`, which this platform does not decode yet. Use cdc `append` "
+            "without key fields, or `upsert` with key fields."
+        )
+        yield Problem("cdc-not-served", dataset.name, text)
+    without_effect = {
+        "every": source.every_us is not None,
+        "cursor": source.cursor is not None,
+        "timestamp_field": source.timestamp_field not in (None, dataset.schema.timestamp),
+        # A partition that is silent does not say that the others are: no partition can decide.
+        "bounded": source.bounded,
+    }
+    for option, is_set in without_effect.items():
+        if is_set:
+            text = (
+                f"Dataset `{dataset.name}` has a source of Kafka topic `{table.topic}` with "
+                f"`{option}`, which this platform does not serve for Kafka; remove the option"
+            )
+            yield Problem("source-option-not-served", dataset.name, text)
+    for what in _unusable(table.db):
+        text = (
+            f"Dataset `{dataset.name}`: connector `{table.db.name}` of Kafka topic "
+            f"`{table.topic}` {what}"
+        )
+        yield Problem("connector-not-served", dataset.name, text)
+
+
+def _unusable(db: c.Kafka | c.NamedReference) -> Iterator[str]:
+    """Yield what about a connector cannot be served, as the end of a sentence about it."""
+    if isinstance(db, c.NamedReference) or not db.bootstrap_servers:
+        yield (
+            "is a reference to a connector that was defined elsewhere, and this platform has no "
+            "list of connectors yet; define it with `bootstrap_servers` in the code"
+        )
+        return
+    security = db.security_protocol or SECURITY[0]
+    if security not in SECURITY:
+        yield f"has security protocol `{security}`; use one of {', '.join(SECURITY)}"
+    if db.sasl_jaas_config is not None:
+        yield "has a JAAS configuration; use user name and password"
+    if security == SECURITY[0]:
+        return
+    if db.sasl_mechanism not in MECHANISMS:
+        yield f"has SASL mechanism `{db.sasl_mechanism}`; use one of {', '.join(MECHANISMS)}"
+    login = (db.login.user, db.login.password)
+    if any(isinstance(each, c.SecretRef) for each in login):
+        yield (
+            "refers to a secret of another store, which this platform does not read yet; give "
+            "user name and password as text, which is encrypted on arrival"
+        )
+    if None in login:
+        yield "needs user name and password for SASL; set both"

@@ -1,0 +1,82 @@
+"""Streams that cannot be read are found before a commit is accepted."""
+
+from dataclasses import replace
+
+import pytest
+
+from fennel_core.blueprints.asset_names import is_asset_name
+from fennel_core.connections import external_kafka
+from fennel_core.connections.external_kafka import ExternalKafka, describe_topic, opened
+from fennel_core.connections.secrets import CREDENTIAL, Sealer, make_key_file
+from fennel_core.definition.source_check import source_problems
+from fennel_core.graph.entity_graph import Graph
+from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.wire.connectors import (
+    JsonFormat,
+    Kafka,
+    KafkaTopic,
+    Login,
+    PlainSecret,
+    SealedSecret,
+)
+from tests.support.ingest_world import source
+
+WORKSPACE = WorkspaceId("w")
+# No server listens on the port 1 of this machine.
+NOWHERE = Kafka("shop", "127.0.0.1:1", "PLAINTEXT", "PLAIN", None, "", Login(None, None))
+
+
+def stream(topic: str = "orders", db: Kafka = NOWHERE):
+    return source("Orders", table=KafkaTopic(db, topic, JsonFormat()))
+
+
+@pytest.fixture(autouse=True)
+def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(external_kafka, "REQUEST_S", 1.0)
+
+
+async def test_a_cluster_that_does_not_respond_is_named_with_its_dataset() -> None:
+    (problem,) = await source_problems(Graph(sources=(stream(),)), (), WORKSPACE, None)
+    assert (problem.code, problem.entity) == ("source-unreachable", "Orders")
+    assert "`shop`" in problem.text
+    assert "127.0.0.1:1" in problem.text
+
+
+async def test_a_source_that_the_branch_has_is_not_checked_again() -> None:
+    assert await source_problems(Graph(sources=(stream(),)), (stream(),), WORKSPACE, None) == ()
+
+
+@pytest.mark.parametrize("topic", ["other.raw.4f1c.12", "a.b.topic.4f1c.1", "__consumer_offsets"])
+async def test_topics_of_a_platform_are_no_sources(topic: str) -> None:
+    (problem,) = await source_problems(Graph(sources=(stream(topic),)), (), WORKSPACE, None)
+    assert problem.code == "connector-not-served"
+
+
+@pytest.mark.parametrize("name", ["orders", "shop.orders.v1", "shop.raw.x", "shop.raw.x.y", "1"])
+def test_other_names_are_not_those_of_assets(name: str) -> None:
+    assert not is_asset_name(name)
+
+
+def test_a_sealed_password_is_opened_for_both_clients(tmp_path) -> None:
+    make_key_file(tmp_path / "key")
+    sealer = Sealer.from_file(tmp_path / "key")
+    token = sealer.seal(WORKSPACE, CREDENTIAL, 'se"cret').decode()
+    sealed = SealedSecret(sealer.fingerprint(WORKSPACE, 'se"cret'), token)
+    db = replace(
+        NOWHERE,
+        security_protocol="SASL_SSL",
+        sasl_mechanism="SCRAM-SHA-512",
+        login=Login(PlainSecret("ann"), sealed),
+    )
+    kafka = opened(db, lambda s: sealer.open(WORKSPACE, CREDENTIAL, s.token.encode()))
+    assert kafka.client_config()["sasl.password"] == 'se"cret'
+    jaas = kafka.spark_options()["kafka.sasl.jaas.config"]
+    assert "scram.ScramLoginModule" in jaas
+    assert r'password="se\"cret"' in jaas
+    assert 'se"cret' not in repr(kafka)
+
+
+def test_a_refused_connection_says_why() -> None:
+    kafka = ExternalKafka("shop", "127.0.0.1:1", "PLAINTEXT", "", "", "")
+    with pytest.raises(external_kafka.ExternalKafkaUnusable, match="refused"):
+        describe_topic(kafka, "orders")
