@@ -1,4 +1,4 @@
-"""Start the Spark applications of the platform: the engine and the history writer."""
+"""Start the Spark applications of the platform: engine, history writer and streaming sources."""
 
 from __future__ import annotations
 
@@ -18,6 +18,23 @@ DRIVER_MEMORY: Final = "512m"
 """The smallest heap that Spark starts with."""
 JVM_EXIT_ERRORS: Final = (Py4JError, ConnectionError, EOFError)
 """What py4j raises when the JVM has exited; on shutdown it may exit before this process."""
+KAFKA_JARS: Final = (
+    "spark-sql-kafka-*",
+    "spark-token-provider-kafka-*",
+    "kafka-clients-*",
+    "commons-pool2-*",
+)
+
+
+def kafka_jars(settings: Settings) -> list[str]:
+    """Return the jars of Spark's Kafka connector."""
+    jars = [
+        str(path)
+        for pattern in KAFKA_JARS
+        for path in sorted((settings.jars_dir / "spark").glob(f"{pattern}.jar"))
+    ]
+    assert len(jars) >= len(KAFKA_JARS), "Spark's Kafka connector is missing: run `make jars`"
+    return jars
 
 
 def session_builder(

@@ -31,7 +31,7 @@ from pyspark.sql import DataFrame, SparkSession
 from fennel_core.connections import s3
 from fennel_core.connections.installation import InstallationObjects
 from fennel_core.connections.kafka import CONTROL_HEADER, jvm_security_options
-from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder
+from fennel_core.connections.spark import JVM_EXIT_ERRORS, kafka_jars, session_builder
 from fennel_core.history.backlog import Backlog
 from fennel_core.history.errors import JvmExited, RollFailed
 from fennel_core.history.roll import (
@@ -51,12 +51,6 @@ if TYPE_CHECKING:
     import pyarrow as pa
     from mypy_boto3_s3 import S3Client
 
-CONNECTOR_JARS: Final = (
-    "spark-sql-kafka-*",
-    "spark-token-provider-kafka-*",
-    "kafka-clients-*",
-    "commons-pool2-*",
-)
 TASK_ATTEMPTS: Final = 2
 """A task whose worker was killed is retried here; all other failures are left to the next pass."""
 ARROW_MESSAGES: Final = 64
@@ -146,19 +140,13 @@ def _first_lines(failed: PySparkException) -> str:
 
 def session(settings: Settings) -> SparkSession:
     """Return the history writer's Spark application: local by default; see `session_builder`."""
-    jars = [
-        str(path)
-        for pattern in CONNECTOR_JARS
-        for path in sorted((settings.jars_dir / "spark").glob(f"{pattern}.jar"))
-    ]
-    assert len(jars) >= len(CONNECTOR_JARS), "Spark's Kafka connector is missing: run `make jars`"
     return (
         session_builder(
             settings,
             app_name="fennel-history",
             local_master=f"local[{settings.history_workers},{TASK_ATTEMPTS}]",
         )
-        .config("spark.jars", ",".join(jars))
+        .config("spark.jars", ",".join(kafka_jars(settings)))
         .config(
             "spark.driver.extraJavaOptions",
             "-XX:+UseSerialGC -XX:MinHeapFreeRatio=10 -XX:MaxHeapFreeRatio=30",

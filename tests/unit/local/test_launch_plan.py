@@ -119,7 +119,7 @@ def test_no_two_services_share_a_port_and_each_port_has_a_variable(
     context: PlatformContext,
 ) -> None:
     ports = [port for row in service_table(context) for port in row.ports]
-    assert len({port.number for port in ports}) == len(ports) == 11
+    assert len({port.number for port in ports}) == len(ports) == 12
     variables = {f"FENNEL_{name.upper()}" for name in Settings.model_fields}
     assert {port.variable for port in ports} <= variables
 
@@ -193,6 +193,7 @@ def test_each_service_has_only_the_secrets_that_it_needs(context: PlatformContex
         "engine": {"postgres", "s3", "key"},
         "query": {"postgres", "key"},
         "history": {"postgres", "s3"},
+        "sources": {"postgres", "key"},
         "airflow-api": {"postgres"},
         "airflow-scheduler": {"postgres", "s3", "airflow", "key"},
     }

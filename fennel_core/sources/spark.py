@@ -1,0 +1,141 @@
+"""Read feeds with Spark: one Structured Streaming query per feed, in one application.
+
+Where a query starts comes from the platform's own positions, never from a checkpoint: each query
+has a new, empty one that lives as long as the query, so it may be deleted at any time. Spark runs a
+task per partition with new messages; a task that is repeated, or a second application that reads
+the same feed, skips what is written (`writer.py`). Speculation is off, because two attempts of one
+task would only fence each other.
+
+Queries share the application fairly: a source with a long backlog does not hold up the others.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+import uuid
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Final
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql.streaming.query import StreamingQuery
+
+from fennel_core.connections.external_kafka import ExternalKafka
+from fennel_core.connections.spark import kafka_jars, session_builder
+from fennel_core.settings.model import MIB, Settings
+from fennel_core.sources.feeds import Feed
+from fennel_core.sources.task import COUNTS_DDL, feed_task
+
+TASK_ATTEMPTS: Final = 2
+"""A task whose worker was killed is repeated here; other failures end the query, which the host
+starts again after a pause.
+"""
+ARROW_BYTES: Final = 8 * MIB
+STOP_TIMEOUT: Final = "60s"
+"""How long the end of a query waits for its batch."""
+EARLIEST: Final = -2
+"""Spark's name for the first offset of a partition."""
+_RAISED: Final = re.compile(
+    r"^(?:[\w.]+\.)?[A-Z]\w+(?:Error|Exception|Removed|Changed|Written|"
+    r"Unavailable|Failed|Aborted|Unusable)?: (.+)$",
+    re.MULTILINE,
+)
+REASON_CHARS: Final = 500
+
+
+def session(settings: Settings) -> SparkSession:
+    """Return the Spark application of the streaming sources: local by default."""
+    return (
+        session_builder(
+            settings,
+            app_name="fennel-sources",
+            local_master=f"local[{settings.source_workers},{TASK_ATTEMPTS}]",
+        )
+        .config("spark.jars", ",".join(kafka_jars(settings)))
+        .config(
+            "spark.driver.extraJavaOptions",
+            "-XX:+UseSerialGC -XX:TieredStopAtLevel=1 -XX:MinHeapFreeRatio=10 "
+            "-XX:MaxHeapFreeRatio=30",
+        )
+        .config("spark.speculation", False)
+        .config("spark.scheduler.mode", "FAIR")
+        .config("spark.executorEnv.POLARS_MAX_THREADS", 1)  # a task has one core
+        .config("spark.sql.execution.arrow.maxBytesPerBatch", ARROW_BYTES)
+        .config("spark.sql.streaming.numRecentProgressUpdates", 1)
+        .config("spark.sql.streaming.stopTimeout", STOP_TIMEOUT)
+        .getOrCreate()
+    )
+
+
+def checkpoints(settings: Settings) -> Path:
+    """Return the folder of the checkpoints of this process's queries."""
+    return (settings.data_dir / "sources").resolve()
+
+
+class FeedQuery:
+    """A running query over one feed."""
+
+    def __init__(self, query: StreamingQuery, checkpoint: Path) -> None:
+        self._query, self._checkpoint = query, checkpoint
+
+    def failure(self) -> str | None:
+        """Return why the query has ended; None while it runs."""
+        if self._query.isActive:
+            return None
+        raised = self._query.exception()
+        return "the query ended" if raised is None else reason_of(str(raised))
+
+    def stop(self) -> None:
+        """Stop the query; blocks until its batch has ended."""
+        self._query.stop()
+        shutil.rmtree(self._checkpoint, ignore_errors=True)
+
+
+def start_query(
+    spark: SparkSession,
+    settings: Settings,
+    feed: Feed,
+    kafka: ExternalKafka,
+    cluster: str,
+    starts: Mapping[int, int],
+    count: Callable[[pa.Table], None],
+) -> FeedQuery:
+    """Start to read a feed at the offsets `starts`, which name every partition of the stream.
+
+    `cluster` is the id of the cluster. `count` gets what became of the rows of each batch.
+    """
+    checkpoint = checkpoints(settings) / uuid.uuid4().hex
+    offsets = {feed.stream: {str(number): offset for number, offset in starts.items()}}
+
+    def batch(frame: DataFrame, _: int) -> None:
+        written = frame.select("partition", "offset", "value").mapInArrow(
+            feed_task(settings, feed.partition, cluster), COUNTS_DDL
+        )
+        count(written.toArrow())
+
+    query = (
+        spark.readStream.format("kafka")
+        .options(**kafka.spark_options())
+        .option("kafka.isolation.level", "read_committed")
+        .option("subscribe", feed.stream)
+        .option("startingOffsets", json.dumps(offsets))
+        .option("maxOffsetsPerTrigger", settings.source_batch_messages)
+        .option("failOnDataLoss", True)
+        .load()
+        .writeStream.foreachBatch(batch)
+        .queryName(feed.raw_topic)
+        .option("checkpointLocation", str(checkpoint))
+        .trigger(processingTime=f"{settings.source_trigger_ms} milliseconds")
+        .start()
+    )
+    return FeedQuery(query, checkpoint)
+
+
+def reason_of(text: str) -> str:
+    """Return the error that was raised in a worker, out of the text that Spark makes of it."""
+    raised = _RAISED.findall(text)
+    reason = raised[-1] if raised else text.strip().splitlines()[0]
+    return str(reason)[:REASON_CHARS]

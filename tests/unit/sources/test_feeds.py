@@ -1,0 +1,64 @@
+"""Which streams are read, and what is done about each."""
+
+from dataclasses import replace
+
+from fennel_core.sources.feeds import (
+    FIRST_PAUSE_S,
+    LONGEST_PAUSE_S,
+    Broken,
+    broken,
+    feeds_of,
+    started,
+    to_start,
+    to_stop,
+)
+from fennel_core.wire.connectors import JsonFormat, KafkaTopic
+from tests.support.ingest_world import binding, catalog, source
+from tests.support.source_world import CONNECTOR, RAW, stream_source
+
+CATALOG = catalog(binding(), stream_source(), stream_source("Others"))
+WANTED = feeds_of([CATALOG, CATALOG])
+(FEED,) = WANTED.values()
+
+
+def test_a_stream_of_several_datasets_and_branches_is_one_feed() -> None:
+    assert list(WANTED) == [RAW]
+    assert (FEED.title, FEED.partition(3).number, FEED.partition(3).raw_topic) == (
+        "kafka/orders",
+        3,
+        RAW,
+    )
+
+
+def test_a_wanted_feed_is_started_once() -> None:
+    assert to_start(WANTED, {}, 0.0) == [FEED]
+    running = {RAW: started(FEED, None, 0.0)}
+    assert to_start(WANTED, running, 1e9) == []
+    assert to_stop(WANTED, running) == []
+    assert to_stop({}, running) == [RAW]
+
+
+def test_a_changed_connector_restarts_the_feed() -> None:
+    other = replace(CONNECTOR, bootstrap_servers="other:9092")
+    of = source("Users", table=KafkaTopic(other, "orders", JsonFormat()))
+    wanted = feeds_of([catalog(replace(stream_source(), source=of))])
+    assert to_stop(wanted, {RAW: started(FEED, None, 0.0)}) == [RAW]
+    assert to_stop(wanted, {RAW: broken(FEED, None, "away", 0.0)}) == [RAW]
+
+
+def test_a_broken_feed_is_tried_again_after_pauses_that_double() -> None:
+    state, pauses = None, []
+    for _ in range(8):
+        state = broken(FEED, state, "away", 100.0)
+        pauses.append(state.retry_s - 100.0)
+        assert to_start(WANTED, {RAW: state}, state.retry_s - 0.1) == []
+        assert to_start(WANTED, {RAW: state}, state.retry_s) == [FEED]
+    assert pauses == [FIRST_PAUSE_S * 2**n for n in range(6)] + [LONGEST_PAUSE_S] * 2
+
+
+def test_a_feed_that_fails_soon_after_its_start_keeps_its_pauses() -> None:
+    first = broken(FEED, None, "away", 0.0)
+    soon = broken(FEED, started(FEED, first, 1.0), "away", 2.0)
+    assert soon == Broken(FEED, "away", 2, 4.0)
+    later = broken(FEED, started(FEED, first, 1.0), "away", 2.0 + LONGEST_PAUSE_S)
+    assert later.failures == 1
