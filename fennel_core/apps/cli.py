@@ -180,6 +180,7 @@ def status(as_json: bool) -> None:
             "needed_records": answers.alarms,
             "failing_drills": answers.drills,
             "failing_reconcile_items": answers.failing,
+            "sources": answers.sources,
             "dead_letters": answers.dead_letters,
             "lost_query_log_rows": answers.lost_rows,
             "executors": None if answers.executors is None else asdict(answers.executors),
@@ -192,6 +193,7 @@ def status(as_json: bool) -> None:
         status_tables.print_warming(answers.warming)
         if context.settings.history:
             status_tables.print_history(answers.history)
+        status_tables.print_sources(answers.sources)
         status_tables.print_dead_letters(answers.dead_letters)
         status_tables.print_lost_rows(answers.lost_rows)
         status_tables.print_retained(answers.retained)

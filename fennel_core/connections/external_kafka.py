@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from fennel_core.connections.errors import ConnectionsError
@@ -51,6 +51,7 @@ class ExternalKafka:
         config: dict[str, Any] = {
             "bootstrap.servers": self.bootstrap_servers,
             "log.connection.close": False,
+            "allow.auto.create.topics": False,
             "socket.connection.setup.timeout.ms": int(REQUEST_S * 1000),
             "reconnect.backoff.max.ms": 500,
             "security.protocol": self.security_protocol,
@@ -81,8 +82,8 @@ class ExternalKafka:
 class ExternalTopic:
     """What a cluster says about one of its topics."""
 
-    cluster: str
-    """The id of the cluster."""
+    origin: str
+    """The ids of the cluster and of the topic: one that is created again has another."""
     partitions: int
 
 
@@ -133,8 +134,17 @@ def describe_topic(kafka: ExternalKafka, topic: str) -> ExternalTopic:
     found = metadata.topics.get(topic)
     if found is None or found.error is not None:
         reason = "" if found is None or found.error is None else f" ({found.error.str()})"
-        raise ExternalKafkaUnusable(
-            f"connector `{kafka.name}`: Kafka at `{kafka.bootstrap_servers}` has no topic "
-            f"`{topic}` that these credentials may read{reason}; create it or allow access"
-        )
-    return ExternalTopic(metadata.cluster_id or "", len(found.partitions))
+        raise _no_topic(kafka, topic, reason)
+    request = client.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_S)[topic]
+    try:
+        described = request.result(REQUEST_S)
+    except (KafkaException, TimeoutError) as failed:
+        raise _no_topic(kafka, topic, f" ({failed})") from failed
+    return ExternalTopic(f"{metadata.cluster_id}/{described.topic_id}", len(found.partitions))
+
+
+def _no_topic(kafka: ExternalKafka, topic: str, reason: str) -> ExternalKafkaUnusable:
+    return ExternalKafkaUnusable(
+        f"connector `{kafka.name}`: Kafka at `{kafka.bootstrap_servers}` has no topic "
+        f"`{topic}` that these credentials may read{reason}; create it or allow access"
+    )

@@ -69,6 +69,12 @@ ACCESS: Final[Mapping[str, Mapping[AssetKind, Operations]]] = {
     # `/barrier` asks for the ends of raw topics, which source replays read.
     "query": {AssetKind.RAW: DESCRIBE, AssetKind.TOPIC: READ, AssetKind.QUERY_LOG: WRITE},
     "history": {AssetKind.RAW: READ, AssetKind.TOPIC: READ, AssetKind.QUERY_LOG: READ},
+    "sources": {
+        AssetKind.RAW: WRITE,
+        AssetKind.TOPIC: WRITE,
+        AssetKind.DEAD: WRITE,
+        AssetKind.POSITIONS: READ | WRITE,
+    },
     "definition": {kind: CONTROL for kind in AssetKind if kind is not AssetKind.JOB},
 }
 """What each component does with the topics of a workspace. Airflow's scheduler is `definition`."""
@@ -104,9 +110,10 @@ def rules_of(workspaces: Iterable[WorkspaceId]) -> Sequence[AccessRule]:
     for workspace in workspaces:
         if f"{workspace}." == INGEST_IDS:
             raise TransactionalIdsCollide(workspace)
-        rules.append(
-            AccessRule("engine", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.JOB}.", "WRITE")
-        )
+        rules += [
+            AccessRule("engine", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.JOB}.", "WRITE"),
+            AccessRule("sources", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.RAW}.", "WRITE"),
+        ]
         rules += [
             AccessRule(component, "TOPIC", f"{workspace}.{kind}.", operation.name)
             for component, kinds in ACCESS.items()

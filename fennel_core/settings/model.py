@@ -21,6 +21,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 from fennel_core.settings.http import HttpSettings, SecuritySettings
 from fennel_core.settings.offline import OfflineSettings
 from fennel_core.settings.paths import PathSettings
+from fennel_core.settings.sources import SourceSettings
 
 KIB: Final = 1024
 MIB: Final = 1024 * KIB
@@ -498,23 +499,6 @@ class LimitSettings(BaseSettings):
         gt=0,
         description="Concurrent Spark tasks of the history writer, one Python process each.",
     )
-    source_trigger_ms: int = Field(
-        1_000,
-        ge=100,
-        description="How often the streaming sources look for messages, ms. Ten idle sources "
-        "cost 4% of a core at 1 s, and 1% at 5 s.",
-    )
-    source_batch_messages: int = Field(
-        100_000,
-        gt=0,
-        description="Messages of one batch over all partitions of a source; a source with a long "
-        "backlog gives way to the others between batches.",
-    )
-    source_workers: int = Field(
-        2,
-        gt=0,
-        description="Concurrent Spark tasks of the streaming sources, one Python process each.",
-    )
     query_log_history_s: int = Field(
         400 * 86_400,
         ge=0,
@@ -568,6 +552,7 @@ class Settings(
     SecuritySettings,
     LimitSettings,
     OfflineSettings,
+    SourceSettings,
     PathSettings,
 ):
     """All settings of one process, read from `FENNEL_*` at construction; immutable.

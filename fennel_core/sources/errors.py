@@ -23,17 +23,18 @@ class RowsNotWritten(SourceError):
     code: ClassVar[str] = "source-rows-not-written"
 
 
-class ClusterChanged(SourceError):
-    """The connector leads to another Kafka cluster than the rows before came from.
+class StreamReplaced(SourceError):
+    """The connector leads to another stream than the rows before came from.
 
-    Offsets of one cluster mean nothing in another. Give the connector the address of the cluster
-    that it had, or another name.
+    Offsets of one topic mean nothing in another one, nor in one of the same name that was created
+    after it was deleted. Give the connector its earlier address, or another name.
     """
 
-    code: ClassVar[str] = "source-cluster-changed"
+    code: ClassVar[str] = "source-stream-replaced"
 
     def __init__(self, title: str, before: str, now: str) -> None:
         super().__init__(
-            f"{title} was read from Kafka cluster `{before}`, and its connector leads to cluster "
-            f"`{now}` now; give the connector its earlier address, or another name"
+            f"{title} was read from `{before}` (cluster/topic), and is `{now}` now, because it was "
+            "created again or the connector has another address; give the connector its earlier "
+            "address, or another name to read all of it"
         )

@@ -102,6 +102,31 @@ FeedState = Reading | Broken
 States = Mapping[TopicName, FeedState]
 
 
+@dataclass(frozen=True, slots=True)
+class FeedReport:
+    """What `fennel-core status` shows of a feed. `reason`: why it is broken, else None."""
+
+    workspace: WorkspaceId
+    source: str
+    failures: int
+    """How often in a row it could not be read."""
+    reason: str | None
+
+
+def report_of(states: States) -> list[FeedReport]:
+    """Return a report of each feed, the broken ones first."""
+    found = [
+        FeedReport(
+            state.feed.workspace,
+            state.feed.title,
+            state.failures,
+            state.reason if isinstance(state, Broken) else None,
+        )
+        for state in states.values()
+    ]
+    return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.source))
+
+
 def started(feed: Feed, before: FeedState | None, now_s: float) -> Reading:
     """Return the state of a feed whose query has started now; `before` is its state before."""
     return Reading(feed, now_s, 0 if before is None else before.failures)

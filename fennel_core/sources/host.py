@@ -37,13 +37,15 @@ from fennel_core.connections.spark import JVM_EXIT_ERRORS
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
 from fennel_core.sources import spark as sources_spark
-from fennel_core.sources.errors import ClusterChanged, SourceError
+from fennel_core.sources.errors import SourceError, StreamReplaced
 from fennel_core.sources.feeds import (
     Broken,
     Feed,
+    FeedReport,
     FeedState,
     broken,
     feeds_of,
+    report_of,
     started,
     to_start,
     to_stop,
@@ -58,6 +60,8 @@ from fennel_core.wire.connectors import SealedSecret
 
 T = TypeVar("T")
 PROCESS: Final = "sources"
+REPORT: Final = "/sources"
+"""The path of the report that `fennel-core status` reads."""
 LOOK_S: Final = 1.0
 """How often queries are checked; a change of the catalogs is noticed at once."""
 STARTS: Final = 8
@@ -87,6 +91,10 @@ class SourceHost:
         self._spark: SparkSession | None = None
         self._threads = ThreadPoolExecutor(STARTS, thread_name_prefix="feed")
         self.problem: str | None = "the catalogs were not read yet"
+
+    def report(self) -> list[FeedReport]:
+        """Return what is known of each feed."""
+        return report_of(self._states)
 
     async def run(self, changed: asyncio.Event) -> None:
         """Follow the catalogs; raises only when the JVM has exited."""
@@ -171,12 +179,12 @@ class SourceHost:
         starts: dict[int, int] = {}
         for number in range(topic.partitions):
             position = positions.get(feed.partition(number).key)
-            if position is not None and position.cluster != topic.cluster:
-                raise ClusterChanged(feed.title, position.cluster, topic.cluster)
+            if position is not None and position.origin != topic.origin:
+                raise StreamReplaced(feed.title, position.origin, topic.origin)
             starts[number] = EARLIEST if position is None else position.next
         assert self._spark is not None, "Spark is started before its first query"
         return start_query(
-            self._spark, self._settings, feed, kafka, topic.cluster, starts, count_rows
+            self._spark, self._settings, feed, kafka, topic.origin, starts, count_rows
         )
 
     def _open(self, workspace: WorkspaceId, secret: SealedSecret) -> str:
@@ -250,9 +258,9 @@ async def run_sources(settings: Settings) -> None:
         async def following() -> str | None:
             return host.problem
 
-        server = await HealthEndpoint(PROCESS, {"catalogs": following}).serve(
-            settings.host, settings.sources_port, host_rules(settings, PROCESS, public=False)
-        )
+        health = HealthEndpoint(PROCESS, {"catalogs": following}, {REPORT: host.report})
+        rules = host_rules(settings, PROCESS, public=False)
+        server = await health.serve(settings.host, settings.sources_port, rules)
         tasks = [
             asyncio.create_task(host.run(changed)),
             asyncio.create_task(_follow(dsn, changed)),

@@ -42,7 +42,7 @@ class KafkaSourceLog:
 
     async def open(self, partition: FeedPartition) -> KafkaSession:
         producer = KafkaTransactionalProducer(
-            self._settings, f"source.{partition.raw_topic}.{partition.number}", self._threads
+            self._settings, f"{partition.raw_topic}.{partition.number}", self._threads
         )
         await producer.open()
         positions = await asyncio.get_running_loop().run_in_executor(

@@ -1,9 +1,9 @@
 """Decode the messages of a source partition into rows: those that are JSON objects, and the others.
 
-A batch is decoded by one call, as one JSON list. Only a batch that fails is decoded message by
-message, by the lenient parser that `log` has, which accepts bare `NaN` and `Infinity`. The rows
-keep the text that they arrived in: the raw request of a batch is the list of its messages, so a
-dataset that comes later types exactly what was read.
+Each message is decoded alone, strictly first. Only one that fails is decoded again, by the lenient
+parser that `log` has, which accepts bare `NaN` and `Infinity`. The rows keep the text that they
+arrived in: the raw request of a batch is the list of its messages, so a dataset that comes later
+types exactly what was read.
 """
 
 from __future__ import annotations
@@ -20,8 +20,12 @@ import numpy.typing as npt
 TRANSACTION_ROWS: Final = 10_000
 """Messages per transaction: enough to make its costs small, few enough for the memory of a task."""
 TRANSACTION_BYTES: Final = 4 * 1024 * 1024
+MESSAGE_BYTES: Final = 8 * 1024 * 1024
+"""Longest message that becomes a row: its raw record must fit into one of the platform's topics."""
+SHOWN_BYTES: Final = 64 * 1024
+"""What the dead letter of a message that is no row has of it."""
 EMPTY: Final = "the message has no value; cdc `append` and `upsert` have no deletes"
-_decode_rows = msgspec.json.Decoder(list[dict[str, Any]]).decode
+_decode_row = msgspec.json.Decoder(dict[str, Any]).decode
 _encode_text = msgspec.json.Encoder().encode
 
 
@@ -77,37 +81,11 @@ class DecodedMessages:
 
 def decode_messages(values: Sequence[bytes | None]) -> DecodedMessages:
     """Return the rows of a batch of JSON messages; never raises."""
-    if None not in values:
-        try:
-            rows = _decode_rows(_listed(values))
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            pass  # one of them is no row: find it below
-        else:
-            # A message such as `{}, {}` would be two rows of the list.
-            if len(rows) == len(values):
-                return DecodedMessages(rows, np.arange(len(rows), dtype=np.int64), ())
-    return _one_by_one(values)
-
-
-def raw_body(name: str, topic: str, values: Sequence[bytes | None]) -> bytes:
-    """Return the request of `log` that has these messages as its rows."""
-    return b'{"webhook":%s,"endpoint":%s,"data":%s}' % (
-        _encode_text(name),
-        _encode_text(topic),
-        _listed(values),
-    )
-
-
-def _listed(values: Sequence[bytes | None]) -> bytes:
-    return b"[" + b",".join(value or b"" for value in values) + b"]"
-
-
-def _one_by_one(values: Sequence[bytes | None]) -> DecodedMessages:
     rows: list[dict[str, Any]] = []
     numbers: list[int] = []
     unreadable: dict[str, list[int]] = {}
     for number, value in enumerate(values):
-        row = EMPTY if value is None else _row(value)
+        row = _row(value)
         if isinstance(row, str):
             unreadable.setdefault(row, []).append(number)
         else:
@@ -120,8 +98,26 @@ def _one_by_one(values: Sequence[bytes | None]) -> DecodedMessages:
     )
 
 
-def _row(value: bytes) -> dict[str, Any] | str:
+def raw_body(name: str, topic: str, values: Sequence[bytes | None]) -> bytes:
+    """Return the request of `log` that has these messages as its rows."""
+    rows = b",".join(value or b"" for value in values)
+    return b'{"webhook":%s,"endpoint":%s,"data":[%s]}' % (
+        _encode_text(name),
+        _encode_text(topic),
+        rows,
+    )
+
+
+def _row(value: bytes | None) -> dict[str, Any] | str:
     """Return the object in a message, or why there is none."""
+    if value is None:
+        return EMPTY
+    if len(value) > MESSAGE_BYTES:
+        return f"the message has more than {MESSAGE_BYTES // 1024**2} MiB"
+    try:
+        return _decode_row(value)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        pass  # no JSON object, or one that only the lenient parser accepts
     try:
         found = json.loads(value.decode())
         # Python accepts half of a surrogate pair, which is no text.

@@ -11,7 +11,7 @@ part of the position, so a restart judges rows as the reader before it did.
 
 Example: partition 3 was read up to offset 41, and `Users` has seen an event of 12:00 there:
 
-    {"next": 42, "cluster": "mkq…", "datasets": {"4f1c…": {"latest_us": …, "accepted": 40, …}}}
+    {"next": 42, "origin": "mkq…/x5Z…", "datasets": {"4f1c…": {"latest_us": …, "accepted": 40, …}}}
 """
 
 from __future__ import annotations
@@ -49,10 +49,12 @@ class DatasetPosition(msgspec.Struct, frozen=True):
 
 
 class SourcePosition(msgspec.Struct, frozen=True):
-    """The next offset of a source partition, and the cluster in which that offset has a meaning."""
+    """The next offset of a source partition, and the stream in which that offset has a meaning:
+    the ids of the external cluster and topic.
+    """
 
     next: int
-    cluster: str
+    origin: str
     datasets: dict[Identity, DatasetPosition] = {}
 
     def progress(self) -> dict[Identity, SourceProgress]:
@@ -94,7 +96,7 @@ def advanced(
             before.late + (0 if advance is None else advance.discarded),
             before.dead + dead.get(identity, 0),
         )
-    return SourcePosition(next_offset, position.cluster, datasets)
+    return SourcePosition(next_offset, position.origin, datasets)
 
 
 def _rows(counted: Iterable[tuple[SourceBinding, int]]) -> dict[Identity, int]:

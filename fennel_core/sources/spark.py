@@ -20,6 +20,9 @@ from pathlib import Path
 from typing import Final
 
 import pyarrow as pa
+import structlog
+from py4j.protocol import Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
@@ -39,11 +42,12 @@ STOP_TIMEOUT: Final = "60s"
 EARLIEST: Final = -2
 """Spark's name for the first offset of a partition."""
 _RAISED: Final = re.compile(
-    r"^(?:[\w.]+\.)?[A-Z]\w+(?:Error|Exception|Removed|Changed|Written|"
+    r"^(?:[\w.]+\.)?[A-Z]\w+(?:Error|Exception|Removed|Replaced|Written|"
     r"Unavailable|Failed|Aborted|Unusable)?: (.+)$",
     re.MULTILINE,
 )
 REASON_CHARS: Final = 500
+log = structlog.get_logger(__name__)
 
 
 def session(settings: Settings) -> SparkSession:
@@ -89,8 +93,15 @@ class FeedQuery:
         return "the query ended" if raised is None else reason_of(str(raised))
 
     def stop(self) -> None:
-        """Stop the query; blocks until its batch has ended."""
-        self._query.stop()
+        """Stop the query; blocks until its batch has ended, or for `STOP_TIMEOUT`.
+
+        A batch that hangs for longer ends later. Whatever it still writes, the next reader sees:
+        it fences the writers first.
+        """
+        try:
+            self._query.stop()
+        except (PySparkException, Py4JJavaError) as late:
+            log.warning("a query that was stopped has not ended yet", reason=reason_of(str(late)))
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
 
@@ -99,20 +110,21 @@ def start_query(
     settings: Settings,
     feed: Feed,
     kafka: ExternalKafka,
-    cluster: str,
+    origin: str,
     starts: Mapping[int, int],
     count: Callable[[pa.Table], None],
 ) -> FeedQuery:
     """Start to read a feed at the offsets `starts`, which name every partition of the stream.
 
-    `cluster` is the id of the cluster. `count` gets what became of the rows of each batch.
+    `origin` has the ids of the cluster and of the topic. `count` gets what became of the rows of
+    each batch.
     """
     checkpoint = checkpoints(settings) / uuid.uuid4().hex
     offsets = {feed.stream: {str(number): offset for number, offset in starts.items()}}
 
     def batch(frame: DataFrame, _: int) -> None:
         written = frame.select("partition", "offset", "value").mapInArrow(
-            feed_task(settings, feed.partition, cluster), COUNTS_DDL
+            feed_task(settings, feed.partition, origin), COUNTS_DDL
         )
         count(written.toArrow())
 

@@ -55,7 +55,7 @@ COUNTS_DDL: Final = (
 FeedTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def feed_task(settings: Settings, of: Callable[[int], FeedPartition], cluster: str) -> FeedTask:
+def feed_task(settings: Settings, of: Callable[[int], FeedPartition], origin: str) -> FeedTask:
     """Return the function that workers run over the messages of one source partition.
 
     Columns: partition, offset, value, in the order of the partition.
@@ -64,7 +64,7 @@ def feed_task(settings: Settings, of: Callable[[int], FeedPartition], cluster: s
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
-                yield _process(settings).write(of, cluster, batch)
+                yield _process(settings).write(of, origin, batch)
 
     return work
 
@@ -126,13 +126,13 @@ class _Process:
         self._run(self._open())
 
     def write(
-        self, of: Callable[[int], FeedPartition], cluster: str, batch: pa.RecordBatch
+        self, of: Callable[[int], FeedPartition], origin: str, batch: pa.RecordBatch
     ) -> pa.RecordBatch:
         """Write a batch of messages of one partition; return what became of them."""
         numbers = batch.column(0).unique()
         assert len(numbers) == 1, "a task has the messages of one partition"
         partition = of(numbers[0].as_py())
-        writer, counts = self._writer(partition, cluster)
+        writer, counts = self._writer(partition, origin)
         counts.found.clear()
         offsets = batch.column(1).to_numpy().astype(np.int64)
         self._run(writer.write(MessageBatch(offsets, batch.column(2).to_pylist())))
@@ -159,14 +159,14 @@ class _Process:
         self._log = KafkaSourceLog(settings, ThreadPoolExecutor(4, thread_name_prefix="source"))
         self._server = await self._clock.server_number()
 
-    def _writer(self, partition: FeedPartition, cluster: str) -> tuple[PartitionWriter, _Counts]:
-        key = (partition, cluster)
+    def _writer(self, partition: FeedPartition, origin: str) -> tuple[PartitionWriter, _Counts]:
+        key = (partition, origin)
         if key not in self._writers:
             counts = _Counts()
             self._writers[key] = (
                 PartitionWriter(
                     partition,
-                    cluster,
+                    origin,
                     self._log,
                     self._clock,
                     self._catalogs,

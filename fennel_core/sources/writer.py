@@ -31,8 +31,8 @@ from fennel_core.ingest.catalogs import Catalogs, EndpointTarget
 from fennel_core.ingest.log_service import ReadSecret
 from fennel_core.ingest.preparation import ReadFrom, Received, prepare
 from fennel_core.ingest.store import CatalogVersion, IngestClock, boot_s
-from fennel_core.sources.errors import ClusterChanged, FeedRemoved, RowsNotWritten
-from fennel_core.sources.messages import MessageBatch, decode_messages, raw_body
+from fennel_core.sources.errors import FeedRemoved, RowsNotWritten, StreamReplaced
+from fennel_core.sources.messages import SHOWN_BYTES, MessageBatch, decode_messages, raw_body
 from fennel_core.sources.positions import SourcePosition, advanced
 from fennel_core.sources.store import FeedPartition, SourceLog, SourceSession
 from fennel_core.wire.json_data import json_table
@@ -46,13 +46,14 @@ VALUE: Final = "value"
 class PartitionWriter:
     """Writes the batches of one partition, one after the other. Use from one event loop.
 
-    `cluster`: the id of the external cluster. `commit_within_s` as for `ingest.committer`.
+    `origin`: the ids of the external cluster and topic. `commit_within_s` as for
+    `ingest.committer`.
     """
 
     def __init__(
         self,
         partition: FeedPartition,
-        cluster: str,
+        origin: str,
         log: SourceLog,
         clock: IngestClock,
         catalogs: Catalogs,
@@ -63,7 +64,7 @@ class PartitionWriter:
         commit_within_s: float,
         on_commit: Callable[[IngestTransaction], None] = lambda _: None,
     ) -> None:
-        self._partition, self._cluster = partition, cluster
+        self._partition, self._origin = partition, origin
         self._log, self._clock, self._catalogs = log, clock, catalogs
         self._executors, self._secret = executors, secret
         self._server, self._commit_within_s = server, commit_within_s
@@ -73,7 +74,7 @@ class PartitionWriter:
     async def write(self, batch: MessageBatch) -> SourcePosition | None:
         """Write the messages that are not written yet; return the position behind them.
 
-        Raises `FeedRemoved`, `ClusterChanged`, `RowsNotWritten`, `SystemUnavailable` and
+        Raises `FeedRemoved`, `StreamReplaced`, `RowsNotWritten`, `SystemUnavailable` and
         `SourceCodeFailed`. What was written by then stays.
         """
         if self._session is not None:
@@ -96,9 +97,9 @@ class PartitionWriter:
             if self._session is None:
                 self._session = await self._log.open(self._partition)
             session = self._session
-            position = session.position or SourcePosition(0, self._cluster)
-            if position.cluster != self._cluster:
-                raise ClusterChanged(self._partition.title, position.cluster, self._cluster)
+            position = session.position or SourcePosition(0, self._origin)
+            if position.origin != self._origin:
+                raise StreamReplaced(self._partition.title, position.origin, self._origin)
             rest = part.since(position.next)
             if not len(rest):
                 return
@@ -172,7 +173,10 @@ class PartitionWriter:
             requests.append(await prepare(validator, version, targets, received))
         for unreadable in decoded.unreadable:
             numbers = np.array(unreadable.numbers, dtype=np.int64)
-            texts = [(batch.values[n] or b"").decode(errors="replace") for n in unreadable.numbers]
+            texts = [
+                (batch.values[n] or b"")[:SHOWN_BYTES].decode(errors="replace")
+                for n in unreadable.numbers
+            ]
             payload = Payload({VALUE: texts}, np.arange(len(texts), dtype=np.int64))
             letter = DeadLetter(unreadable.reason, payload, unreadable.reason)
             requests.append(

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Final
 
 import msgspec
@@ -45,10 +45,14 @@ class HealthResponse:
 
 @dataclass(frozen=True, slots=True)
 class HealthEndpoint:
-    """The health of process `process`, which is ready when every check passes."""
+    """The health of process `process`, which is ready when every check passes.
+
+    `reports`: further paths and what they return, as JSON, for `fennel-core status`.
+    """
 
     process: str
     checks: Mapping[str, ReadinessCheck]
+    reports: Mapping[str, Callable[[], object]] = field(default_factory=dict)
 
     def handles(self, path: str) -> bool:
         """Return whether `path` is one of the three."""
@@ -63,8 +67,11 @@ class HealthEndpoint:
                 return await self._ready()
             case "/metrics":
                 return HealthResponse(200, metrics.CONTENT_TYPE, metrics.render())
+            case _ if path in self.reports:
+                return _json(200, self.reports[path]())
             case _:
-                return _json(404, {"status": "unknown path", "paths": sorted(PATHS)})
+                paths = sorted({*PATHS, *self.reports})
+                return _json(404, {"status": "unknown path", "paths": paths})
 
     async def asgi(self, scope: Scope, send: Send) -> None:
         """Respond to one HTTP request of a raw ASGI application."""

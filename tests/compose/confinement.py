@@ -9,7 +9,7 @@ from typing import Any, Final
 from fennel_core.apps.local.services import WITH_KEYS, keys_of
 from tests.compose.stack import Stack
 
-SPARK: Final = frozenset({"airflow-scheduler", "engine", "history"})
+SPARK: Final = frozenset({"airflow-scheduler", "engine", "history", "sources"})
 """Containers whose root is writable: Spark keeps temporary files on disk."""
 EXECUTORS_MEMORY: Final = 6 << 30
 INSIDE: Final = """

@@ -21,7 +21,7 @@ from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.connectors import JsonFormat, Kafka, KafkaTopic, Login
 from tests.support.ingest_world import PARTITIONS, WORKSPACE, NoExecutors, World, binding, source
 
-CLUSTER = "cluster"
+ORIGIN = "cluster/topic"
 POSITIONS = TopicName("w.positions.orders.1")
 RAW = TopicName("w.raw.orders.1")
 CONNECTOR = Kafka("kafka", "broker:9092", "PLAINTEXT", "PLAIN", None, "", Login(None, None))
@@ -103,13 +103,13 @@ class SourceWorld:
             await asyncio.sleep(0)
         return FaultySession(await self.memory.open(of), self.turns, self.fault)
 
-    def writer(self, number: int = 0, cluster: str = CLUSTER) -> PartitionWriter:
+    def writer(self, number: int = 0, origin: str = ORIGIN) -> PartitionWriter:
         async def secret(_: WorkspaceId, code: str, name: str) -> str | None:
             return f"secret {name}"
 
         return PartitionWriter(
             partition(number),
-            cluster,
+            origin,
             self,
             self.world.clock,
             Catalogs(self.world.directory),

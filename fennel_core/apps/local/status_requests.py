@@ -39,6 +39,8 @@ class StatusAnswers:
     failing: Rows | None
     dead_letters: Rows | None
     executors: ExecutorReport | None
+    sources: Rows | None
+    """The streams that are read: workspace, source, failures in a row, reason if broken."""
     lost_rows: dict[str, dict[str, int]] | None
     """Rows that the query log lost since the query server started, by workspace and reason."""
 
@@ -57,6 +59,7 @@ def read(settings: Settings) -> StatusAnswers:
         failing=_rows(settings, f"{operations}/reconcile", "failing"),
         dead_letters=_rows(settings, f"{operations}/dead_letters", "dead_letters"),
         executors=_executors(settings),
+        sources=_report(settings, settings.sources_port, "sources"),
         lost_rows=_metrics(settings, settings.query_metrics_port, parse_lost_rows),
     )
 
@@ -104,9 +107,20 @@ def _own_certificate(settings: Settings) -> ssl.SSLContext | bool:
 def _metrics(
     settings: Settings, port: int, parse: Callable[[str], dict[str, dict[str, int]]]
 ) -> dict[str, dict[str, int]] | None:
-    url = f"http://{settings.own_address}:{port}/metrics"
     try:
-        response = httpx.get(url, timeout=TIMEOUT_S, trust_env=False)
-        return parse(response.raise_for_status().text)
+        return parse(_page(settings, port, "metrics").text)
     except (httpx.HTTPError, ValueError):
         return None
+
+
+def _report(settings: Settings, port: int, path: str) -> Rows | None:
+    try:
+        rows: Rows = _page(settings, port, path).json()
+    except (httpx.HTTPError, json.JSONDecodeError):
+        return None
+    return rows
+
+
+def _page(settings: Settings, port: int, path: str) -> httpx.Response:
+    url = f"http://{settings.own_address}:{port}/{path}"
+    return httpx.get(url, timeout=TIMEOUT_S, trust_env=False).raise_for_status()

@@ -283,6 +283,21 @@ def print_lost_rows(lost: Mapping[str, Mapping[str, int]] | None) -> None:
         )
 
 
+def print_sources(sources: Sequence[AlarmRow] | None) -> None:
+    """Print how many streams are read, and why others are not; at most `MAX_ROWS` of them."""
+    broken = [row for row in sources or () if row["reason"] is not None]
+    if sources:
+        _console().print(f"\nStreams: {len(sources) - len(broken)} read, {len(broken)} broken")
+    for row in broken[:MAX_ROWS]:
+        _console().print(
+            f"Stream {row['source']} of {row['workspace']} cannot be read ({row['failures']} "
+            f"attempts): {row['reason']}",
+            style="red",
+            highlight=False,
+            markup=False,
+        )
+
+
 def print_executors(report: ExecutorReport | None) -> None:
     """Print the layers that confine user code on this machine."""
     if report is None:

@@ -117,7 +117,7 @@ def test_components_read_and_write_their_topics_only(cluster: Settings) -> None:
     may = {"reads": read, "writes": write}
     found = {
         (component, word, f"{workspace}.{kind}")
-        for component in ("ingest", "engine", "query", "history")
+        for component in ("ingest", "engine", "query", "history", "sources")
         for word, action in may.items()
         for workspace in (SHOP, OTHER)
         for kind in KINDS
@@ -138,6 +138,11 @@ def test_components_read_and_write_their_topics_only(cluster: Settings) -> None:
         ("history", "reads", "shop.raw"),
         ("history", "reads", "shop.topic"),
         ("history", "reads", "shop.querylog"),
+        ("sources", "writes", "shop.raw"),
+        ("sources", "writes", "shop.topic"),
+        ("sources", "writes", "shop.dead"),
+        ("sources", "reads", "shop.positions"),
+        ("sources", "writes", "shop.positions"),
     }
 
 
@@ -181,7 +186,7 @@ def test_a_reader_of_history_is_refused_instead_of_reading_nothing(cluster: Sett
 
 
 def test_only_definition_creates_and_deletes_topics(cluster: Settings) -> None:
-    for component in ("ingest", "engine", "query", "history"):
+    for component in ("ingest", "engine", "query", "history", "sources"):
         settings = client(cluster, component)
         assert not allowed(create, settings, "shop.topic.b.1")
         assert not allowed(delete, settings, "shop.topic.a.1")
@@ -205,6 +210,10 @@ def test_transactions_belong_to_their_component(cluster: Settings) -> None:
     ingest, engine = client(cluster, "ingest"), client(cluster, "engine")
     assert allowed(begin, ingest, "ingest.process.0")
     assert allowed(begin, engine, "shop.job.a.1-0")
+    sources = client(cluster, "sources")
+    assert allowed(begin, sources, "shop.raw.a.1.0")
+    assert not allowed(begin, sources, "ingest.process.0"), "it would fence ingest"
+    assert not allowed(begin, sources, "shop.job.a.1-0"), "it would fence a job partition"
     assert not allowed(begin, engine, "ingest.process.0"), "it would fence ingest"
     assert not allowed(begin, ingest, "shop.job.a.1-0"), "it would fence a job partition"
     assert not allowed(begin, engine, "other.job.a.1-0")

@@ -16,7 +16,7 @@ from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
-from fennel_core.apps.local import processes
+from fennel_core.apps.local import processes, status_requests
 from fennel_core.settings.model import Settings
 from tests.support.executors import commit_of
 from tests.support.polling import eventually
@@ -160,6 +160,8 @@ async def test_orders_of_a_topic_are_counted_once_across_a_kill(
     definitions = await commit_of(str(written(tmp_path, settings, topic)), folder=tmp_path)
     await api.good("POST", "/commit", definitions, **INLINE)
     await sold(api, shop)
+    read = {"workspace": api.workspace, "source": f"shop/{topic}", "failures": 0, "reason": None}
+    assert read in (status_requests.read(settings).sources or ())
     shop.send(b"no json")
     shop.sell(50)
     kill_sources(settings)

@@ -245,7 +245,7 @@ def test_no_container_has_capabilities_or_gains_privileges(compose: dict[str, An
         assert service["security_opt"] == ["no-new-privileges:true"], name
         assert service["pids_limit"], name
     writable = {name for name, service in compose.items() if not service["read_only"]}
-    assert writable == {"secrets", "airflow-scheduler", "engine", "history"}, (
+    assert writable == {"secrets", "airflow-scheduler", "engine", "history", "sources"}, (
         "only copies of a backup and temporary files of Spark belong on the disk of a container"
     )
     assert compose["executors"]["mem_limit"] == "6g"

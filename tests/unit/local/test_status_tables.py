@@ -57,6 +57,20 @@ def test_an_empty_or_unknown_status_is_explained(
     assert message in capsys.readouterr().out
 
 
+def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    read = {"workspace": "demo", "source": "shop/orders", "failures": 0, "reason": None}
+    away = read | {"source": "shop/users", "failures": 3, "reason": "no topic [users]"}
+    status_tables.print_sources([away, read])
+    shown = capsys.readouterr().out
+    assert "Streams: 1 read, 1 broken" in shown
+    assert "Stream shop/users of demo cannot be read (3 attempts): no topic [users]" in shown
+    for nothing in (None, []):
+        status_tables.print_sources(nothing)
+    assert capsys.readouterr().out == ""
+
+
 def test_a_failed_drill_is_shown_with_time_and_both_hashes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -6,12 +6,15 @@ from fennel_core.sources.feeds import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     Broken,
+    FeedReport,
     broken,
     feeds_of,
+    report_of,
     started,
     to_start,
     to_stop,
 )
+from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.connectors import JsonFormat, KafkaTopic
 from tests.support.ingest_world import binding, catalog, source
 from tests.support.source_world import CONNECTOR, RAW, stream_source
@@ -54,6 +57,15 @@ def test_a_broken_feed_is_tried_again_after_pauses_that_double() -> None:
         assert to_start(WANTED, {RAW: state}, state.retry_s - 0.1) == []
         assert to_start(WANTED, {RAW: state}, state.retry_s) == [FEED]
     assert pauses == [FIRST_PAUSE_S * 2**n for n in range(6)] + [LONGEST_PAUSE_S] * 2
+
+
+def test_a_report_begins_with_what_cannot_be_read() -> None:
+    other = replace(FEED, workspace=WorkspaceId("a"))
+    states = {TopicName("a"): started(other, None, 0.0), RAW: broken(FEED, None, "away", 0.0)}
+    assert report_of(states) == [
+        FeedReport(FEED.workspace, "kafka/orders", 1, "away"),
+        FeedReport(other.workspace, "kafka/orders", 0, None),
+    ]
 
 
 def test_a_feed_that_fails_soon_after_its_start_keeps_its_pauses() -> None:

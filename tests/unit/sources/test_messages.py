@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fennel_core.admission.payload import parse_log_body
-from fennel_core.sources.messages import MessageBatch, decode_messages, raw_body
+from fennel_core.sources.messages import MESSAGE_BYTES, MessageBatch, decode_messages, raw_body
 from tests.support.source_world import batch
 
 values = st.recursive(
@@ -60,6 +60,18 @@ def test_why_a_message_is_no_row(message: bytes | None, reason: str) -> None:
     (unreadable,) = decode_messages([b"{}", message]).unreadable
     assert unreadable.numbers == [1]
     assert reason in unreadable.reason
+
+
+def test_parts_of_objects_never_become_rows_together() -> None:
+    messages = [b'{"a": 1', b'"b": 2}', b"{}, {}"]
+    assert [sorted(each.numbers) for each in decode_messages(messages).unreadable] == [[0, 1, 2]]
+
+
+def test_a_message_that_no_record_can_hold_is_unreadable() -> None:
+    large = b'{"a": "' + b"x" * MESSAGE_BYTES + b'"}'
+    (unreadable,) = decode_messages([large, b"{}"]).unreadable
+    assert unreadable.numbers == [0]
+    assert "more than 8 MiB" in unreadable.reason
 
 
 def test_a_batch_is_cut_by_rows_and_by_size() -> None:

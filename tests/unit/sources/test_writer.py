@@ -3,7 +3,7 @@
 import pytest
 
 from fennel_core.connections.errors import SystemUnavailable
-from fennel_core.sources.errors import ClusterChanged, FeedRemoved, RowsNotWritten
+from fennel_core.sources.errors import FeedRemoved, RowsNotWritten, StreamReplaced
 from fennel_core.vocab.dead_letters import origin_of
 from fennel_core.vocab.versions import decode
 from tests.support.ingest_world import DAY_US, KEYLESS, binding, catalog
@@ -134,10 +134,10 @@ async def test_log_does_not_reach_a_stream_by_its_name(sources: SourceWorld) -> 
     assert set(table.feeds) == {RAW}
 
 
-async def test_another_cluster_under_the_same_connector_is_refused(sources: SourceWorld) -> None:
+async def test_another_stream_under_the_same_name_is_refused(sources: SourceWorld) -> None:
     await sources.writer().write(batch([ann(1)]))
-    with pytest.raises(ClusterChanged, match="`other`"):
-        await sources.writer(cluster="other").write(batch([ann(2)], first=1))
+    with pytest.raises(StreamReplaced, match="`other`"):
+        await sources.writer(origin="other").write(batch([ann(2)], first=1))
 
 
 async def test_rows_that_cannot_be_written_end_in_an_error(sources: SourceWorld) -> None:

@@ -106,6 +106,13 @@ def test_fastapi_gets_the_routes_outside_its_description() -> None:
         assert client.get("/openapi.json").json()["paths"] == {}
 
 
+async def test_a_report_has_a_path_of_its_own() -> None:
+    one = HealthEndpoint("sources", {}, {"/sources": lambda: [{"source": "shop/orders"}]})
+    response = await one.respond("/sources")
+    assert (response.status, json.loads(response.body)) == (200, [{"source": "shop/orders"}])
+    assert (await one.respond("/others")).status == 404
+
+
 async def test_raw_asgi_gets_the_same_response() -> None:
     sent: list[MutableMapping[str, Any]] = []
 
