@@ -253,5 +253,5 @@ class KafkaWriter:
 
 
 def _filler(at: Offset) -> SavedRecord:
-    """Return a record that no reader sees."""
-    return SavedRecord(at, None, None, ())
+    """Return a record that no reader sees. A compacted topic refuses records without a key."""
+    return SavedRecord(at, b"", None, ())

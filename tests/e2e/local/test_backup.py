@@ -385,18 +385,19 @@ def test_a_backup_in_a_bucket_is_the_same(
 
 
 @pytest.mark.parametrize(
-    ("start", "end", "kept"),
+    ("start", "end", "kept", "kind"),
     [
-        (0, 6, [0, 1, 2, 4]),
-        (0, 9, [1, 2, 5, 6]),
-        (3, 4, []),
-        (7, 20, [8, 11, 12, 15, 18]),
-        (5, 5, []),
+        (0, 6, [0, 1, 2, 4], AssetKind.TOPIC),
+        (0, 9, [1, 2, 5, 6], AssetKind.TOPIC),
+        (3, 4, [], AssetKind.TOPIC),
+        (7, 20, [8, 11, 12, 15, 18], AssetKind.TOPIC),
+        (5, 5, [], AssetKind.TOPIC),
+        (0, 12, [5, 7, 9], AssetKind.POSITIONS),
     ],
-    ids=["transactions", "aborted-first", "one-marker", "gaps", "nothing-kept"],
+    ids=["transactions", "aborted-first", "one-marker", "gaps", "nothing-kept", "compacted"],
 )
 def test_kafka_gives_records_the_planned_offsets(
-    source: OwnPlatform, start: int, end: int, kept: list[int]
+    source: OwnPlatform, start: int, end: int, kept: list[int], kind: AssetKind
 ) -> None:
     settings = settings_of(source)
     topic = TopicName(f"test.offsets.{start}.{end}.{len(kept)}")
@@ -405,7 +406,7 @@ def test_kafka_gives_records_the_planned_offsets(
         for n in kept
     ]
     admin = KafkaTopicAdmin(settings)
-    assert admin.create_now([TopicSpec(topic, AssetKind.TOPIC, 1)]) == {}
+    assert admin.create_now([TopicSpec(topic, kind, 1)]) == {}
     at = (topic, PartitionIndex(0))
     try:
         with KafkaWriter(settings, topic) as writer:
