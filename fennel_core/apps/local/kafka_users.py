@@ -18,7 +18,7 @@ from fennel_core.settings.model import Settings
 CONTROL: Final = "definition"
 COMPONENT_OF: Final[Mapping[str, str]] = MappingProxyType(
     {
-        **{name: name for name in ("ingest", "engine", "query", "history", CONTROL)},
+        **{name: name for name in ("ingest", "engine", "query", "history", "sources", CONTROL)},
         # Its tasks are the steps of commits, snapshots and offline queries.
         "airflow-scheduler": CONTROL,
     }

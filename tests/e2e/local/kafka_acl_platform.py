@@ -60,7 +60,7 @@ def platform(
         "FENNEL_KAFKA_PASSWORD": secured_kafka.kafka_password.get_secret_value(),
     }
     wanted = ("kafka-access", DEMO, SHOP, "--passwords", str(folder / "kafka"))
-    assert "5 users" in platform.run(*wanted, **administrator)
+    assert "6 users" in platform.run(*wanted, **administrator)
     try:
         platform.run("up")
         yield platform
