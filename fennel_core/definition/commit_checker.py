@@ -8,13 +8,16 @@ holds no lock, so it may have to be repeated; `graph/rebase.py` says what a repe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from fennel_core.blueprints import stored_names
+from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.commit_request import CommitRequest, digest_of
 from fennel_core.definition.errors import WindowSpecsUnavailable
 from fennel_core.definition.sealed_request import seal_request
-from fennel_core.definition.source_check import source_problems
+from fennel_core.definition.source_check import added_streams, source_problems
 from fennel_core.definition.validation import (
     CheckedDefinitions,
     DecodedCommit,
@@ -29,7 +32,8 @@ from fennel_core.definition.window_specs import RunProgram, add_window_specs
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.store import Commit, LedgerTransaction
 from fennel_core.ledger.transitions import open_branch
-from fennel_core.vocab.ids import CommitId
+from fennel_core.vocab.ids import BranchName, CommitId
+from fennel_core.wire.connectors import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,12 +97,30 @@ class CommitChecker:
         definitions = await asyncio.to_thread(
             validate_definitions, received, before, incremental=incremental
         )
-        graph, known = definitions.graph, () if before is None else before.request.sources
-        problems = await source_problems(graph, known, request.workspace, self._sealer)
-        if problems:
-            raise problems_error(problems)
+        known = () if before is None else before.request.sources
+        await self._reach(added_streams(definitions.graph, known), request)
         digest = digest_of(request, sealed.comparable)
         return CheckedRequest(completed, digest, CheckedDefinitions(target, definitions))
+
+    async def _reach(self, added: Sequence[Source], request: CommitRequest) -> None:
+        """Check that streams can be read. Raises ApiError with all problems."""
+        if not added:
+            return
+
+        async def catalogs(tx: LedgerTransaction) -> dict[BranchName, bytes]:
+            found: dict[BranchName, bytes] = {}
+            for branch in await tx.branches(request.workspace):
+                if branch.name != request.branch and branch.target is not None:
+                    encoded = await tx.catalog(branch.target)
+                    assert encoded is not None, "a target has a catalog"
+                    found[branch.name] = encoded
+            return found
+
+        stored = await self._context.ledger.run(catalogs)
+        others = {name: stored_names.loads(encoded, Catalog) for name, encoded in stored.items()}
+        problems = await source_problems(added, others, request.workspace, self._sealer)
+        if problems:
+            raise problems_error(problems)
 
     async def check_stored(self, row: Commit, body: bytes) -> CheckedDefinitions:
         """Validate a stored commit against the version that it was validated against first.

@@ -3,22 +3,24 @@
 A wrong address or password would otherwise be found by the process that reads the source, after the
 commit has succeeded. Only sources that the commit adds or changes are checked, so a cluster that is
 down does not stop other commits. The topics of the platform itself are refused whatever cluster
-they are on: a workspace would read the rows of another one.
+they are on: a workspace would read the rows of another one. Branches with the same connector and
+topic share one reader, so they must agree on the address.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection
+from collections.abc import Collection, Iterator, Mapping
 from typing import Final
 
 from fennel_core.blueprints.asset_names import is_asset_name
+from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import secrets
 from fennel_core.connections.external_kafka import ExternalKafkaUnusable, describe_topic, opened
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire.connectors import Kafka, KafkaTopic, SealedSecret, Source
 
@@ -26,18 +28,26 @@ INTERNAL: Final = "__"
 """The prefix of Kafka's own topics, as `__consumer_offsets`."""
 
 
-async def source_problems(
-    graph: Graph, before: Collection[Source], workspace: WorkspaceId, sealer: Sealer | None
-) -> tuple[Problem, ...]:
-    """Return a problem for each stream of a valid `graph` that cannot be read.
+def added_streams(graph: Graph, before: Collection[Source]) -> list[Source]:
+    """Return the streams of a valid `graph` that are not in `before`, the branch's version."""
+    return [s for s in graph.sources if s not in before and isinstance(s.table, KafkaTopic)]
 
-    `before`: the sources of the version that the branch has.
+
+async def source_problems(
+    added: Collection[Source],
+    others: Mapping[BranchName, Catalog],
+    workspace: WorkspaceId,
+    sealer: Sealer | None,
+) -> tuple[Problem, ...]:
+    """Return a problem for each of the streams `added` that cannot be read.
+
+    `others`: the catalogs of the workspace's other branches.
     """
     found: list[Problem] = []
-    added = [s for s in graph.sources if s not in before and isinstance(s.table, KafkaTopic)]
     reached: dict[KafkaTopic, Source] = {}
     for source in added:
-        assert isinstance(source.table, KafkaTopic), "the others were left out above"
+        assert isinstance(source.table, KafkaTopic), "streams only"
+        found += _disagreements(source, source.table, others)
         if is_asset_name(source.table.topic) or source.table.topic.startswith(INTERNAL):
             found.append(_own_topic(source, source.table))
         else:
@@ -49,6 +59,32 @@ async def source_problems(
         )
     )
     return (*found, *(problem for each in results for problem in each))
+
+
+def _disagreements(
+    source: Source, table: KafkaTopic, others: Mapping[BranchName, Catalog]
+) -> Iterator[Problem]:
+    own = _address(table)
+    for branch, catalog in others.items():
+        tables = [binding.source.table for binding in catalog.sources]
+        addresses = {
+            _address(each)
+            for each in tables
+            if isinstance(each, KafkaTopic)
+            and (each.db.name, each.topic) == (table.db.name, table.topic)
+        }
+        for other in sorted(addresses - {own}):
+            text = (
+                f"Dataset `{source.dataset}`: connector `{table.db.name}` of Kafka topic "
+                f"`{table.topic}` leads to `{own}`, and in branch `{branch}` to `{other}`; "
+                "branches share what they read, so give it the same address, or another name"
+            )
+            yield Problem("connector-redefined", source.dataset, text)
+
+
+def _address(table: KafkaTopic) -> str:
+    assert isinstance(table.db, Kafka), "validation refuses connectors by name"
+    return table.db.bootstrap_servers
 
 
 def _own_topic(source: Source, table: KafkaTopic) -> Problem:

@@ -57,7 +57,10 @@ class Feed:
 
 
 def feeds_of(catalogs: Iterable[Catalog]) -> dict[TopicName, Feed]:
-    """Return the feeds of the branches' versions, by raw topic; the first definition counts."""
+    """Return the feeds of the branches' versions, by raw topic.
+
+    The first definition counts: the newest, whose credentials were tried last.
+    """
     found: dict[TopicName, Feed] = {}
     for catalog in catalogs:
         for source in catalog.sources:

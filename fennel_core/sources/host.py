@@ -68,9 +68,11 @@ STARTS: Final = 8
 """Feeds that are started at once."""
 MICROS: Final = 1e6
 CATALOGS: Final = """
-    SELECT DISTINCT c.id, CASE WHEN c.id = ANY(%(known)s) THEN NULL ELSE c.catalog END
-    FROM branch b JOIN commit c ON c.id = b.target WHERE c.catalog IS NOT NULL ORDER BY c.id
+    SELECT c.id, CASE WHEN c.id = ANY(%(known)s) THEN NULL ELSE c.catalog END
+    FROM commit c WHERE c.catalog IS NOT NULL AND c.id IN (SELECT target FROM branch)
+    ORDER BY c.created_at DESC, c.id
 """
+"""The newest first: its credentials of a connector count."""
 FEEDS = metrics.gauge(
     "fennel_stream_sources", "Streaming sources by state: `running` or `broken`.", ("state",)
 )

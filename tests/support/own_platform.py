@@ -17,6 +17,7 @@ PORTS: Final = (
     "INGEST",
     "ENGINE",
     "HISTORY",
+    "SOURCES",
     "POSTGRES",
     "KAFKA",
     "KAFKA_CONTROLLER",

@@ -8,9 +8,9 @@ from fennel_core.blueprints.asset_names import is_asset_name
 from fennel_core.connections import external_kafka
 from fennel_core.connections.external_kafka import ExternalKafka, describe_topic, opened
 from fennel_core.connections.secrets import CREDENTIAL, Sealer, make_key_file
-from fennel_core.definition.source_check import source_problems
+from fennel_core.definition.source_check import added_streams, source_problems
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.wire.connectors import (
     JsonFormat,
     Kafka,
@@ -19,7 +19,7 @@ from fennel_core.wire.connectors import (
     PlainSecret,
     SealedSecret,
 )
-from tests.support.ingest_world import source
+from tests.support.ingest_world import binding, catalog, source
 
 WORKSPACE = WorkspaceId("w")
 # No server listens on the port 1 of this machine.
@@ -36,19 +36,31 @@ def _soon(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 async def test_a_cluster_that_does_not_respond_is_named_with_its_dataset() -> None:
-    (problem,) = await source_problems(Graph(sources=(stream(),)), (), WORKSPACE, None)
+    (problem,) = await source_problems((stream(),), {}, WORKSPACE, None)
     assert (problem.code, problem.entity) == ("source-unreachable", "Orders")
     assert "`shop`" in problem.text
     assert "127.0.0.1:1" in problem.text
 
 
-async def test_a_source_that_the_branch_has_is_not_checked_again() -> None:
-    assert await source_problems(Graph(sources=(stream(),)), (stream(),), WORKSPACE, None) == ()
+def test_a_source_that_the_branch_has_is_not_checked_again() -> None:
+    both = (stream(), stream("others"))
+    assert added_streams(Graph(sources=both), (stream(),)) == [stream("others")]
+
+
+async def test_branches_must_agree_on_the_address_of_a_stream_that_they_share() -> None:
+    moved = replace(NOWHERE, bootstrap_servers="127.0.0.1:2")
+    main = catalog(replace(binding(), source=stream()))
+    found = await source_problems((stream(db=moved),), {BranchName("main"): main}, WORKSPACE, None)
+    assert [problem.code for problem in found] == ["connector-redefined", "source-unreachable"]
+    assert "leads to `127.0.0.1:2`, and in branch `main` to `127.0.0.1:1`" in found[0].text
+    for agreed in (stream(), stream("payments", moved)):
+        (other,) = await source_problems((agreed,), {BranchName("main"): main}, WORKSPACE, None)
+        assert other.code == "source-unreachable"
 
 
 @pytest.mark.parametrize("topic", ["other.raw.4f1c.12", "a.b.topic.4f1c.1", "__consumer_offsets"])
 async def test_topics_of_a_platform_are_no_sources(topic: str) -> None:
-    (problem,) = await source_problems(Graph(sources=(stream(topic),)), (), WORKSPACE, None)
+    (problem,) = await source_problems((stream(topic),), {}, WORKSPACE, None)
     assert problem.code == "connector-not-served"
 
 
