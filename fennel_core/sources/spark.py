@@ -42,10 +42,11 @@ STOP_TIMEOUT: Final = "60s"
 EARLIEST: Final = -2
 """Spark's name for the first offset of a partition."""
 _RAISED: Final = re.compile(
-    r"^(?:[\w.]+\.)?[A-Z]\w+(?:Error|Exception|Removed|Replaced|Written|"
-    r"Unavailable|Failed|Aborted|Unusable)?: (.+)$",
-    re.MULTILINE,
+    r"^(?:[\w.]+\.[A-Z]\w+|[A-Z]\w+(?:Error|Exception)): (.+)$", re.MULTILINE
 )
+"""The line of an exception in a traceback."""
+_PLAN: Final = "=== Streaming Query ==="
+"""Where Spark begins to describe the query that failed."""
 REASON_CHARS: Final = 500
 log = structlog.get_logger(__name__)
 
@@ -148,6 +149,7 @@ def start_query(
 
 def reason_of(text: str) -> str:
     """Return the error that was raised in a worker, out of the text that Spark makes of it."""
-    raised = _RAISED.findall(text)
-    reason = raised[-1] if raised else text.strip().splitlines()[0]
+    described = text.partition(_PLAN)[0].strip()
+    raised = _RAISED.findall(described)
+    reason = raised[-1] if raised else described.partition("\n")[0]
     return str(reason)[:REASON_CHARS]
