@@ -22,6 +22,8 @@ TRANSACTION_ROWS: Final = 10_000
 TRANSACTION_BYTES: Final = 4 * 1024 * 1024
 MESSAGE_BYTES: Final = 8 * 1024 * 1024
 """Longest message that becomes a row: its raw record must fit into one of the platform's topics."""
+TABLE_CELLS: Final = 2_000_000
+"""Rows times columns of a table: rows whose fields differ would fill the memory of a task."""
 SHOWN_BYTES: Final = 64 * 1024
 """What the dead letter of a message that is no row has of it."""
 EMPTY: Final = "the message has no value; cdc `append` and `upsert` have no deletes"
@@ -77,6 +79,18 @@ class DecodedMessages:
     rows: list[dict[str, Any]]
     numbers: npt.NDArray[np.int64]
     unreadable: tuple[Unreadable, ...]
+
+    def tables(self, cells: int = TABLE_CELLS) -> Iterator[slice]:
+        """Yield the rows in parts, each a table of at most `cells` or one row."""
+        names: set[str] = set()
+        start = 0
+        for place, row in enumerate(self.rows):
+            names.update(row)
+            if place > start and len(names) * (place + 1 - start) > cells:
+                yield slice(start, place)
+                start, names = place, set(row)
+        if self.rows:
+            yield slice(start, len(self.rows))
 
 
 def decode_messages(values: Sequence[bytes | None]) -> DecodedMessages:

@@ -152,24 +152,25 @@ class PartitionWriter:
     ) -> list[PreparedRequest]:
         decoded = decode_messages(batch.values)
         title, requests = self._partition.title, []
-        if decoded.rows:
-            code = f"sources@{version}"
-            workspace = self._partition.workspace
-            callbacks = Callbacks(
-                secret=lambda name: self._secret(workspace, code, name),
-                workspace=workspace,
-                version=code,
-            )
-            values = [batch.values[number] for number in decoded.numbers]
+        code, workspace = f"sources@{version}", self._partition.workspace
+        callbacks = Callbacks(
+            secret=lambda name: self._secret(workspace, code, name),
+            workspace=workspace,
+            version=code,
+        )
+        validator = Validator(self._executors, callbacks)
+        for part in decoded.tables():
+            rows, numbers = decoded.rows[part], decoded.numbers[part]
             received = Received(
-                raw_body(self._partition.name, self._partition.stream, values),
-                Payload(
-                    json_table(decoded.rows).columns, np.arange(len(decoded.rows), dtype=np.int64)
+                raw_body(
+                    self._partition.name,
+                    self._partition.stream,
+                    [batch.values[number] for number in numbers],
                 ),
+                Payload(json_table(rows).columns, np.arange(len(rows), dtype=np.int64)),
                 self._partition.number,
-                ReadFrom(SourceRows(title, batch.offsets[decoded.numbers])),
+                ReadFrom(SourceRows(title, batch.offsets[numbers])),
             )
-            validator = Validator(self._executors, callbacks)
             requests.append(await prepare(validator, version, targets, received))
         for unreadable in decoded.unreadable:
             numbers = np.array(unreadable.numbers, dtype=np.int64)

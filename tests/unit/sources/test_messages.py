@@ -74,6 +74,14 @@ def test_a_message_that_no_record_can_hold_is_unreadable() -> None:
     assert "more than 8 MiB" in unreadable.reason
 
 
+def test_rows_with_fields_of_their_own_are_several_tables() -> None:
+    decoded = decode_messages([b'{"f%d": 1, "same": 2}' % n for n in range(5)])
+    assert [len(decoded.rows[part]) for part in decoded.tables(cells=6)] == [2, 2, 1]
+    assert [len(decoded.rows[part]) for part in decoded.tables(cells=1)] == [1] * 5
+    assert [len(decoded.rows[part]) for part in decoded.tables()] == [5]
+    assert list(decode_messages([b"1"]).tables()) == []
+
+
 def test_a_batch_is_cut_by_rows_and_by_size() -> None:
     messages = batch([b"123456"] * 5, first=10)
     assert [len(part) for part in messages.parts(rows=2)] == [2, 2, 1]

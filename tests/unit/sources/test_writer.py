@@ -4,6 +4,7 @@ import pytest
 
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.sources.errors import FeedRemoved, RowsNotWritten, StreamReplaced
+from fennel_core.sources.messages import DecodedMessages
 from fennel_core.vocab.dead_letters import origin_of
 from fennel_core.vocab.versions import decode
 from tests.support.ingest_world import DAY_US, KEYLESS, binding, catalog
@@ -110,6 +111,18 @@ async def test_a_batch_is_cut_into_transactions_of_bounded_size(sources: SourceW
     await sources.writer().write(batch([ann(n) for n in range(10_001)]))
     assert [raw.rows for raw in sources.world.raw(RAW)] == [10_000, 1]
     assert len(sources.world.messages(POSITIONS)) == 2
+
+
+async def test_rows_with_different_fields_enter_as_several_requests(
+    sources: SourceWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(DecodedMessages.tables, "__defaults__", (12,))
+    wide = [message(user="ann", age=n, at=AT, **{f"f{n}": n}) for n in range(4)]
+    await sources.writer().write(batch([*wide, b"no json"]))
+    assert [raw.rows for raw in sources.world.raw(RAW)] == [2, 2]
+    rows = sources.world.rows("w.topic.users.1")
+    assert sorted(row["age"] for row in rows) == [0, 1, 2, 3]
+    assert len(sources.world.messages(POSITIONS)) == 1
 
 
 async def test_a_commit_in_between_prepares_the_rows_again(sources: SourceWorld) -> None:
