@@ -270,6 +270,8 @@ def settings() -> None:
             if field.default_factory
             else "(generated)"
             if isinstance(field.default, SecretStr)
+            else list(field.default)
+            if isinstance(field.default, tuple)
             else field.default
         )
         click.secho(f"{ENV_PREFIX}{name.upper()}={'' if default is None else default}", bold=True)

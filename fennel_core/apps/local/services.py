@@ -165,6 +165,8 @@ def process_env(settings: Settings, secrets: frozenset[str] = SECRET_SETTINGS) -
         if value is None or (name in SECRET_SETTINGS and name not in secrets):
             continue
         plain = value.get_secret_value() if hasattr(value, "get_secret_value") else value
+        if isinstance(plain, tuple):
+            plain = json.dumps(plain)
         values[f"{ENV_PREFIX}{name.upper()}"] = str(
             plain.value if isinstance(plain, StrEnum) else plain
         )
