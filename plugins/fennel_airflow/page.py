@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessEntity
 from airflow.api_fastapi.core_api.security import requires_access_dag
-from fastapi import Depends, FastAPI
+from fastapi import Depends, FastAPI, HTTPException, Request
 
 from fennel_airflow import commit_pages, offline_pages
 from fennel_airflow.page_source import PageSource
@@ -27,5 +27,13 @@ def application() -> FastAPI:
     source = PageSource.of(Settings())
     for pages in (commit_pages, offline_pages):
         guard = requires_access_dag("GET", DagAccessEntity.RUN, param_dag_id=pages.DAG_ID)
-        app.include_router(pages.router(source), dependencies=[Depends(guard)])
+        depends = [Depends(guard), Depends(_refuse_nul)]
+        app.include_router(pages.router(source), dependencies=depends)
     return app
+
+
+def _refuse_nul(request: Request) -> None:
+    """Raise 404 for a character that no text of the database has, and that Postgres refuses."""
+    given = (*request.path_params.values(), *request.query_params.values())
+    if any("\0" in str(value) for value in given):
+        raise HTTPException(404, "Not found")

@@ -219,6 +219,21 @@ def test_an_unknown_commit_is_a_page_that_says_so(
     assert "<script>" not in response.text
 
 
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/commits/%00",
+        "/commits?workspace=%00",
+        "/offline_queries/a%00",
+        "/offline_queries?workspace=%00",
+    ],
+)
+def test_a_character_that_postgres_refuses_is_not_found(
+    client: TestClient, login: Login, path: str
+) -> None:
+    assert client.get(path, headers=login("viewer")).status_code == 404
+
+
 @pytest.mark.parametrize("path", ["/commits", "/commits/c59", "/commits?workspace=%3Cscript%3E"])
 def test_what_users_wrote_is_text_and_the_page_runs_no_scripts(
     client: TestClient, login: Login, path: str
