@@ -45,9 +45,29 @@ def test_a_client_asks_for_training_data_and_gets_features_as_of_each_time() -> 
         airflow, run = log_in(settings), f"offline-{status['request_id']}-1"
         assert airflow.end_of(run, "offline_query")["state"] == "success"
         assert "row 3 failed" in airflow.log(run, "compute", "offline_query")
+        assert "6 rows, about" in airflow.log(run, "accept", "offline_query")
+        estimate = status["estimate"]
+        assert estimate["versions"] + estimate["tail_records"] > 0
         path = f"{api}/query_offline/cancel?request_id={status['request_id']}"
         code, text = call("POST", path, {}, token)
         assert (code, "is done" in text) == (409, True)
+        rows = {"Shopper.uid": [1], "at": ["2026-01-03 00:00:00"]}
+        form = airflow.run(
+            "offline_query",
+            workspace=workspace,
+            inputs=["Shopper.uid"],
+            outputs=["Shopper.age"],
+            timestamp_column="at",
+            rows=rows,
+            workflow="form",
+        )
+        assert form["state"] == "success", form
+        _, listed = call("GET", f"{api}/query_offline/list", None, token)
+        states = {each["workflow"]: each["state"] for each in listed["requests"]}
+        assert states == {"churn": "done", "form": "done"}
+        [computed] = [each for each in listed["requests"] if each["workflow"] == "form"]
+        names = [each["dag_run_id"] for each in airflow.runs("offline_query")]
+        assert [name for name in names if computed["request_id"] in name] == [], "one run: its own"
     finally:
         admin = settings.admin_token.get_secret_value()
         call("DELETE", f"{api}/workspaces/{workspace}", None, admin)
