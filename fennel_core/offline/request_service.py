@@ -20,7 +20,7 @@ from typing import Any, Final, Protocol
 
 import msgspec
 
-from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.object_store import ObjectStore
 from fennel_core.offline import request_row
 from fennel_core.offline.api_errors import (
@@ -165,7 +165,7 @@ class OfflineRequests:
         except OfflineError as refused:
             problem = Problem(refused.code, "query", str(refused))
             raise OfflineQueryInvalid([problem]) from refused
-        except (SystemUnavailable, ViewOutdated) as unknown:
+        except (ConnectionsError, ViewOutdated) as unknown:
             log.warning("offline query accepted without an estimate", reason=str(unknown))
             return None
 

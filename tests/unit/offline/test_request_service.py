@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.errors import SystemUnavailable, TopicAccessDenied
 from fennel_core.connections.garbage import DeletionLimit, DeletionRefused, MemoryGarbageMarks
 from fennel_core.connections.object_store import MemoryObjectStore
 from fennel_core.offline import request_row
@@ -43,6 +43,7 @@ from fennel_core.offline.request_service import FormRun, OfflineRequests, Reques
 from fennel_core.offline.request_states import RequestState
 from fennel_core.offline.request_status import ResultPlaces
 from fennel_core.offline.request_store import MemoryRequests
+from fennel_core.query.errors import ViewOutdated
 from fennel_core.query.view import BranchKey, ServingVersion, View
 from fennel_core.vocab.ids import MAIN_BRANCH, CommitId, Micros, WorkspaceId
 from tests.support.offline_requests import GOOD, view
@@ -323,12 +324,15 @@ async def test_what_a_request_reads_is_estimated_before_it_is_stored(world: Worl
     assert asked["estimate"] == {"versions": 10, "bytes": 400, "tail_records": 2}
     listed = await world.requests.newest(SHOP, 1)
     assert listed["requests"][0]["estimate"] == asked["estimate"]
-    world.to_read = SystemUnavailable("Kafka does not respond")
-    assert (await world.submit())["estimate"] is None, "the run repeats it until Kafka is back"
+    for away in (SystemUnavailable("Kafka"), TopicAccessDenied("topic"), ViewOutdated("moved")):
+        world.to_read = away
+        asked = await world.submit()
+        assert asked["estimate"] is None, "its run names what is wrong, or finds it well"
+        await world.requests.cancel(SHOP, asked["request_id"])
     world.to_read = HistoryIncomplete("records were deleted before they were in history")
     with pytest.raises(OfflineQueryInvalid, match="records were deleted"):
         await world.submit()
-    assert len(await world.keys()) == 2
+    assert len(await world.keys()) == 4, "a request that is refused leaves nothing"
 
 
 async def test_a_running_request_shows_the_rows_that_have_failed_so_far(world: World) -> None:
