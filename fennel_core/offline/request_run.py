@@ -148,6 +148,7 @@ class RequestRun:
     _spark: SparkSession | None = None
     _failures: FailureCount | None = None
     _stopped: bool = False
+    _reading_done: bool = False
     _computed: bool = False
     _keys: PlaceKeys = NO_KEYS
 
@@ -233,6 +234,7 @@ class RequestRun:
         self._spark = spark = session(settings, f"offline query {row.id}")
         self._failures = spark.sparkContext.accumulator(0)
         given = self._input(spark, read, root)
+        self._reading_done = True
         slices = read.pieces(given.latest)
         pieces = {
             job: tuple(HistoryPiece(settings, piece) for piece in of_job)
@@ -332,8 +334,8 @@ class RequestRun:
 
     def _progress(self) -> float:
         """Return the part of the known tasks that have ended."""
-        if self._spark is None:
-            return self.completion
+        if self._spark is None or not self._reading_done:
+            return self.completion  # the jobs that compute are not known yet
         try:
             tracker = self._spark.sparkContext.statusTracker()
             jobs = [tracker.getJobInfo(id_) for id_ in tracker.getJobIdsForGroup()]
