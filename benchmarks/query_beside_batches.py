@@ -47,6 +47,7 @@ from fennel_core.query.large_reads import HELPER_NICENESS, DividedReads, LargeRe
 
 BATCH_ROWS = 10_000
 TIMEOUT_S = 30.0
+CLIENT_NICENESS = 10
 encode = msgspec.msgpack.encode
 
 
@@ -116,6 +117,7 @@ async def paced(
 
 def batches_process(url: SplitResult, sending: Any, took: Any, connections: int) -> None:
     """Send large requests back to back while the event `sending` is set; put latencies (s)."""
+    os.nice(CLIENT_NICENESS)  # In production it is another machine.
     uvloop.run(_batches(url, sending, took, connections))
 
 

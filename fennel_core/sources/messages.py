@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from math import isinf
 from typing import Any, Final
 
 import msgspec
@@ -27,6 +28,10 @@ TABLE_CELLS: Final = 2_000_000
 SHOWN_BYTES: Final = 64 * 1024
 """What the dead letter of a message that is no row has of it."""
 EMPTY: Final = "the message has no value; cdc `append` and `upsert` have no deletes"
+SHALLOW: Final = 400
+"""Brackets of a message that no parser finds too deep."""
+REQUEST_DEPTH: Final = 100
+"""More than a request of `log` adds, and than the frames of callers in another process."""
 _decode_row = msgspec.json.Decoder(dict[str, Any]).decode
 _encode_text = msgspec.json.Encoder().encode
 
@@ -128,16 +133,45 @@ def _row(value: bytes | None) -> dict[str, Any] | str:
         return EMPTY
     if len(value) > MESSAGE_BYTES:
         return f"the message has more than {MESSAGE_BYTES // 1024**2} MiB"
+    nested = value.count(b"[") + value.count(b"{") > SHALLOW
+    if nested and not _fits_into_a_request(value):
+        return "the message is nested too deeply"
     try:
         return _decode_row(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         pass  # no JSON object, or one that only the lenient parser accepts
     try:
-        found = json.loads(value.decode())
+        found = json.loads(value.decode(), parse_float=_finite)
         # Python accepts half of a surrogate pair, which is no text.
         _encode_text(found)
     except UnicodeDecodeError:
         return "the message is not UTF-8 text"
-    except (ValueError, RecursionError, OverflowError):
+    except OverflowError:
+        return "the message has a number that is out of range"
+    except (ValueError, RecursionError):
         return "the message is not JSON"
     return found if isinstance(found, dict) else "the message is JSON, but not an object"
+
+
+def _finite(digits: str) -> float:
+    """Return the number; raises OverflowError for one that a request of `log` may not have.
+
+    A request with such a number is refused as a whole, also when it is replayed.
+    """
+    number = float(digits)
+    if isinf(number):
+        raise OverflowError(digits)
+    return number
+
+
+def _fits_into_a_request(value: bytes) -> bool:
+    """Return whether either parser reads the message when it is nested `REQUEST_DEPTH` deeper."""
+    deeper = b"[" * REQUEST_DEPTH + value + b"]" * REQUEST_DEPTH
+    try:
+        json.loads(deeper)
+        msgspec.json.decode(deeper)
+    except RecursionError:
+        return False
+    except (ValueError, msgspec.MsgspecError):
+        return True  # another defect, which the caller finds
+    return True

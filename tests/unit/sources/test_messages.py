@@ -21,6 +21,8 @@ texts = st.one_of(
     st.binary(max_size=8),
     values.map(lambda value: json.dumps(value).encode()),
     st.sampled_from([b"", b"{}", b"{},{}", b" {} ", b'{"a":NaN}', b'{"a":"\\ud800"}', b"[" * 5000]),
+    st.sampled_from([b'{"a":1e400}', b'{"a":NaN,"b":-1e400}', b'{"a":1%s}' % (b"0" * 400)]),
+    st.integers(300, 1200).map(lambda deep: b'{"a":%s%s}' % (b"[" * deep, b"]" * deep)),
 )
 
 
@@ -54,6 +56,8 @@ def test_the_raw_request_of_a_batch_has_its_rows(messages: list) -> None:
         (b"1", "not an object"),
         (b"\xff", "not UTF-8"),
         (b'{"a":"\\ud800"}', "not JSON"),
+        (b'{"a":1e400}', "out of range"),
+        (b'{"a":%s%s}' % (b"[" * 950, b"]" * 950), "nested too deeply"),
     ],
 )
 def test_why_a_message_is_no_row(message: bytes | None, reason: str) -> None:
