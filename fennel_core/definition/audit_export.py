@@ -25,6 +25,7 @@ from fennel_core.connections.installation import installation_of
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.postgres import AsyncConnection, Pool, in_transaction
 from fennel_core.definition.periodic import run_periodically
+from fennel_core.ledger.kafka_access import AUDIT_PREFIX
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry.metrics import gauge
 from fennel_core.vocab.ids import InstallationId
@@ -51,7 +52,7 @@ class KafkaAuditSink:
 
     def __init__(self, settings: Settings, installation: InstallationId) -> None:
         self._settings = settings
-        self.topic = f"fennel-audit-{installation}"
+        self.topic = f"{AUDIT_PREFIX}{installation}"
         self._producer: Producer | None = None
 
     def send(self, events: Sequence[AuditEvent]) -> None:

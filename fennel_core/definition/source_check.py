@@ -20,12 +20,13 @@ from fennel_core.connections.external_kafka import ExternalKafkaUnusable, descri
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.ledger.kafka_access import AUDIT_PREFIX
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire.connectors import Kafka, KafkaTopic, SealedSecret, Source
 
-INTERNAL: Final = "__"
-"""The prefix of Kafka's own topics, as `__consumer_offsets`."""
+NOT_READ: Final = ("__", AUDIT_PREFIX)
+"""The prefixes of Kafka's own topics, as `__consumer_offsets`, and of audit logs."""
 
 
 def added_streams(graph: Graph, before: Collection[Source]) -> list[Source]:
@@ -48,7 +49,7 @@ async def source_problems(
     for source in added:
         assert isinstance(source.table, KafkaTopic), "streams only"
         found += _disagreements(source, source.table, others)
-        if is_asset_name(source.table.topic) or source.table.topic.startswith(INTERNAL):
+        if is_asset_name(source.table.topic) or source.table.topic.startswith(NOT_READ):
             found.append(_own_topic(source, source.table))
         else:
             reached.setdefault(source.table, source)

@@ -63,6 +63,9 @@ def _unusable(db: c.Kafka | c.NamedReference) -> Iterator[str]:
             "list of connectors yet; define it with `bootstrap_servers` in the code"
         )
         return
+    for address in db.bootstrap_servers.split(","):
+        if not address.rpartition(":")[2].strip().isdecimal():
+            yield f"has the address `{address.strip()}` without a port; write `host:port`"
     security = db.security_protocol or SECURITY[0]
     if security not in SECURITY:
         yield f"has security protocol `{security}`; use one of {', '.join(SECURITY)}"

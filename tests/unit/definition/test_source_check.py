@@ -58,7 +58,10 @@ async def test_branches_must_agree_on_the_address_of_a_stream_that_they_share() 
         assert other.code == "source-unreachable"
 
 
-@pytest.mark.parametrize("topic", ["other.raw.4f1c.12", "a.b.topic.4f1c.1", "__consumer_offsets"])
+@pytest.mark.parametrize(
+    "topic",
+    ["other.raw.4f1c.12", "a.b.topic.4f1c.1", "__consumer_offsets", "fennel-audit-4f1c"],
+)
 async def test_topics_of_a_platform_are_no_sources(topic: str) -> None:
     (problem,) = await source_problems((stream(topic),), {}, WORKSPACE, None)
     assert problem.code == "connector-not-served"
