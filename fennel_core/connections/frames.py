@@ -34,8 +34,8 @@ log = structlog.get_logger(__name__)
 MAX_FRAME_BYTES = 256 * 1024 * 1024
 MAX_IN_FLIGHT = 1024
 """Requests of one connection that run at once; the next one is refused as `OVERLOADED`."""
-PART_BYTES = 128 * 1024
-"""Of one frame of long bytes: some tens of microseconds on either side."""
+PART_BYTES = 32 * 1024
+"""Of one frame of long bytes: some ten microseconds on either side."""
 CANCEL = "cancel"
 PING = "ping"
 FAILED = "failed"
@@ -187,6 +187,8 @@ class Channel:
                     continue
                 if status == _PART:
                     self._parts.get(number, []).append(result)
+                    # Other requests come between the pieces, of which many may be buffered.
+                    await asyncio.sleep(0)
                 elif status == _OK:
                     future.set_result(result)
                 else:
