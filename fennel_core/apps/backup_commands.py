@@ -137,7 +137,7 @@ def _stopped_platform(passphrase_file: Path | None, *, without_keys: bool) -> "S
 
     if (passphrase_file is None) is not without_keys:
         fail("Say what happens to the key file: --passphrase-file FILE, or --without-keys.")
-    context, services = select(())
+    context, services = select((), kafka=True)
     active = [
         service.name
         for service in services

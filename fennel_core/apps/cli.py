@@ -135,11 +135,19 @@ def down(only: tuple[str, ...]) -> None:
 @click.argument("names", nargs=-1, metavar="SERVICE...", required=True)
 def restart(names: tuple[str, ...]) -> None:
     """Stop services and start them again, for example after a change of their code."""
+    from fennel_core.apps.errors import SetupFailed
     from fennel_core.apps.local import platform
+    from fennel_core.apps.local.kafka_users import problems
 
     context, wanted = select(names)
+    # Before anything is stopped that could not be started again.
+    if missing := list(problems(context.settings, [service.name for service in wanted])):
+        fail("\n".join(missing))
     platform.down(context, wanted)
-    failures = platform.up(context, wanted)
+    try:
+        failures = platform.up(context, wanted)
+    except SetupFailed as error:
+        fail(str(error))
     for failure in failures:
         _print_failure(context, failure)
     sys.exit(1 if failures else 0)
@@ -314,7 +322,7 @@ def snapshot(every: int | None) -> None:
     """
     from fennel_core.apps import state_commands
 
-    settings = select(())[0].settings
+    settings = select((), kafka=True)[0].settings
     try:
         state_commands.snapshot(settings, click.echo, None if every is None else every * 60.0)
     except state_commands.FAILURES as error:
@@ -378,7 +386,7 @@ def audit(as_json: bool, strict: bool) -> None:
     from fennel_core.apps import audit_facts, state_commands
 
     try:
-        findings = asyncio.run(audit_facts.audit(select(())[0].settings))
+        findings = asyncio.run(audit_facts.audit(select((), kafka=True)[0].settings))
     except state_commands.FAILURES as error:
         fail(state_commands.failure_text(error))
     lost = [each for each in findings if not each.problem.is_orphan]
@@ -420,7 +428,7 @@ def recover(
     from fennel_core.apps import state_commands
     from fennel_core.snapshots.selection import Selection
 
-    settings = select(())[0].settings
+    settings = select((), kafka=True)[0].settings
     try:
         chosen = Selection(workspace, dataset, jobs, partitions)
         state_commands.recover(
@@ -459,7 +467,7 @@ def drill(
     from fennel_core.apps import state_commands
     from fennel_core.snapshots.selection import Selection
 
-    settings = select(())[0].settings
+    settings = select((), kafka=True)[0].settings
     try:
         state_commands.drill(
             settings,

@@ -15,17 +15,25 @@ def names_of(only: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(name for word in only for name in word.split(",") if name)
 
 
-def select(names: tuple[str, ...]) -> "tuple[PlatformContext, tuple[Service, ...]]":
-    """Return this platform and the named services; exits with a message if that is impossible."""
+def select(
+    names: tuple[str, ...], *, kafka: bool = False
+) -> "tuple[PlatformContext, tuple[Service, ...]]":
+    """Return this platform and the named services; exits with a message if that is impossible.
+
+    `kafka`: the command connects to Kafka, so its user must have a password.
+    """
     from pydantic import ValidationError
 
     from fennel_core.apps.errors import AppsError
+    from fennel_core.apps.local.kafka_users import problems
     from fennel_core.apps.local.launch_plan import select_services
     from fennel_core.apps.local.platform import load_context
     from fennel_core.apps.local.services import service_table
 
     try:
         context = load_context()
+        if kafka and (missing := list(problems(context.settings, ()))):
+            fail("\n".join(missing))
         return context, select_services(service_table(context), names)
     except ValidationError as error:
         fail(

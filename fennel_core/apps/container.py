@@ -127,12 +127,16 @@ def _context() -> PlatformContext:
     from pydantic import ValidationError
 
     from fennel_core.apps.errors import SetupFailed
+    from fennel_core.apps.local.kafka_users import problems
     from fennel_core.apps.local.platform import load_context
 
     try:
-        return load_context()
+        context = load_context()
     except ValidationError as error:
         raise SetupFailed("\n".join(str(each["msg"]) for each in error.errors())) from error
+    if refused := list(problems(context.settings, ())):
+        raise SetupFailed("\n".join(refused))
+    return context
 
 
 if __name__ == "__main__":

@@ -1,5 +1,7 @@
 """Connections to the lookup services of slots: one per address, opened on demand.
 
+Helpers of the query server (`large_reads`) are reached in the same way.
+
 Many requests share one connection (`connections.frames` matches responses to calls), so a query
 server needs as many connections as there are slots. A broken connection fails its calls with
 `ConnectionError` and is dropped; the next call opens a new one. Concurrent calls to a new address

@@ -112,7 +112,7 @@ class FeedReport:
     workspace: WorkspaceId
     source: str
     failures: int
-    """How often in a row it could not be read."""
+    """How often in a row it could not be read; of one that is read, how often before that."""
     reason: str | None
 
 

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic import SecretStr
@@ -41,7 +41,10 @@ from fennel_core.settings.model import Settings
 
 
 def load_context() -> PlatformContext:
-    """Read the settings and create folders and keys; raises SetupFailed and OSError."""
+    """Read the settings and create folders and keys; raises SetupFailed and OSError.
+
+    What only a start needs is checked by `up`, so that `down` and `status` do not depend on it.
+    """
     given = Settings()
     layout = FileLayout(root=ROOT, data=(ROOT / given.data_dir).resolve())
     layout.make()
@@ -53,10 +56,7 @@ def load_context() -> PlatformContext:
 
 
 def local_settings(given: Settings, layout: FileLayout, keys: PlatformKeys) -> Settings:
-    """Return the settings with every address, folder and password of the local platform.
-
-    Raises SetupFailed.
-    """
+    """Return the settings with every address, folder and password of the local platform."""
     if given.kafka_passwords_dir is not None:
         given = kafka_users.on_cluster(given, ROOT)
     return given.model_copy(
@@ -109,7 +109,11 @@ def up(context: PlatformContext, wanted: Sequence[Service]) -> tuple[StartFailur
             for service in services
             if launch_action(service, running(layout, service)) is LaunchAction.START
         ]
-        if problems := preflight_problems(context.settings, layout, context.host, starting):
+        problems = (
+            *kafka_users.problems(context.settings, [service.name for service in services]),
+            *preflight_problems(context.settings, layout, context.host, starting),
+        )
+        if problems:
             raise SetupFailed("\n".join(problems))
         write_env_file(layout, process_env(context.settings))
         with display_for(services, layout) as display:
@@ -209,12 +213,14 @@ def status(context: PlatformContext) -> tuple[ServiceStatus, ...]:
     watchdog = processes.read_record(layout.pids / WATCHDOG)
     watched = watchdog is not None and processes.is_alive(watchdog)
     reports = read_reports(layout) if watched else {}
+
+    def status_of(service: Service) -> ServiceStatus:
+        found = _status_of(layout, service, reports.get(service.name))
+        missing = kafka_users.missing_password(service.name, context.settings)
+        return replace(found, why="; ".join(why for why in (found.why, missing) if why))
+
     with ThreadPoolExecutor(max_workers=len(services)) as pool:
-        return tuple(
-            pool.map(
-                lambda service: _status_of(layout, service, reports.get(service.name)), services
-            )
-        )
+        return tuple(pool.map(status_of, services))
 
 
 def _status_of(layout: FileLayout, service: Service, report: RestartReport | None) -> ServiceStatus:

@@ -41,6 +41,7 @@ def preflight_problems(
             if any(service.group == FENNEL for service in starting)
             else ()
         ),
+        *_shared_ports(starting),
         *(
             problem
             for service in starting
@@ -114,6 +115,19 @@ def executor_requirements_problems(
         if wanted == NO_REQUIREMENTS:
             what = "is unset, and its packages are still installed"
         yield f"FENNEL_EXECUTOR_REQUIREMENTS {what}: run `make env` with the same value."
+
+
+def _shared_ports(starting: Sequence[Service]) -> Iterable[str]:
+    """Find ports of two services: some are derived from others unless they are set."""
+    first: dict[int, tuple[Service, Port]] = {}
+    for service in starting:
+        for port in service.ports:
+            other, others = first.setdefault(port.number, (service, port))
+            if others is not port:
+                yield (
+                    f"Port {port.number} is that of {other.title} ({others.variable}) and of "
+                    f"{service.title} ({port.variable}). Set one of them to a free port."
+                )
 
 
 def _port(service: Service, port: Port) -> Iterable[str]:

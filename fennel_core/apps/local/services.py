@@ -9,7 +9,7 @@ import hashlib
 import json
 import signal
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from types import MappingProxyType
@@ -96,8 +96,6 @@ SECRET_SETTINGS: Final = frozenset(
     }
 )
 """Passwords and tokens, and where the key of users' secrets is."""
-FROM_KEY_FILES: Final = SECRET_SETTINGS - {"kafka_password"}
-"""Settings that `local_settings` derives from the files of the secrets folder."""
 _DATABASE_AND_KAFKA: Final = frozenset({"postgres_dsn", "kafka_password"})
 SECRETS_OF: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
     {
@@ -113,8 +111,8 @@ SECRETS_OF: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "airflow-scheduler": SECRET_SETTINGS - {"admin_token"},
         # Parses DAG files, which read no secret.
         "airflow-dags": frozenset(),
-        # Reads the key files itself, as `up` does.
-        WATCHDOG: SECRET_SETTINGS - FROM_KEY_FILES,
+        # Reads key files and passwords of Kafka's users itself, as `up` does.
+        WATCHDOG: frozenset(),
     }
 )
 """The secrets of each service. The administrator's token is none of them: servers know its digest.
@@ -179,21 +177,21 @@ def _service_env(settings: Settings, service: str) -> dict[str, str]:
 
 
 def service_table(context: PlatformContext) -> tuple[Service, ...]:
-    """Return every service of this platform; each row comes after the rows it needs.
-
-    Raises SetupFailed.
-    """
+    """Return every service of this platform; each row comes after the rows it needs."""
     rows = [*_stores(context)]
     if context.settings.orchestrator is Orchestrator.AIRFLOW:
         rows += _airflow(context)
-    return (*rows, *_servers(context), _watchdog(context))
+    rows += _servers(context)
+    return (*rows, _watchdog(context, rows))
 
 
-def _watchdog(context: PlatformContext) -> Service:
+def _watchdog(context: PlatformContext, others: Sequence[Service]) -> Service:
     """Return the watchdog, with all settings, so that it starts services exactly as `up` does.
 
-    It reads passwords from their files, as `up` does.
+    It reads passwords from their files when it starts, as `up` does. So it is started again when
+    the row of another service has changed: else it would restart that service with the former.
     """
+    rows = hashlib.sha256("".join(row.digest for row in others).encode()).hexdigest()
     return Service(
         name=WATCHDOG,
         title="Watchdog (restarts)",
@@ -201,8 +199,9 @@ def _watchdog(context: PlatformContext) -> Service:
         command=(sys.executable, "-m", "fennel_core.apps.local.watchdog"),
         env=MappingProxyType(
             {
-                **process_env(context.settings, SECRETS_OF[WATCHDOG]),
+                **_service_env(context.settings, WATCHDOG),
                 "PYTHONPATH": str(context.layout.root),
+                "WATCHED_ROWS": rows,
             }
         ),
         readiness=HeartbeatFile(context.layout.run / "watchdog.beat", every_s=1.0),

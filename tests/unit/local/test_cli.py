@@ -151,6 +151,25 @@ def test_status_of_a_stopped_platform_is_not_success() -> None:
     assert {row["state"] for row in json.loads(shown)["services"]} == {"stopped"}
 
 
+def test_a_missing_password_of_a_kafka_user_stops_up_but_neither_down_nor_status(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FENNEL_KAFKA_SECURITY", "SASL_SSL")
+    monkeypatch.setenv("FENNEL_KAFKA_PASSWORDS_DIR", str(tmp_path / "kafka"))
+    assert run("down")[:2] == (0, "Nothing was running.\n")
+    code, shown, _ = run("status", "--json")
+    assert code == 1
+    why = {row["service"]: row["why"] for row in json.loads(shown)["services"]}
+    assert str(tmp_path / "kafka" / "fennel-sources") in why["sources"]
+    assert (why["postgres"], why["watchdog"]) == ("", "")
+    for words in (("up", "--only", "sources"), ("restart", "sources"), ("snapshot",)):
+        code, _, message = run(*words)
+        assert code == 1
+        assert "`fennel-definition` cannot be read" in message
+        assert "fennel-core kafka-access --passwords" in message
+        assert ("`fennel-sources` cannot be read" in message) is (words != ("snapshot",))
+
+
 def test_settings_lists_each_variable_with_its_reason() -> None:
     _, shown, _ = run("settings")
     assert "FENNEL_LEASE_MS=10000\n    Lifetime of a slot's lease, ms." in shown

@@ -1,13 +1,16 @@
 """Decisions of `up` and `down`, and the guarantees of the service table they rely on."""
 
+import os
 import signal
 from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 
 import pytest
+from pydantic import SecretStr
 
-from fennel_core.apps.errors import SetupFailed, UnknownService
+from fennel_core.apps.errors import UnknownService
+from fennel_core.apps.local import kafka_users
 from fennel_core.apps.local.file_layout import FileLayout
 from fennel_core.apps.local.host_environment import HostEnvironment
 from fennel_core.apps.local.launch_plan import (
@@ -226,12 +229,15 @@ def test_no_command_line_contains_a_password(context: PlatformContext) -> None:
 
 
 def on_cluster(folder: Path, **changed: str) -> PlatformContext:
-    passwords = folder / "kafka"
-    passwords.mkdir(exist_ok=True)
+    (folder / "kafka").mkdir(exist_ok=True)
     for component in ACCESS:
-        (passwords / user_of(component)).write_text(f"password-of-{component}\n")
+        (folder / "kafka" / user_of(component)).write_text(f"password-of-{component}\n")
+    return on_cluster_of(folder, **changed)
+
+
+def on_cluster_of(folder: Path, **changed: str) -> PlatformContext:
     cluster = {"kafka_bootstrap": "kafka-1:9093", "kafka_security": "SASL_SSL"}
-    given = Settings.model_validate({**cluster, "kafka_passwords_dir": passwords, **changed})
+    given = Settings.model_validate({**cluster, "kafka_passwords_dir": folder / "kafka", **changed})
     layout = FileLayout(root=folder, data=folder / "data")
     layout.make()
     keys = ensure_keys(layout.secrets)
@@ -245,7 +251,7 @@ def test_on_a_cluster_each_service_has_the_kafka_user_of_its_component(tmp_path:
     users = {
         row.name: (row.env.get("FENNEL_KAFKA_USER"), row.env["FENNEL_KAFKA_PASSWORD"])
         for row in rows
-        if "FENNEL_KAFKA_PASSWORD" in row.env and row.name != WATCHDOG
+        if "FENNEL_KAFKA_PASSWORD" in row.env
     }
     component = {"engine-2": "engine", "airflow-scheduler": "definition"}
     assert users == {
@@ -265,15 +271,65 @@ def test_commands_on_a_cluster_use_the_user_that_has_a_password(tmp_path: Path) 
     assert (given.kafka_user, given.kafka_password.get_secret_value()) == ("ann", "x")
 
 
-def test_a_cluster_without_users_or_passwords_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(SetupFailed, match=r"FENNEL_KAFKA_SECURITY is PLAINTEXT.* Set it to"):
-        on_cluster(tmp_path, kafka_security="PLAINTEXT")
-    with pytest.raises(SetupFailed, match="no effect on containers"):
-        on_cluster(tmp_path, reach_by_name="true")
+@pytest.mark.parametrize("login", [{}, {"kafka_user": "ann", "kafka_password": "word-of-ann"}])
+def test_the_watchdog_starts_services_as_up_does_and_has_no_password(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, login: dict[str, str]
+) -> None:
+    context = on_cluster(tmp_path, **login)
+    rows = service_table(context)
+    assert "FENNEL_KAFKA_PASSWORD" not in rows[-1].env
+    assert not [value for value in rows[-1].env.values() if "word-of-" in value]
+    for name in [name for name in os.environ if name.startswith("FENNEL_")]:
+        monkeypatch.delenv(name)
+    for name, value in rows[-1].env.items():
+        monkeypatch.setenv(name, value)
+    settings = local_settings(Settings(), context.layout, context.keys)
+    made = service_table(replace(context, settings=settings))
+    assert [row.digest for row in made] == [row.digest for row in rows]
+
+
+def test_services_without_kafka_and_with_the_bundled_broker_have_no_user(
+    context: PlatformContext, tmp_path: Path
+) -> None:
+    login = {"kafka_user": "ann", "kafka_password": SecretStr("x")}
+    bundled = replace(context, settings=context.settings.model_copy(update=login))
+    for row in service_table(bundled):
+        assert row.env.get("FENNEL_KAFKA_USER", "") == "", row.name
+        assert row.env.get("FENNEL_KAFKA_PASSWORD", "") == "", row.name
+    users = {
+        row.name: row.env.get("FENNEL_KAFKA_USER") for row in service_table(on_cluster(tmp_path))
+    }
+    assert (users["airflow-api"], users["airflow-dags"], users[WATCHDOG]) == ("", "", "")
+
+
+def test_a_new_password_restarts_the_watchdog_too(tmp_path: Path) -> None:
     context = on_cluster(tmp_path)
+    before = {row.name: row.digest for row in service_table(context)}
+    (tmp_path / "kafka" / "fennel-engine").write_text("another")
+    after = {row.name: row.digest for row in service_table(context)}
+    assert {name for name in before if before[name] != after[name]} == {"engine", WATCHDOG}
+
+
+def test_a_cluster_without_users_or_passwords_is_a_problem(tmp_path: Path) -> None:
+    def found(context: PlatformContext, *services: str) -> str:
+        return " | ".join(kafka_users.problems(context.settings, services))
+
+    plain = found(on_cluster(tmp_path, kafka_security="PLAINTEXT"))
+    assert "FENNEL_KAFKA_SECURITY is PLAINTEXT. Set it to" in plain
+    assert "no effect on containers" in found(on_cluster(tmp_path, reach_by_name="true"))
+    context = on_cluster(tmp_path)
+    assert not found(context, *(row.name for row in service_table(context)))
     (tmp_path / "kafka" / "fennel-engine").unlink()
-    with pytest.raises(SetupFailed, match=r"`fennel-engine` cannot be read .*kafka-access"):
-        service_table(context)
+    (tmp_path / "kafka" / "fennel-query").write_text("\n")
+    missing = found(context, "engine", "query", "ingest", "executors")
+    assert missing.count("cannot be read") == 2
+    assert "`fennel-engine` cannot be read (No such file" in missing
+    assert "`fennel-query` cannot be read (it is empty: " in missing
+    assert "kafka-access --passwords" in missing
+    (tmp_path / "kafka" / "fennel-definition").unlink()
+    assert "`fennel-definition`" in found(on_cluster_of(tmp_path), "ingest")
+    login = {"kafka_user": "ann", "kafka_password": "x"}
+    assert not found(on_cluster_of(tmp_path, **login), "ingest")
 
 
 def test_settings_survive_the_environment(

@@ -93,6 +93,15 @@ def test_a_port_in_use_is_named_with_its_owner_and_its_variable(context: Platfor
     assert "set FENNEL_KAFKA_PORT to a free port." in problem
 
 
+def test_a_port_of_two_services_is_named_with_both_variables(context: PlatformContext) -> None:
+    shared = context.settings.model_copy(update={"s3_port": context.settings.kafka_port})
+    (problem,) = problems(replace(context, settings=shared))
+    assert problem == (
+        f"Port {shared.kafka_port} is that of Kafka (FENNEL_KAFKA_PORT) and of S3 "
+        "(FENNEL_S3_PORT). Set one of them to a free port."
+    )
+
+
 @pytest.mark.parametrize("port", ["kafka_port", "kafka_controller_port"])
 def test_ports_of_the_broker_are_probed_on_loopback_whatever_servers_are_bound_to(
     context: PlatformContext, port: str
