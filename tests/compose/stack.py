@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 import subprocess
 import urllib.request
 import uuid
@@ -13,17 +12,12 @@ from typing import Any, Final
 
 from tests.compose.engine import compose_program, run
 from tests.support.polling import eventually_sync
+from tests.support.ports import free_port
 
 ROOT: Final = Path(__file__).resolve().parents[2]
 PREFIX: Final = "fennel-compose-test"
 HEALTHY_S: Final = 600.0
 RUN_S: Final = 180.0
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def until(question: Callable[[], str | None], limit_s: float, what: str) -> None:

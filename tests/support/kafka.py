@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import shutil
-import socket
 import subprocess
 import tempfile
 from collections.abc import Iterator
@@ -17,6 +16,7 @@ from pydantic import SecretStr
 from fennel_core.connections.kafka import client_config
 from fennel_core.settings.model import Settings
 from tests.support.polling import eventually_sync
+from tests.support.ports import free_ports
 
 JARS = Path(__file__).parents[2] / ".fennel" / "jars" / "kafka"
 ADMIN = "admin"
@@ -67,10 +67,7 @@ def secured_kafka() -> Iterator[Settings]:
     """The settings of the administrator of a broker that starts empty."""
     assert any(JARS.glob("kafka-server-*.jar")), "Kafka's jars are missing: run `make jars`"
     folder = Path(tempfile.mkdtemp(prefix="fennel-kafka-"))
-    with socket.socket() as one, socket.socket() as two:
-        one.bind(("127.0.0.1", 0))
-        two.bind(("127.0.0.1", 0))
-        port, controller = one.getsockname()[1], two.getsockname()[1]
+    port, controller = free_ports(2)
     file = folder / "server.properties"
     lines = properties(folder, port, controller).items()
     file.write_text("".join(f"{name}={value}\n" for name, value in lines))

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import os
-import socket
 import subprocess
 import sys
 from pathlib import Path
 from typing import Final
 
 from fennel_core.apps.local.file_layout import ROOT
+from tests.support.ports import free_ports
 
 PORTS: Final = (
     "QUERY",
@@ -29,17 +29,6 @@ KEPT: Final = ("FENNEL_EXECUTOR_PYTHON",)
 LIMIT_S: Final = 300.0
 GUARD_ENDS_WITHIN_S: Final = 30.0
 CLI: Final = (sys.executable, "-m", "fennel_core.apps.cli")
-
-
-def free_ports(count: int) -> list[int]:
-    """Return ports that are free now."""
-    probes = [socket.socket() for _ in range(count)]
-    for probe in probes:
-        probe.bind(("127.0.0.1", 0))
-    numbers = [int(probe.getsockname()[1]) for probe in probes]
-    for probe in probes:
-        probe.close()
-    return numbers
 
 
 class OwnPlatform:

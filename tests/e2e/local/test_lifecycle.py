@@ -17,8 +17,9 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewTopic
 
 from fennel_core.apps.local.processes import is_running
-from tests.support.own_platform import PORTS, free_ports
+from tests.support.own_platform import PORTS
 from tests.support.polling import eventually_sync
+from tests.support.ports import free_ports
 
 SERVICES = "postgres,kafka,s3"
 

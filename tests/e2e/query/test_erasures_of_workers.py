@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import os
-import socket
 import sys
 from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack
@@ -21,18 +20,13 @@ from fennel_core.connections import erasures, postgres
 from fennel_core.vocab.ids import DatasetName
 from tests.support.fake_slots import FakeSlot
 from tests.support.polling import eventually
+from tests.support.ports import free_port
 from tests.support.served_profiles import USERS, W, fill
 
 STARTS_WITHIN_S = 60
 WORKERS = 2
 CLIENTS = 12
 HEADERS = {"Authorization": f"Bearer dev-{W}"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 class Server:

@@ -7,7 +7,6 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from collections.abc import AsyncIterator
 from dataclasses import dataclass
@@ -21,17 +20,12 @@ import pytest_asyncio
 
 from tests.support.fake_slots import FakeSlot
 from tests.support.polling import eventually
+from tests.support.ports import free_port
 from tests.support.served_profiles import PARTITIONS, W, fill
 
 pytestmark = pytest.mark.platform
 STARTS_WITHIN_S = 60
 HEADERS = {"Authorization": "Bearer dev-process"}
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass

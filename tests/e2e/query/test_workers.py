@@ -5,22 +5,16 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-import socket
 import sys
 from pathlib import Path
 
 import aiohttp
 
 from tests.support.polling import eventually
+from tests.support.ports import free_port
 
 STARTS_WITHIN_S = 60
 PORTS = ("FENNEL_QUERY_PORT", "FENNEL_DEFINITION_PORT", "FENNEL_INGEST_PORT")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 async def test_workers_and_the_helper_are_ready_and_stop_on_a_signal(

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.polling import eventually_sync
+from tests.support.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[3]
 SERVER = """
@@ -39,13 +40,6 @@ async def main(port, closed):
 
 asyncio.run(main(int(sys.argv[1]), sys.argv[2]))
 """
-
-
-def free_port() -> int:
-    with socket.socket() as sock:
-        sock.bind(("127.0.0.1", 0))
-        port: int = sock.getsockname()[1]
-        return port
 
 
 def connected(port: int) -> socket.socket | None:

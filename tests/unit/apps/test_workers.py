@@ -23,6 +23,7 @@ from fennel_core.apps.workers import (
     restart_pause_s,
 )
 from tests.support.polling import eventually_sync
+from tests.support.ports import free_port
 
 STARTS_WITHIN_S = 60.0
 """Its imports take seconds of a busy machine."""
@@ -76,11 +77,6 @@ async def main():
 
 asyncio.run(main())
 """
-
-
-def free_port() -> int:
-    with bound_socket("127.0.0.1", 0) as probe:
-        return int(probe.getsockname()[1])
 
 
 class Server:

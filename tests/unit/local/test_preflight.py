@@ -26,6 +26,7 @@ from fennel_core.apps.local.preflight import preflight_problems
 from fennel_core.apps.local.services import service_table
 from fennel_core.apps.local.setup_steps import PlatformContext
 from fennel_core.settings.model import Settings
+from tests.support.ports import free_port
 
 Usage = namedtuple("Usage", "total used free")
 
@@ -35,12 +36,6 @@ def fake(folder: Path, name: str, script: str) -> str:
     path.write_text(f"#!/bin/sh\n{script}\n")
     path.chmod(0o755)
     return str(path)
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.fixture
