@@ -12,6 +12,8 @@ from __future__ import annotations
 import asyncio
 import signal
 import time
+from collections.abc import Mapping
+from dataclasses import asdict
 from datetime import timedelta
 from typing import Final
 
@@ -31,7 +33,7 @@ from fennel_core.history.kafka import TopicReader
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.pruning import prune_history
 from fennel_core.history.spark import SparkRoller
-from fennel_core.history.store import HistoryTotals
+from fennel_core.history.topic_counts import TopicCounts, TopicGroup, count_groups
 from fennel_core.history.topics import HistoryTopics
 from fennel_core.history.writer import HistoryWriter, PassResult
 from fennel_core.settings.hosts import host_rules
@@ -45,13 +47,24 @@ REPORTED_FAILURES: Final = 3
 """Consecutive failures from which on `/readyz` reports them; a restart of Kafka or Postgres causes
 fewer.
 """
-NO_TOTALS: Final = HistoryTotals(0, 0, 0)
+TOPICS: Final = "/topics"
+"""The path of the counts of each topic, for `fennel-core status`."""
 log = structlog.get_logger(__name__)
 
-FILES = metrics.gauge("fennel_history_files", "Files that hold a topic's history.", ("topic",))
-ROWS = metrics.gauge("fennel_history_rows", "Rows in a topic's history.", ("topic",))
+GROUP: Final = ("workspace", "kind")
+FILES = metrics.gauge("fennel_history_files", "Files in history.", GROUP)
+ROWS = metrics.gauge("fennel_history_rows", "Rows in history.", GROUP)
 LAG = metrics.gauge(
-    "fennel_history_lag_records", "Messages of a topic that are not in history yet.", ("topic",)
+    "fennel_history_lag_records", "Messages of topics that are not in history yet.", GROUP
+)
+WAITING = metrics.gauge(
+    "fennel_history_waiting_seconds",
+    "For how long the partition that waits longest has not got into history.",
+    GROUP,
+)
+LATE = metrics.gauge(
+    "fennel_history_late_topics",
+    "Topics with records that wait longer than a working history writer needs.",
 )
 ROUNDS = metrics.counter(
     "fennel_history_rounds",
@@ -68,12 +81,13 @@ ROUND_SECONDS = metrics.histogram(
 
 
 class _State:
-    """The outcome of the passes, for `/readyz` and `/metrics`."""
+    """The outcome of the passes, for `/readyz`, `/metrics` and `/topics`."""
 
     def __init__(self) -> None:
         self._failures = 0
         self._problem: str | None = None
-        self._topics: frozenset[TopicName] = frozenset()
+        self._topics: Mapping[TopicName, TopicCounts] = {}
+        self._groups: frozenset[TopicGroup] = frozenset()
 
     async def check(self) -> str | None:
         return self._problem if self._failures >= REPORTED_FAILURES else None
@@ -81,23 +95,39 @@ class _State:
     def done(self, result: PassResult) -> None:
         self._failures, self._problem = 0, None
         ROUNDS.labels("done").inc()
-        topics = frozenset(result.lag) | frozenset(result.totals)
-        for topic in self._topics - topics:
-            for gauge in (FILES, ROWS, LAG):
-                gauge.remove(topic)
-        for topic in topics:
-            totals = result.totals.get(topic, NO_TOTALS)
-            FILES.labels(topic).set(totals.files)
-            ROWS.labels(topic).set(totals.rows)
-            LAG.labels(topic).set(result.lag.get(topic, 0))
-        self._topics = topics
+        self._topics = result.topics
+        groups = count_groups(result.topics)
+        for group in self._groups - groups.keys():
+            for gauge in (FILES, ROWS, LAG, WAITING):
+                gauge.remove(group.workspace, group.kind)
+        for group, counts in groups.items():
+            labels = (group.workspace, group.kind)
+            FILES.labels(*labels).set(counts.totals.files)
+            ROWS.labels(*labels).set(counts.totals.rows)
+            LAG.labels(*labels).set(counts.lag_records)
+            WAITING.labels(*labels).set(counts.waiting_s)
+        self._groups = frozenset(groups)
+        LATE.set(sum(counts.late for counts in result.topics.values()))
         if result.files:
             log.info(
                 "history pass added files",
                 files=result.files,
                 rows=result.rows,
-                lag=sum(result.lag.values()),
+                lag=sum(counts.lag_records for counts in result.topics.values()),
             )
+
+    def report(self) -> list[dict[str, object]]:
+        """Return what history holds and lacks of each topic, as of the last pass."""
+        return [
+            {
+                "topic": topic,
+                **asdict(counts.totals),
+                "lag_records": counts.lag_records,
+                "waiting_s": round(counts.waiting_s),
+                "late": counts.late,
+            }
+            for topic, counts in self._topics.items()
+        ]
 
     def failed(self, reason: str) -> None:
         self._failures += 1
@@ -143,7 +173,9 @@ async def run_history(settings: Settings) -> None:
                     PRUNING_REFUSED.set(0)
                     log.info("history pruned", topics=done.topics, objects=done.objects)
 
-        server = await HealthEndpoint(PROCESS, {"rounds": state.check}).serve(
+        server = await HealthEndpoint(
+            PROCESS, {"rounds": state.check}, {TOPICS: state.report}
+        ).serve(
             settings.host,
             settings.history_port,
             host_rules(settings, PROCESS, public=False),

@@ -81,13 +81,43 @@ class TimeLimit:
 
     def may_keep(self, group: pq.RowGroupMetaData) -> bool:
         """Return whether a row group may have a selected row, by its statistics."""
-        for place in range(group.num_columns):
-            column = group.column(place)
-            if column.path_in_schema == self.name:
-                found = column.statistics
-                unknown = found is None or not found.has_min_max
-                return unknown or bool(found.min_raw <= self.latest)
-        return True
+        found = _bounds(group, self.name)
+        return found is None or found[0] <= self.latest
+
+
+@dataclass(frozen=True, slots=True)
+class KeyGroups:
+    """Selects rows whose key is in one of `groups`. `keys`: the columns of the key (`TopicLayout`).
+
+    Rows are sorted by key group, so a reader of some groups reads few row groups of a large file.
+    """
+
+    keys: tuple[str, ...]
+    groups: frozenset[int]
+
+    def keeps(self) -> pl.Expr:
+        """Return which rows of a file are selected."""
+        return pl.col(GROUP).is_in(sorted(self.groups))
+
+    def may_keep(self, group: pq.RowGroupMetaData) -> bool:
+        """Return whether a row group may have a selected row, by its statistics."""
+        found = _bounds(group, GROUP)
+        return found is None or any(found[0] <= each <= found[1] for each in self.groups)
+
+    def of_message(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the selected rows of a message, which does not have its rows' key groups."""
+        return rows.filter(_groups(rows, self.keys).is_in(sorted(self.groups)))
+
+
+def _bounds(group: pq.RowGroupMetaData, name: str) -> tuple[int, int] | None:
+    """Return the smallest and largest value of a column of integers; None if they are unknown."""
+    for place in range(group.num_columns):
+        column = group.column(place)
+        if column.path_in_schema == name:
+            found = column.statistics
+            known = found is not None and found.has_min_max
+            return (found.min_raw, found.max_raw) if known else None
+    return None
 
 
 def file_batches(
@@ -95,22 +125,25 @@ def file_batches(
     columns: Sequence[str],
     limit: TimeLimit | None = None,
     below: Offset | None = None,
+    groups: KeyGroups | None = None,
 ) -> Iterator[pl.DataFrame]:
     """Yield columns of a file in batches, in the order of the file, one row group at a time.
 
-    Only these columns are read, and only row groups that may have a row of `limit`. `below`: the
-    first offset to leave out.
+    Only these columns are read, and only row groups that may have a row of `limit` and of `groups`.
+    `below`: the first offset to leave out.
     """
     file = pq.ParquetFile(source, pre_buffer=True)
-    read = list(dict.fromkeys([*columns, *([limit.name] if limit else []), OFFSET]))
+    filtering = [*([limit.name] if limit else []), *([GROUP] if groups else []), OFFSET]
+    read = list(dict.fromkeys([*columns, *filtering]))
+    selections = [each for each in (limit, groups) if each is not None]
     for number in range(file.num_row_groups):
-        if limit is not None and not limit.may_keep(file.metadata.row_group(number)):
+        if not all(each.may_keep(file.metadata.row_group(number)) for each in selections):
             continue
         for batch in file.iter_batches(BATCH_ROWS, row_groups=[number], columns=read):
             rows = pl.from_arrow(batch)
             assert isinstance(rows, pl.DataFrame), "a batch becomes a frame"
-            if limit is not None:
-                rows = rows.filter(limit.keeps())
+            for each in selections:
+                rows = rows.filter(each.keeps())
             if below is not None:
                 rows = rows.filter(pl.col(OFFSET) < below)
             yield rows.select(columns)

@@ -1,8 +1,12 @@
-"""The index of history in Postgres (migration 0006).
+"""The index of history in Postgres (migrations 0006 and 0015).
 
-Theory. Adding is one statement: the row is inserted if its first offset equals the largest next
-offset so far. Two writers that race for the same offset meet in the primary key, and one of them
-adds nothing; a writer that is behind finds another end.
+Theory. Every change of a partition's files changes the partition's own row in the same transaction,
+and locks that row first. So changes of a partition happen one after the other, by all processes,
+and the row always has the end and the totals of the files: neither is read from the files.
+
+Adding is one statement: it moves the end of the partition from the first offset of the file to the
+next one, and the file is inserted only if that happened. Of two writers that race for the same
+offset the second finds another end.
 """
 
 from __future__ import annotations
@@ -20,14 +24,23 @@ COLUMNS: Final = (
     "topic, part, first_offset, next_offset, object_key, row_count, size_bytes, min_ts, max_ts"
 )
 ADD: Final = f"""
+    WITH begun AS (
+        INSERT INTO history_partition (topic, part, next_offset, files, row_count, size_bytes)
+        SELECT %(topic)s, %(part)s, %(next_offset)s, 1, %(row_count)s, %(size_bytes)s
+        WHERE %(first_offset)s = 0
+          AND NOT EXISTS (SELECT FROM history_file WHERE object_key = %(object_key)s)
+        ON CONFLICT DO NOTHING RETURNING true
+    ), moved AS (
+        UPDATE history_partition SET next_offset = %(next_offset)s, files = files + 1,
+            row_count = row_count + %(row_count)s, size_bytes = size_bytes + %(size_bytes)s
+        WHERE topic = %(topic)s AND part = %(part)s AND next_offset = %(first_offset)s
+          AND NOT EXISTS (SELECT FROM history_file WHERE object_key = %(object_key)s)
+        RETURNING true
+    )
     INSERT INTO history_file ({COLUMNS})
     SELECT %(topic)s, %(part)s, %(first_offset)s, %(next_offset)s, %(object_key)s, %(row_count)s,
         %(size_bytes)s, %(min_ts)s, %(max_ts)s
-    WHERE %(first_offset)s = (
-        SELECT coalesce(max(next_offset), 0) FROM history_file
-        WHERE topic = %(topic)s AND part = %(part)s
-    )
-    ON CONFLICT DO NOTHING RETURNING true
+    FROM (TABLE begun UNION ALL TABLE moved) AS changed RETURNING true
 """  # noqa: S608  # a constant
 ALREADY_ADDED: Final = """
     SELECT true FROM history_file
@@ -40,22 +53,33 @@ FILES: Final = f"""
       AND first_offset < coalesce(%(upto)s::bigint, next_offset)
     ORDER BY first_offset
 """  # noqa: S608  # a constant
-ENDS: Final = """
-    SELECT topic, part, max(next_offset) FROM history_file WHERE topic = ANY(%s)
-    GROUP BY topic, part
-"""
+ENDS: Final = "SELECT topic, part, next_offset FROM history_partition WHERE topic = ANY(%s)"
 KEYS: Final = "SELECT object_key FROM history_file WHERE topic = %s"
-REMOVE_BEFORE: Final = """
-    DELETE FROM history_file
-    WHERE topic = %(topic)s AND part = %(part)s AND next_offset <= %(offset)s
-      AND next_offset < (
-        SELECT max(next_offset) FROM history_file WHERE topic = %(topic)s AND part = %(part)s
-      )
-    RETURNING first_offset, object_key
+LOCK: Final = """
+    SELECT next_offset FROM history_partition WHERE topic = %(topic)s AND part = %(part)s FOR UPDATE
 """
-TOTALS: Final = (
-    "SELECT topic, count(*), sum(row_count), sum(size_bytes) FROM history_file GROUP BY topic"
+REMOVE_BEFORE: Final = """
+    WITH removed AS (
+        DELETE FROM history_file
+        WHERE topic = %(topic)s AND part = %(part)s AND next_offset <= %(offset)s
+          AND next_offset < %(end)s
+        RETURNING first_offset, object_key, row_count, size_bytes
+    ), counted AS (
+        UPDATE history_partition p SET files = p.files - r.files, row_count = p.row_count - r.rows,
+            size_bytes = p.size_bytes - r.bytes
+        FROM (SELECT count(*) AS files, coalesce(sum(row_count), 0) AS rows,
+            coalesce(sum(size_bytes), 0) AS bytes FROM removed) AS r
+        WHERE p.topic = %(topic)s AND p.part = %(part)s
+    )
+    SELECT first_offset, object_key FROM removed ORDER BY first_offset
+"""
+REMOVE: Final = (
+    "DELETE FROM history_partition WHERE topic = ANY(%s)",
+    "DELETE FROM history_file WHERE topic = ANY(%s)",
 )
+TOTALS: Final = """
+    SELECT topic, sum(files), sum(row_count), sum(size_bytes) FROM history_partition GROUP BY topic
+"""
 
 
 class PostgresHistoryFiles:
@@ -94,14 +118,18 @@ class PostgresHistoryFiles:
     async def remove_before(
         self, topic: TopicName, part: PartitionIndex, offset: Offset
     ) -> list[str]:
-        at = {"topic": topic, "part": part, "offset": offset}
-        return [str(key) for _, key in sorted(await self._rows(REMOVE_BEFORE, at))]
+        at: dict[str, object] = {"topic": topic, "part": part, "offset": offset}
+        async with postgres.connection_of(self._pool) as connection, connection.transaction():
+            row = await (await connection.execute(LOCK, at)).fetchone()
+            if row is None:
+                return []
+            cursor = await connection.execute(REMOVE_BEFORE, at | {"end": row[0]})
+            return [str(key) for _, key in await cursor.fetchall()]
 
     async def remove(self, topics: Sequence[TopicName]) -> None:
-        async with postgres.connection_of(self._pool) as connection:
-            await connection.execute(
-                "DELETE FROM history_file WHERE topic = ANY(%s)", (list(topics),)
-            )
+        async with postgres.connection_of(self._pool) as connection, connection.transaction():
+            for statement in REMOVE:
+                await connection.execute(statement, (list(topics),))
 
     async def _rows(
         self, statement: LiteralString, values: tuple[object, ...] | Mapping[str, object] = ()

@@ -26,7 +26,7 @@ from fennel_core.connections.postgres import Pool
 from fennel_core.history import parquet
 from fennel_core.history.errors import ReadFailed
 from fennel_core.history.kafka import TopicReader
-from fennel_core.history.parquet import TimeLimit
+from fennel_core.history.parquet import KeyGroups, TimeLimit
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.store import HistoryFile
 from fennel_core.settings.model import Settings
@@ -99,18 +99,24 @@ async def plan_slices(
 
 
 def version_batches(
-    settings: Settings, part: TopicSlice, columns: Sequence[str], limit: TimeLimit | None = None
+    settings: Settings,
+    part: TopicSlice,
+    columns: Sequence[str],
+    limit: TimeLimit | None = None,
+    groups: KeyGroups | None = None,
 ) -> Iterator[pl.DataFrame]:
     """Yield the columns `columns` of a slice in the order of its records, in batches.
 
-    Rows later than `limit` are left out. Raises ReadFailed for a file that is gone, and what S3 and
-    Kafka raise.
+    Rows later than `limit` are left out, and those of keys outside of `groups`. Raises ReadFailed
+    for a file that is gone, and what S3 and Kafka raise.
     """
     for file in part.files:
-        yield from _of_file(settings, part, file, columns, limit)
+        yield from _of_file(settings, part, file, columns, limit, groups)
     if part.tail_first < part.end:
         for message in TopicReader(settings).tail(part.partition, part.tail_first, part.end):
             rows = decode(message.value)
+            if groups is not None:
+                rows = groups.of_message(rows)
             yield (rows if limit is None else rows.filter(limit.keeps())).select(columns)
 
 
@@ -120,12 +126,13 @@ def _of_file(
     file: HistoryFile,
     columns: Sequence[str],
     limit: TimeLimit | None,
+    groups: KeyGroups | None,
 ) -> Iterator[pl.DataFrame]:
     key = part.root + file.object_key
     source = s3.RangedObject(_client(settings), settings.s3_bucket, key, file.size_bytes)
     below = part.end if file.next_offset > part.end else None
     try:
-        yield from parquet.file_batches(source, columns, limit, below)
+        yield from parquet.file_batches(source, columns, limit, below, groups)
     except FileNotFoundError as gone:
         raise ReadFailed(
             f"object {key} is missing from bucket `{settings.s3_bucket}`; restore it from a backup "

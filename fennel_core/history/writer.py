@@ -19,7 +19,8 @@ from fennel_core.history.backlog import Backlog, RollRule, backlogs, due_partiti
 from fennel_core.history.errors import RollFailed
 from fennel_core.history.kafka import LogBounds
 from fennel_core.history.roll import TopicLayout
-from fennel_core.history.store import HistoryFile, HistoryFiles, HistoryTotals
+from fennel_core.history.store import HistoryFile, HistoryFiles
+from fennel_core.history.topic_counts import TopicCounts, count_topics
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
 log = structlog.get_logger(__name__)
@@ -93,12 +94,11 @@ class BatchPublisher:
 
 @dataclass(frozen=True, slots=True)
 class PassResult:
-    """What a pass added, what history holds after it, and the messages that it lacks by topic."""
+    """What a pass added, and what history holds and lacks after it, by topic."""
 
     files: int
     rows: int
-    totals: Mapping[TopicName, HistoryTotals]
-    lag: Mapping[TopicName, int]
+    topics: Mapping[TopicName, TopicCounts]
 
 
 @dataclass
@@ -123,12 +123,14 @@ class HistoryWriter:
         if due := due_partitions(self._behind, self.rule, now_s):
             await self.roller.roll(due, layouts, publisher)
             bounds = await self._update_backlogs(layouts, now_s)
-        lag = {topic: 0 for topic, _ in bounds}
-        for (topic, _), backlog in self._behind.items():
-            lag[topic] += backlog.records
-        return PassResult(
-            publisher.added_files, publisher.added_rows, await self.files.totals(), lag
+        topics = count_topics(
+            await self.files.totals(),
+            {topic for topic, _ in bounds},
+            self._behind,
+            self.rule,
+            self.clock(),
         )
+        return PassResult(publisher.added_files, publisher.added_rows, topics)
 
     async def _update_backlogs(
         self, layouts: Mapping[TopicName, TopicLayout], now_s: float

@@ -25,7 +25,7 @@ import psycopg
 from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from fennel_core import __version__
-from fennel_core.apps.local.status_tables import parse_history_metrics
+from fennel_core.apps.local.status_tables import history_by_topic
 from fennel_core.blueprints import identity, plan_entries
 from fennel_core.connections import migrate
 from fennel_core.engine.backfill import manifest as backfill_manifest
@@ -120,8 +120,8 @@ class Maker:
 
     def _history_is_written(self) -> bool:
         port = self.platform.settings["FENNEL_HISTORY_PORT"]
-        page = httpx.get(f"http://127.0.0.1:{port}/metrics", trust_env=False).text
-        return sum(topic["rows"] for topic in parse_history_metrics(page).values()) > HISTORY_ROWS
+        report = httpx.get(f"http://127.0.0.1:{port}/topics", trust_env=False).json()
+        return sum(topic["rows"] for topic in history_by_topic(report).values()) > HISTORY_ROWS
 
     def record(self) -> None:
         """Write what a later version must find."""

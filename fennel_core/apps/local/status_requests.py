@@ -13,7 +13,7 @@ from typing import Any, Final
 
 import httpx
 
-from fennel_core.apps.local.status_tables import parse_history_metrics, parse_lost_rows
+from fennel_core.apps.local.status_tables import history_by_topic, parse_lost_rows
 from fennel_core.executors.errors import ExecutorError
 from fennel_core.executors.report import ExecutorReport, ask
 from fennel_core.settings.model import Settings
@@ -26,13 +26,13 @@ Rows = list[dict[str, Any]]
 class StatusAnswers:
     """The lists of the servers' responses; None without a response.
 
-    `history`: files, rows and lag of each topic with history.
+    `history`: files, rows, lag and waiting time of each topic with history.
     """
 
     workspaces: Rows | None
     partitions: Rows | None
     warming: Rows | None
-    history: dict[str, dict[str, int]] | None
+    history: dict[str, dict[str, Any]] | None
     retained: Rows | None
     alarms: Rows | None
     drills: Rows | None
@@ -52,7 +52,7 @@ def read(settings: Settings) -> StatusAnswers:
         workspaces=_rows(settings, f"{settings.definition_url}/api/v1/workspaces", "workspaces"),
         partitions=_rows(settings, f"{settings.query_url}/status", "job_partitions"),
         warming=_rows(settings, f"{settings.query_url}/status", "warming"),
-        history=_metrics(settings, settings.history_port, parse_history_metrics),
+        history=_history(settings),
         retained=_rows(settings, f"{operations}/retained", "retained"),
         alarms=_rows(settings, f"{operations}/needed", "alarms"),
         drills=_rows(settings, f"{operations}/drills", "drills"),
@@ -62,6 +62,11 @@ def read(settings: Settings) -> StatusAnswers:
         sources=_report(settings, settings.sources_port, "sources"),
         lost_rows=_metrics(settings, settings.query_metrics_port, parse_lost_rows),
     )
+
+
+def _history(settings: Settings) -> dict[str, dict[str, Any]] | None:
+    rows = _report(settings, settings.history_port, "topics")
+    return None if rows is None else history_by_topic(rows)
 
 
 def _executors(settings: Settings) -> ExecutorReport | None:

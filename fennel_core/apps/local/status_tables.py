@@ -211,27 +211,28 @@ def _counted(partitions: Sequence[JobPartitionRow]) -> Table:
     return table
 
 
-HISTORY: Final = ("files", "rows", "lag_records")
-"""The metrics `fennel_history_…` that are shown for each topic."""
+HISTORY: Final = {
+    "files": "files",
+    "rows": "rows",
+    "lag_records": "lag (messages)",
+    "waiting_s": "waiting (s)",
+}
+"""What is shown of each topic: the name in the writer's report, and in the table."""
 
 
-def parse_history_metrics(metrics: str) -> dict[str, dict[str, int]]:
-    """Return topic → files, rows and lag in messages, from the text of the writer's `/metrics`."""
-    found: dict[str, dict[str, int]] = {}
-    for family in text_string_to_metric_families(metrics):
-        for sample in family.samples:
-            name = sample.name.removeprefix("fennel_history_")
-            if name in HISTORY and "topic" in sample.labels:
-                found.setdefault(sample.labels["topic"], dict.fromkeys(HISTORY, 0))[name] = int(
-                    sample.value
-                )
-    return found
+def history_by_topic(rows: Sequence[AlarmRow]) -> dict[str, AlarmRow]:
+    """Return topic → files, rows, lag and waiting time, from the history writer's report."""
+    return {
+        str(row["topic"]): {name: value for name, value in row.items() if name != "topic"}
+        for row in rows
+    }
 
 
-def print_history(topics: Mapping[str, Mapping[str, int]] | None) -> None:
+def print_history(topics: Mapping[str, AlarmRow] | None) -> None:
     """Print files, rows and lag; None means that the history writer did not respond.
 
-    More than `MAX_ROWS` topics are summed by workspace.
+    More than `MAX_ROWS` topics are summed by workspace; the time is that of the topic that waits
+    longest.
     """
     console = _console()
     console.print()
@@ -239,23 +240,28 @@ def print_history(topics: Mapping[str, Mapping[str, int]] | None) -> None:
         console.print("History: the writer does not respond.", style="dim")
         return
     whole = len(topics) <= MAX_ROWS
-    rows: dict[str, Counter[str]] = {}
+    rows: dict[str, AlarmRow] = {}
     for topic, counts in topics.items():
-        rows.setdefault(topic if whole else topic.partition(".")[0], Counter()).update(counts)
-    table = Table(box=None, pad_edge=False)
-    for name in (
-        "topic with history" if whole else "workspace",
-        "files",
-        "rows",
-        "lag (messages)",
-    ):
-        table.add_column(
-            name,
-            justify="right" if rows and name in {"files", "rows", "lag (messages)"} else "left",
+        row = rows.setdefault(
+            topic if whole else topic.partition(".")[0], dict.fromkeys(HISTORY, 0)
         )
+        for name in HISTORY:
+            both = (row[name], counts[name])
+            row[name] = max(both) if name == "waiting_s" else sum(both)
+    table = Table(box=None, pad_edge=False)
+    table.add_column("topic with history" if whole else "workspace")
+    for title in HISTORY.values():
+        table.add_column(title, justify="right" if rows else "left")
     for name, sums in sorted(rows.items()):
         table.add_row(name, *(str(sums[each]) for each in HISTORY))
     console.print(table if rows else "History: there is no dataset with a topic.")
+    if late := sorted(topic for topic, counts in topics.items() if counts["late"]):
+        console.print(
+            f"History is late for {len(late)} topics, the first is {late[0]}: see the log of "
+            "`history`.",
+            style="red",
+            highlight=False,
+        )
 
 
 def parse_lost_rows(metrics: str) -> dict[str, dict[str, int]]:

@@ -62,6 +62,7 @@ async def test_the_oldest_files_are_removed_and_never_the_last(files: HistoryFil
     assert await files.files(TOPIC, part) == tuple(known[1:])
     assert await files.remove_before(TOPIC, part, Offset(99)) == [known[1].object_key]
     assert await files.remove_before(TOPIC, part, Offset(99)) == []
+    assert (await files.totals())[TOPIC] == HistoryTotals(2, 6, 200)
     assert await files.ends([TOPIC, OTHER]) == {(TOPIC, 0): 12, (TOPIC, 1): 4, (OTHER, 0): 4}
     assert await files.add(file(12, 13)), "the next file begins where the last one ends"
     assert await files.remove_before(TOPIC, PartitionIndex(7), Offset(9)) == []

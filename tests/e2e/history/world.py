@@ -5,6 +5,7 @@ kill.
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import random
 import signal
@@ -23,7 +24,7 @@ import pyarrow as pa
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic
 
-from fennel_core.apps.local.status_tables import parse_history_metrics
+from fennel_core.apps.local.status_tables import history_by_topic
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections import s3
@@ -218,9 +219,9 @@ class World:
         """Return the writer's report per topic; empty while it does not respond."""
         try:
             with urllib.request.urlopen(
-                f"http://127.0.0.1:{self.settings.history_port}/metrics", timeout=5
+                f"http://127.0.0.1:{self.settings.history_port}/topics", timeout=5
             ) as answer:
-                return parse_history_metrics(answer.read().decode())
+                return history_by_topic(json.load(answer))
         except OSError:
             return {}
 

@@ -19,7 +19,7 @@ from typing import Any, Final
 import pytest
 
 from fennel_core.apps.local.file_layout import ROOT
-from fennel_core.apps.local.status_tables import parse_history_metrics
+from fennel_core.apps.local.status_tables import history_by_topic
 from fennel_core.settings.model import Settings
 from tests.e2e.history.reads import MARK
 from tests.support.airflow import call
@@ -106,8 +106,8 @@ def query(platform: OwnPlatform) -> dict[str, Any]:
 def log_in_history(platform: OwnPlatform) -> bool:
     """Return whether the writer has moved logged queries to S3, and all of them."""
     port = platform.settings["FENNEL_HISTORY_PORT"]
-    with urllib.request.urlopen(f"http://127.0.0.1:{port}/metrics") as answer:
-        topics = parse_history_metrics(answer.read().decode())
+    with urllib.request.urlopen(f"http://127.0.0.1:{port}/topics") as answer:
+        topics = history_by_topic(json.load(answer))
     held = [topic for name, topic in topics.items() if name.startswith(f"{DEMO}.querylog.")]
     return sum(topic["rows"] for topic in held) > 0 == sum(topic["lag_records"] for topic in held)
 

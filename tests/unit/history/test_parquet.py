@@ -11,11 +11,11 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.history import parquet
-from fennel_core.history.parquet import GROUP, OFFSET, TimeLimit
+from fennel_core.history.parquet import GROUP, OFFSET, KeyGroups, TimeLimit
 from fennel_core.vocab.ids import Micros, Offset
 from fennel_core.vocab.keys import key_bytes, key_group
 from fennel_core.vocab.position import Hlc, stamp
-from fennel_core.vocab.versions import META_FIELDS, encode
+from fennel_core.vocab.versions import META_FIELDS, decode, encode
 from tests.support import history_world
 
 NOON = datetime(2024, 5, 1, 12, tzinfo=UTC)
@@ -125,3 +125,32 @@ def test_rows_later_than_a_limit_or_beyond_an_offset_are_left_out(
     assert read(None, Offset(1)) == [list(range(10)), *([[]] * 9)]
     assert read(early, Offset(1)) == [list(range(10)), []]
     assert read(TimeLimit("at", Micros(-1)), None) == [], "row groups are skipped"
+
+
+def test_row_groups_of_other_key_groups_are_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 10)
+    messages = [(Offset(n), history_world.batch(20 * n, 20)) for n in range(5)]
+    whole = parquet.file_frame(messages, ("k",))
+    body = parquet.encode_file(whole)
+    known = sorted(set(whole[GROUP]))
+    assert len(known) == 5, "one key group per key, twenty rows each"
+    for wanted in ({known[0]}, {known[1], known[3]}, {known[4] + 1, known[0] - 1}, set(known)):
+        groups = KeyGroups(("k",), frozenset(wanted))
+        of_file = list(parquet.file_batches(io.BytesIO(body), ["k", "__pos"], None, None, groups))
+        expected = whole.filter(pl.col(GROUP).is_in(wanted)).select("k", "__pos")
+        assert pl.concat([expected.clear(), *of_file]).equals(expected)
+        assert len(of_file) == expected.height // 10, "no other row group was read"
+        of_tail = [groups.of_message(decode(value)) for _, value in messages]
+        assert sorted(pl.concat(of_tail)["__pos"]) == sorted(expected["__pos"])
+
+
+def test_selections_by_key_and_by_time_apply_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 10)
+    whole = parquet.file_frame([(Offset(0), history_world.batch(0, 100))], ("k",))
+    groups = KeyGroups(("k",), frozenset({whole[GROUP][0]}))
+    limit = TimeLimit("at", Micros(40))
+    found = pl.concat(
+        parquet.file_batches(io.BytesIO(parquet.encode_file(whole)), ["at"], limit, None, groups)
+    )
+    assert found.equals(whole.filter(limit.keeps(), groups.keeps()).select("at"))
+    assert found.height in (8, 9), "times 0 to 40, of one key of five"

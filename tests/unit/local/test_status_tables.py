@@ -161,40 +161,46 @@ def test_the_jobs_of_retained_assets_need_no_attention() -> None:
     assert status_tables.needs_attention(row | {"status": "idle"})
 
 
-METRICS = """# HELP fennel_history_files Files that hold a topic's history.
-# TYPE fennel_history_files gauge
-fennel_history_files{topic="shop.topic.a.1"} 3.0
-fennel_history_rows{topic="shop.topic.a.1"} 20000.0
-fennel_history_lag_records{topic="shop.topic.a.1"} 0.0
-fennel_history_lag_records{topic="demo.topic.b.1"} 12.0
-fennel_history_rounds_total{outcome="done"} 9.0
-"""
+def of_topic(files: int, rows: int, lag: int, waiting_s: int) -> dict[str, Any]:
+    return {
+        "files": files,
+        "rows": rows,
+        "size_bytes": 1,
+        "lag_records": lag,
+        "waiting_s": waiting_s,
+        "late": waiting_s > 900,
+    }
 
 
 def test_history_is_shown_by_topic_with_its_lag(capsys: pytest.CaptureFixture[str]) -> None:
-    status_tables.print_history(status_tables.parse_history_metrics(METRICS))
+    report = [
+        {"topic": "shop.topic.a.1", **of_topic(3, 20_000, 0, 0)},
+        {"topic": "demo.topic.b.1", **of_topic(0, 0, 12, 901)},
+    ]
+    status_tables.print_history(status_tables.history_by_topic(report))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[2:] == [["demo.topic.b.1", "0", "0", "12"], ["shop.topic.a.1", "3", "20000", "0"]]
+    assert lines[2:4] == [
+        ["demo.topic.b.1", "0", "0", "12", "901"],
+        ["shop.topic.a.1", "3", "20000", "0", "0"],
+    ]
+    assert " ".join(lines[4]).startswith("History is late for 1 topics, the first is demo.topic.b")
 
 
 def test_the_history_of_many_topics_is_summed_by_workspace(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     status_tables.print_history(
-        {
-            f"w{n % 2}.topic.{n}.1": {"files": 1, "rows": 10, "lag_records": n % 2}
-            for n in range(100)
-        }
+        {f"w{n % 2}.topic.{n}.1": of_topic(1, 10, n % 2, n) for n in range(100)}
     )
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[2:] == [["w0", "50", "500", "0"], ["w1", "50", "500", "50"]]
+    assert lines[2:] == [["w0", "50", "500", "0", "98"], ["w1", "50", "500", "50", "99"]]
 
 
 @pytest.mark.parametrize(
     ("topics", "message"), [(None, "does not respond"), ({}, "there is no dataset with a topic")]
 )
 def test_an_empty_or_unknown_history_is_explained(
-    topics: dict[str, dict[str, int]] | None, message: str, capsys: pytest.CaptureFixture[str]
+    topics: dict[str, Any] | None, message: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     status_tables.print_history(topics)
     assert message in capsys.readouterr().out
