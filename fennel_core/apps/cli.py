@@ -187,6 +187,7 @@ def status(as_json: bool) -> None:
             "retained": answers.retained,
             "needed_records": answers.alarms,
             "failing_drills": answers.drills,
+            "differing_lookups": answers.integrity,
             "failing_reconcile_items": answers.failing,
             "sources": answers.sources,
             "dead_letters": answers.dead_letters,
@@ -207,6 +208,7 @@ def status(as_json: bool) -> None:
         status_tables.print_retained(answers.retained)
         status_tables.print_alarms(answers.alarms)
         status_tables.print_drills(answers.drills)
+        status_tables.print_integrity(answers.integrity)
         status_tables.print_failing_items(answers.failing)
         status_tables.print_executors(answers.executors)
     sys.exit(0 if all(row.state == "ready" for row in rows) else 1)
@@ -476,6 +478,32 @@ def drill(
             at_most,
             max_bytes,
         )
+    except state_commands.FAILURES as error:
+        fail(state_commands.failure_text(error))
+
+
+@main.command()
+@click.option("--workspace", help="Check only the datasets of this workspace.")
+@click.option("--dataset", help="Check only this dataset.")
+@click.option(
+    "--keys",
+    type=click.IntRange(1, 10_000),
+    help="Keys of each dataset. Default: FENNEL_INTEGRITY_KEYS.",
+)
+@click.option("--seed", type=int, help="Sample the keys of an earlier check.")
+def integrity(
+    workspace: str | None, dataset: str | None, keys: int | None, seed: int | None
+) -> None:
+    """Recompute a sample of what lookups return from history, and compare.
+
+    A difference is an alarm until the same keys agree again. Running jobs are not disturbed. Does
+    the same as Airflow's DAG `integrity`.
+    """
+    from fennel_core.apps import state_commands
+
+    settings = select(())[0].settings
+    try:
+        state_commands.integrity(settings, click.echo, workspace, dataset, keys, seed)
     except state_commands.FAILURES as error:
         fail(state_commands.failure_text(error))
 

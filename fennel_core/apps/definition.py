@@ -25,6 +25,7 @@ from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import build_commit_steps
 from fennel_core.definition.dead_letter_check import DeadLetterCheck
 from fennel_core.definition.drill_check import FailedDrillCheck
+from fennel_core.definition.integrity_check import IntegrityAlarm
 from fennel_core.definition.kafka_retention import KafkaRetention, NeededRecordsCheck
 from fennel_core.definition.orchestrator import InlineOrchestrator, run_check
 from fennel_core.definition.query_log_topics import QueryLogTopics
@@ -80,6 +81,7 @@ async def serve(settings: Settings) -> None:
             KafkaRetention(settings, pool), settings.retention_check_s
         )
         failed_drills = FailedDrillCheck(pool, settings.retention_check_s)
+        integrity = IntegrityAlarm(pool, settings.retention_check_s)
         dead_letters = DeadLetterCheck(PostgresDeadLetterCounts(pool), KafkaDeadLetters(settings))
         state = ServerState(
             settings,
@@ -94,7 +96,7 @@ async def serve(settings: Settings) -> None:
         )
         offline = OfflineParts.of(settings, pool, orchestrator)
         loops: tuple[EndlessLoop, ...] = (
-            *(changes, reconcile_loop, needed_records, failed_drills, dead_letters),
+            *(changes, reconcile_loop, needed_records, failed_drills, integrity, dead_letters),
             *(AuditExport(settings, pool), QueryLogTopics(pool, steps.context)),
             *offline.loops,
         )

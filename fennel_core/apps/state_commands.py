@@ -1,4 +1,4 @@
-"""The commands `snapshot`, `recover` and `drill`: the steps of the DAGs of the same names.
+"""The commands `snapshot`, `recover`, `drill` and `integrity`: the steps of DAGs of these names.
 
 The steps do not depend on Airflow, so these commands work on a platform without it, and they are
 safe to run while Airflow runs the same steps.
@@ -21,6 +21,8 @@ from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.secrets import SecretUnreadable
 from fennel_core.definition.kafka_retention import delete_expired_records
+from fennel_core.integrity import run as integrity_run
+from fennel_core.integrity.errors import IntegrityDiffers, IntegrityNotChecked
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots import drills, rebuild, selection, snapshot_pass
 from fennel_core.snapshots.errors import DrillFailed, DrillNotRun, RebuildFailed, SnapshotPassFailed
@@ -34,6 +36,8 @@ FAILURES: Final = (
     RebuildFailed,
     DrillFailed,
     DrillNotRun,
+    IntegrityDiffers,
+    IntegrityNotChecked,
     ApiError,
     SystemUnavailable,
     SecretUnreadable,
@@ -124,6 +128,23 @@ def drill(
         drills.run_drills(settings, due, report, max_bytes=max_bytes or settings.drill_bytes)
     except DrillFailed as failed:
         raise DrillFailed(f"{failed}\nWhat to do: {drills.REMEDY}") from failed
+
+
+def integrity(
+    settings: Settings,
+    report: Report,
+    workspace: str | None,
+    dataset: str | None,
+    keys: int | None,
+    seed: int | None,
+) -> None:
+    """Compare samples of lookups with recomputes. Raises IntegrityDiffers with the next action."""
+    try:
+        integrity_run.check_integrity(
+            settings, report, workspace=workspace, dataset=dataset, keys=keys, seed=seed
+        )
+    except IntegrityDiffers as differs:
+        raise IntegrityDiffers(f"{differs}\nWhat to do: {integrity_run.REMEDY}") from differs
 
 
 def _snapshot_pass(settings: Settings, report: Report) -> None:

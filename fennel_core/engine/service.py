@@ -85,6 +85,8 @@ class SlotService:
         match op:
             case "lookup":
                 return await self._lookups(argument["items"])
+            case "lookup_at_offsets":
+                return await self._lookup_at_offsets(**argument)
             case "positions":
                 return [dict(self._runner(job, part).applied) for job, part in argument["items"]]
             case "wait":
@@ -161,6 +163,14 @@ class SlotService:
             await turns.give_way()
         # After the last read: the lease may have ended since.
         return {"rows": rows, "stale": not self._supervisor.lease_is_live()}
+
+    async def _lookup_at_offsets(
+        self, job: str, part: int, keys: Sequence[bytes], as_of: Sequence[int]
+    ) -> dict[str, object]:
+        """Return rows, and the next offsets of the inputs that exactly these rows include."""
+        # The lookup takes its view of the state before it first gives way.
+        offsets = dict(self._runner(job, part).progress.offsets)
+        return {"rows": await self._lookup(_Turns(), job, part, keys, as_of), "offsets": offsets}
 
     async def _lookup(
         self, turns: _Turns, job: str, part: int, keys: Sequence[bytes], as_of: int | Sequence[int]

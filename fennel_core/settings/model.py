@@ -19,6 +19,7 @@ from pydantic import Field, SecretStr, model_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from fennel_core.settings.http import HttpSettings, SecuritySettings
+from fennel_core.settings.integrity import IntegritySettings
 from fennel_core.settings.offline import OfflineSettings
 from fennel_core.settings.paths import PathSettings
 from fennel_core.settings.sources import SourceSettings
@@ -285,8 +286,8 @@ class LimitSettings(BaseSettings):
     retention_check_s: float = Field(
         60.0,
         gt=0,
-        description="How often the definition server checks for needed messages and failed drills, "
-        "s.",
+        description="How often the definition server checks for needed messages, failed drills and "
+        "differing lookups, s.",
     )
     kafka_replication: int = Field(
         1,
@@ -552,6 +553,7 @@ class Settings(
     SecuritySettings,
     LimitSettings,
     OfflineSettings,
+    IntegritySettings,
     SourceSettings,
     PathSettings,
 ):

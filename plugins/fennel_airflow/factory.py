@@ -32,6 +32,9 @@ import here; a test compares the two.
 DRILL_SCHEDULE: Final = os.environ.get("FENNEL_DRILL_SCHEDULE", "0 3 * * *").strip() or None
 """`Settings.drill_schedule`, read in the same way."""
 
+INTEGRITY_SCHEDULE: Final = os.environ.get("FENNEL_INTEGRITY_SCHEDULE", "0 4 * * *").strip() or None
+"""`Settings.integrity_schedule`, read in the same way."""
+
 RECOVERY_HOURS: Final = 6
 CONCURRENT_REBUILDS: Final = 2
 """Rebuilds and one drill hold their workers for hours: the pool must have one left for snapshots,
@@ -188,6 +191,32 @@ DRILL_PARAMS: Final = SELECTION_PARAMS | {
     ),
 }
 
+INTEGRITY_PARAMS: Final = {
+    "workspace": _workspace("Check only the datasets of this workspace."),
+    "dataset": Param(
+        None,
+        type=["null", "string"],
+        minLength=1,
+        title="Dataset",
+        description="Check only this dataset.",
+    ),
+    "keys": Param(
+        None,
+        type=["null", "integer"],
+        minimum=1,
+        maximum=10_000,
+        title="Keys",
+        description="Keys of each dataset. If empty: FENNEL_INTEGRITY_KEYS.",
+    ),
+    "seed": Param(
+        None,
+        type=["null", "integer"],
+        title="Seed",
+        description="Sample the keys of an earlier check, whose log has its seed. If empty: "
+        "another one every day.",
+    ),
+}
+
 OFFLINE_QUERY_PARAMS: Final = {
     "workspace": _workspace("The workspace whose features are computed."),
     "branch": _branch("The branch that defines the features."),
@@ -242,6 +271,9 @@ with these names.
 LONG_POOL: Final = "fennel_long"
 """Pool of tasks that take minutes to hours; it is smaller than the number of workers."""
 
+CHECKS_POOL: Final = "fennel_checks"
+"""Pool of integrity checks, which must not take the place of a snapshot."""
+
 OFFLINE_POOL: Final = "fennel_offline"
 """Pool of Spark jobs for offline queries. Each uses all cores of its master, so few run at once."""
 OFFLINE_HOURS: Final = 24
@@ -293,6 +325,14 @@ DRILL: Final[dict[str, Any]] = {
     "default_args": LONG_TASKS,
     "schedule": DRILL_SCHEDULE,
     "params": DRILL_PARAMS,
+    "max_active_runs": 1,
+    "dagrun_timeout": timedelta(hours=RECOVERY_HOURS),
+}
+INTEGRITY: Final[dict[str, Any]] = {
+    **SHARED,
+    "default_args": {**RETRIES, "pool": CHECKS_POOL},
+    "schedule": INTEGRITY_SCHEDULE,
+    "params": INTEGRITY_PARAMS,
     "max_active_runs": 1,
     "dagrun_timeout": timedelta(hours=RECOVERY_HOURS),
 }

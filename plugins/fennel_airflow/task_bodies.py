@@ -35,6 +35,8 @@ from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.kafka_retention import delete_expired_records
 from fennel_core.executors.definitions import read
 from fennel_core.executors.internal_errors import DefinitionsNotLoaded
+from fennel_core.integrity import run as integrity
+from fennel_core.integrity.errors import IntegrityDiffers, IntegrityNotChecked
 from fennel_core.ledger.lifecycle import CommitState
 from fennel_core.ledger.store import (
     Commit,
@@ -262,6 +264,32 @@ def drill_partitions(params: Mapping[str, Any], user: str | None) -> None:
     reporting(lambda: drills.run_drills(settings, due, report, max_bytes=max_bytes))
 
 
+def check_integrity(params: Mapping[str, Any], user: str | None) -> None:
+    """Check the selected datasets, or all; fail the task if one differs.
+
+    `user` None: the schedule started the run. The log has keys and rows, so a user needs the
+    permission to administer every workspace that is checked.
+    """
+    settings = Settings()
+    if user is not None:
+        workspaces = reporting(lambda: integrity.workspaces_of(settings, params["workspace"]))
+        reporting(
+            lambda: permit(
+                settings, user, workspaces, Permission.ADMINISTER, Action.REBUILD, "integrity check"
+            )
+        )
+    reporting(
+        lambda: integrity.check_integrity(
+            settings,
+            partial(log.info, "%s"),
+            workspace=params["workspace"],
+            dataset=params["dataset"],
+            keys=params["keys"],
+            seed=params["seed"],
+        )
+    )
+
+
 def shorten_logs() -> None:
     """Delete expired records and log readers that need records which are about to expire."""
     expired = delete_expired_records(Settings())
@@ -328,10 +356,15 @@ def reporting(work: Callable[[], T]) -> T:
         log.error("%s", failed)
         log.error("what to do: %s", AFTER_REBUILD_FAILED if is_rebuild else drills.REMEDY)
         raise AirflowFailException(str(failed)) from None
+    except IntegrityDiffers as differs:
+        log.error("%s", differs)
+        log.error("what to do: %s", integrity.REMEDY)
+        raise AirflowFailException(str(differs)) from None
     except (
         ConnectionsError,
         SnapshotPassFailed,
         DrillNotRun,
+        IntegrityNotChecked,
         OSError,
         RemoteError,
     ) as unavailable:

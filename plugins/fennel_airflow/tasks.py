@@ -170,6 +170,16 @@ def drill_partitions() -> None:
     task_bodies.drill_partitions(context["params"], None if is_scheduled else _user(context))
 
 
+@task
+def check_integrity() -> None:
+    """Compare a sample of live lookups with a recompute from history."""
+    from fennel_airflow import task_bodies
+
+    context = get_current_context()
+    is_scheduled = context["dag_run"].run_type == SCHEDULED
+    task_bodies.check_integrity(context["params"], None if is_scheduled else _user(context))
+
+
 @task(task_id=ACCEPT)
 def accept_request() -> None:
     """Store the form's request, or check that the user may run the one that is stored."""

@@ -76,7 +76,15 @@ def looks() -> dict[str, dict[str, Any]]:
 
 
 def test_the_dag_folder_contains_the_documented_dags() -> None:
-    documented = {"commit", "drill", "offline_query", "reconcile", "recovery", "snapshot"}
+    documented = {
+        "commit",
+        "drill",
+        "integrity",
+        "offline_query",
+        "reconcile",
+        "recovery",
+        "snapshot",
+    }
     assert documented <= {file.stem for file in FILES}
 
 
@@ -128,6 +136,7 @@ def test_every_task_names_a_pool_that_every_start_makes(looks: dict[str, dict[st
         "snapshot": {"fennel_long"},
         "recovery": {"fennel_long"},
         "drill": {"fennel_long"},
+        "integrity": {"fennel_checks"},
         "offline_query": {"fennel_offline"},
     }
     assert set.union(*pools.values()) == set(airflow.POOLS)

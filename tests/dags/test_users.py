@@ -153,6 +153,38 @@ def test_only_administrators_rebuild_and_drill(
 
 
 @pytest.mark.usefixtures("audit")
+def test_only_administrators_check_the_integrity_of_a_workspace(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[Any] = []
+    monkeypatch.setattr(
+        task_bodies.integrity, "check_integrity", lambda *a, **kw: ran.append(kw["workspace"])
+    )
+    monkeypatch.setattr(task_bodies.integrity, "workspaces_of", lambda *a: {"shop"})
+    form = {"workspace": "shop", "dataset": None, "keys": None, "seed": None}
+    with pytest.raises(
+        AirflowFailException, match=refusal("carol", "the role `commit`", "`admin`")
+    ):
+        task_bodies.check_integrity(form, "carol")
+    assert ran == []
+    task_bodies.check_integrity(form, "alice")
+    task_bodies.check_integrity(form | {"workspace": None}, None)
+    assert ran == ["shop", None]
+
+
+def test_a_difference_fails_the_task_with_the_next_action_and_is_not_repeated(
+    audit: Audit, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def differs(*_: Any, **__: Any) -> None:
+        raise task_bodies.IntegrityDiffers("1 of 2 datasets, seed 7: Users")
+
+    monkeypatch.setattr(task_bodies.integrity, "check_integrity", differs)
+    form = {"workspace": None, "dataset": None, "keys": None, "seed": None}
+    with pytest.raises(AirflowFailException, match="seed 7: Users"):
+        task_bodies.check_integrity(form, None)
+    assert "fennel-core recover --job ID" in caplog.text
+
+
 def test_the_schedule_drills_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Any] = []
     monkeypatch.setattr(task_bodies.drills, "run_drills", lambda *a, **_: ran.append(a))

@@ -13,13 +13,14 @@ import asyncio
 import json
 import math
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import msgspec
+import polars as pl
 
 from fennel_core.blueprints.commit_plan import BankFacts, plan_commit
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
@@ -41,8 +42,9 @@ from fennel_core.ingest.store import (
     MemoryIngestClock,
     ProducerRecord,
 )
+from fennel_core.integrity.checks import CheckedDataset, DatasetCheck
 from fennel_core.operators.build import as_watermark_step, build
-from fennel_core.operators.spec import step_version
+from fennel_core.operators.spec import AggregateSpec, TableSpec, step_version
 from fennel_core.operators.step import OperatorStep
 from fennel_core.query.lookups import Lookups
 from fennel_core.query.owners import Owners, Ownership
@@ -54,9 +56,12 @@ from fennel_core.vocab.ids import (
     Epoch,
     JobId,
     Micros,
+    Offset,
     PartitionIndex,
+    TopicPartition,
     WorkspaceId,
 )
+from fennel_core.vocab.versions import decode
 from fennel_core.wire.entities import SyncRequest
 from tests.sim.engine.faulty_components import Dice, Process, ProcessPool, SimBroker
 from tests.sim.engine.model_log import ModelLog
@@ -170,6 +175,43 @@ class FakeBranchStore:
         return ServingVersion(CommitId("c1"), self.made.request, self.made.catalog)
 
 
+# --- integrity checks -----------------------------------------------------------------------------
+
+
+@dataclass
+class OwnedSlot:
+    """`snapshots.rebuild.SlotClient` of the one slot."""
+
+    slot: FakeSupervisor
+    slots: InProcessSlots
+
+    async def owners(self, jobs: Sequence[str]) -> Mapping[tuple[str, int], str]:
+        return {(job, part): "slot" for job, part in self.slot.hosted if job in jobs}
+
+    async def call(self, address: str, op: str, argument: object) -> Any:
+        await asyncio.sleep(0.01)  # others act before the request arrives
+        return await self.slots.call(address, op, argument)
+
+
+@dataclass
+class LogRows:
+    """`integrity.checks.TopicRows` over the model of the log."""
+
+    log: ModelLog
+
+    def below(
+        self, partition: TopicPartition, end: Offset, columns: Sequence[str]
+    ) -> Iterator[pl.DataFrame]:
+        return self.between(partition, Offset(0), end, columns)
+
+    def between(
+        self, partition: TopicPartition, first: Offset, end: Offset, columns: Sequence[str]
+    ) -> Iterator[pl.DataFrame]:
+        for record in self.log.committed(partition, first, end):
+            if record.control is None:
+                yield decode(record.value).select(columns)
+
+
 # --- the cluster ----------------------------------------------------------------------------------
 
 
@@ -227,6 +269,7 @@ class Cluster:
 
     def _front(self, now_us: int) -> QueryService:
         service = SlotService(self._slot, None, None)  # type: ignore[arg-type]  # stand-ins: snapshots and drills are not used here
+        self._service = service
         lookups = Lookups(InProcessSlots(service), Owners(self._slot), 30.0, nothing_hidden)  # type: ignore[arg-type]  # the one method that is called
         absent: Any = None
         return QueryService(
@@ -300,6 +343,30 @@ class Cluster:
             (await self._query.query((WORKSPACE, MAIN), json.dumps(body).encode())).body
         )
         return found
+
+    # --- integrity checks
+
+    def checked(self, dataset: str) -> CheckedDataset:
+        """Return what a check of a dataset needs to know."""
+        (view,) = [each for each in self.made.catalog.datasets if each.name == dataset]
+        assert view.served_by is not None, f"{dataset} cannot be looked up"
+        job = self._jobs[view.served_by]
+        assert isinstance(job.step, TableSpec | AggregateSpec), "only these serve lookups"
+        return CheckedDataset(WORKSPACE, view.name, job.id, job.inputs[0], job.step, job.partitions)
+
+    def integrity(self, *, keys: int, seed: int, now_us: int) -> DatasetCheck:
+        """Return a check of this cluster's datasets over its log and its slot."""
+        return DatasetCheck(
+            OwnedSlot(self._slot, InProcessSlots(self._service)),
+            LogRows(self.log),
+            keys=keys,
+            seed=seed,
+            now=Micros(now_us),
+        )
+
+    def store(self, job: JobId, part: int) -> MemoryHangar:
+        """Return the state of a job partition."""
+        return self._stores[(job, part)]
 
     # --- waiting
 

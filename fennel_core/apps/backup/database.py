@@ -50,7 +50,9 @@ _WRITERS: Final = """
              OR application_name = ANY(%s))
     ORDER BY 1
 """
-_PROGRAMS: Final = ("engine", "history", "snapshots", "drills", "drill", "retention")
+_PROGRAMS: Final = (
+    *("engine", "history", "snapshots", "drills", "drill", "retention", "integrity"),
+)
 EMPTY_TABLES: Final = (
     *("workspace", "token", "commit", "branch", "asset", "job", "secret", "snapshot"),
     *("history_file", "backfill", "erasure", "audit_event"),

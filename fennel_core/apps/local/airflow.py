@@ -34,6 +34,10 @@ POOLS: Final[Mapping[str, Mapping[str, str | int]]] = {
         "slots": PARALLELISM // 2,
         "description": "Snapshots, drills and rebuilds: minutes to hours each",
     },
+    "fennel_checks": {
+        "slots": 1,
+        "description": "Integrity checks: minutes to hours, and nothing waits for them",
+    },
     "fennel_offline": {
         "slots": PARALLELISM // 4,
         "description": "Spark jobs of offline queries: each uses all cores of its master",

@@ -36,6 +36,7 @@ class StatusAnswers:
     retained: Rows | None
     alarms: Rows | None
     drills: Rows | None
+    integrity: Rows | None
     failing: Rows | None
     dead_letters: Rows | None
     executors: ExecutorReport | None
@@ -56,6 +57,7 @@ def read(settings: Settings) -> StatusAnswers:
         retained=_rows(settings, f"{operations}/retained", "retained"),
         alarms=_rows(settings, f"{operations}/needed", "alarms"),
         drills=_rows(settings, f"{operations}/drills", "drills"),
+        integrity=_rows(settings, f"{operations}/integrity", "differing"),
         failing=_rows(settings, f"{operations}/reconcile", "failing"),
         dead_letters=_rows(settings, f"{operations}/dead_letters", "dead_letters"),
         executors=_executors(settings),

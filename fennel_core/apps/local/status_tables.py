@@ -165,6 +165,16 @@ def print_drills(drills: Sequence[AlarmRow] | None) -> None:
         )
 
 
+def print_integrity(differing: Sequence[AlarmRow] | None) -> None:
+    """Print one line per dataset whose lookups differed from a recompute."""
+    for row in differing or ():
+        _console().print(
+            f"Integrity check of {row['checked_at']}: {row['message']}",
+            style="red",
+            highlight=False,
+        )
+
+
 def print_failing_items(items: Sequence[AlarmRow] | None) -> None:
     """Print one line per commit or workspace that reconcile fails to finish."""
     for row in items or ():

@@ -14,6 +14,7 @@ from fennel_core.definition.errors import JsonMalformed
 from fennel_core.definition.json_messages import json_body, json_response, required_string
 from fennel_core.definition.routes import API
 from fennel_core.definition.server_state import Operator, State, operator
+from fennel_core.integrity import findings as integrity_findings
 from fennel_core.ledger.purge import purge_retained
 from fennel_core.snapshots import drills
 from fennel_core.vocab.dead_letters import INGEST
@@ -59,6 +60,24 @@ async def failed_drills(state: State) -> Response:
         for each in await drills.failed_drills(state.pool)
     ]
     return json_response({"drills": failed})
+
+
+@router.get("/integrity")
+async def differing_lookups(state: State) -> Response:
+    """List datasets whose lookups differed from a recompute when they were last checked."""
+    differing = [
+        {
+            "workspace": each.workspace,
+            "dataset": each.dataset,
+            "job": each.job,
+            "message": str(each),
+            "keys_compared": each.compared,
+            "seed": each.seed,
+            "checked_at": each.at.isoformat(),
+        }
+        for each in await integrity_findings.failed_checks(state.pool)
+    ]
+    return json_response({"differing": differing})
 
 
 @router.get("/reconcile")

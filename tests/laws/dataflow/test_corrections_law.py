@@ -9,7 +9,6 @@ and replay. Then every dataset is looked up, as of now and of the past.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -19,64 +18,14 @@ from hypothesis import strategies as st
 from tests.laws.dataflow.oracle import SECOND, Accepted
 from tests.sim.engine.virtual_time import run
 from tests.support.cluster import Cluster
+from tests.support.correction_calls import LAWS, Call, calls_to
 from tests.support.corrections import (
     BASE_S,
-    CITIES,
-    COUNTRIES,
     LOOKUP_TIMES_S,
     LOOKUPS,
     NOW_US,
-    OIDS,
-    UIDS,
     comparable,
 )
-
-
-@dataclass(frozen=True)
-class Call:
-    """One `log` call to one of the servers after a pause, and the death of a job partition before
-    it, if any.
-    """
-
-    server: int
-    endpoint: str
-    rows: tuple[dict[str, Any], ...]
-    pause_s: float
-    death: int | None
-
-
-KEYS: dict[str, dict[str, st.SearchStrategy[Any]]] = {
-    "Clicks": {"uid": st.sampled_from(UIDS), "amount": st.integers(1, 9)},
-    "Users": {"uid": st.sampled_from(UIDS), "city": st.sampled_from(CITIES)},
-    "Cities": {"city": st.sampled_from(CITIES), "country": st.sampled_from(COUNTRIES)},
-    "Orders": {
-        "oid": st.sampled_from(OIDS),
-        "uid": st.sampled_from(UIDS),
-        "amount": st.integers(1, 9),
-    },
-}
-TIMES_MS = (st.integers(0, 12) | st.integers(0, 28)).map(
-    lambda s: 1000 * (BASE_S + s)
-) | st.integers(0, 9_999).map(lambda ms: 1000 * BASE_S + ms)
-
-
-def rows_of(endpoint: str) -> st.SearchStrategy[tuple[dict[str, Any], ...]]:
-    return st.lists(
-        st.fixed_dictionaries({**KEYS[endpoint], "at": TIMES_MS}), min_size=1, max_size=4
-    ).map(tuple)
-
-
-def calls_to(endpoints: tuple[str, ...]) -> st.SearchStrategy[list[Call]]:
-    def to(endpoint: str) -> st.SearchStrategy[Call]:
-        pauses, deaths = (
-            st.sampled_from([0.0, 0.0, 0.05, 2.0]),
-            st.none() | st.none() | st.integers(0, 1000),
-        )
-        return st.builds(
-            Call, st.integers(0, 2), st.just(endpoint), rows_of(endpoint), pauses, deaths
-        )
-
-    return st.lists(st.sampled_from(endpoints).flatmap(to), min_size=1, max_size=10)
 
 
 async def check(datasets: list[str], calls: list[Call], skews_us: list[int], seed: int) -> None:
@@ -166,16 +115,6 @@ def test_features_are_computed_from_corrected_rows():
         return found
 
     assert run(query()) == {"City.count": [2, 0], "City.windows": [0, 0]}
-
-
-LAWS = {
-    ("Users", "Locals", "Homes"): ("Users", "Cities"),
-    ("PerCity",): ("Clicks", "Users"),
-    ("Windowed", "Final"): ("Clicks", "Users"),
-    ("Natives",): ("Clicks", "Users"),
-    ("Abroad",): ("Orders", "Users", "Cities"),
-    ("Totals", "Counts", "Spenders"): ("Orders", "Clicks"),
-}
 
 
 @pytest.mark.parametrize("datasets", LAWS, ids=", ".join)

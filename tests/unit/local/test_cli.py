@@ -58,7 +58,7 @@ def test_the_documented_commands_exist() -> None:
         "demo",
         "clean",
     }
-    assert names >= {"snapshot", "recover", "drill"}
+    assert names >= {"snapshot", "recover", "drill", "integrity"}
 
 
 def test_each_command_and_option_has_a_help_text() -> None:
@@ -75,7 +75,9 @@ def test_every_command_has_help(path: tuple[str, ...]) -> None:
     assert "Usage:" in shown
 
 
-@pytest.mark.parametrize("words", [("snapshot",), ("recover", "--workspace", "shop"), ("drill",)])
+@pytest.mark.parametrize(
+    "words", [("snapshot",), ("recover", "--workspace", "shop"), ("drill",), ("integrity",)]
+)
 def test_commands_report_that_the_platform_is_down_in_one_line(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -85,6 +85,19 @@ def test_a_failed_drill_is_shown_with_time_and_both_hashes(
     assert capsys.readouterr().out == ""
 
 
+def test_lookups_that_differ_are_shown_with_the_time_of_the_check(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    message = "Totals of shop (shop.job.a.1): differs: 20 keys compared, key [7]: `sum`"
+    rows = [{"message": message, "checked_at": "2026-01-01T04:00:00+00:00"}]
+    status_tables.print_integrity(rows)
+    shown = " ".join(capsys.readouterr().out.split())
+    assert shown == f"Integrity check of 2026-01-01T04:00:00+00:00: {message}"
+    status_tables.print_integrity([])
+    status_tables.print_integrity(None)
+    assert capsys.readouterr().out == ""
+
+
 def test_an_item_that_reconcile_fails_to_finish_is_shown_with_its_error(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

@@ -1,0 +1,1 @@
+"""Recompute samples of what lookups return from history, naively, and compare."""

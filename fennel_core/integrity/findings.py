@@ -1,0 +1,158 @@
+"""What the last check of each dataset found, stored in Postgres.
+
+A row per job that serves lookups. A difference is an alarm (`status`, a metric and the log of the
+definition server) until a later check of the same keys finds none, or the job is deleted: the keys
+that differed are in every later sample. A check that could not be carried out changes no row.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Final, cast
+
+from fennel_core.blueprints import stored_names
+from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.connections.postgres import Pool
+from fennel_core.integrity.checks import (
+    KEPT_DIFFERENCES,
+    CheckedDataset,
+    DatasetFinding,
+    IntegrityVerdict,
+)
+from fennel_core.operators.spec import AggregateSpec, TableSpec
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import DatasetName, JobId, WorkspaceId
+
+SERVED: Final = """
+    SELECT w.name, c.catalog FROM workspace w JOIN branch b ON b.workspace = w.name
+        JOIN commit c ON c.id = b.serving
+    WHERE w.state = 'open' AND c.catalog IS NOT NULL ORDER BY w.name, b.name
+"""
+SPECS: Final = """
+    SELECT j.id, j.spec, i.differing FROM job j LEFT JOIN integrity_check i ON i.job_id = j.id
+    WHERE j.id = ANY(%s::text[]) AND j.desired = 'run'
+"""
+UPSERT: Final = """
+    INSERT INTO integrity_check (job_id, dataset, verdict, detail, compared, differing, seed)
+    SELECT id, %s, %s, %s, %s, %s::bytea[], %s FROM job WHERE id = %s
+    ON CONFLICT (job_id) DO UPDATE
+    SET dataset = excluded.dataset, verdict = excluded.verdict, detail = excluded.detail,
+        compared = excluded.compared, differing = excluded.differing, seed = excluded.seed,
+        checked_at = now()
+"""
+DIFFERING: Final = """
+    SELECT j.workspace, i.dataset, i.job_id, i.detail, i.compared, i.seed, i.checked_at
+    FROM integrity_check i JOIN job j ON j.id = i.job_id
+    WHERE i.verdict = 'differs' AND j.desired = 'run' ORDER BY j.workspace, i.dataset, i.job_id
+"""
+DETAIL_CHARACTERS: Final = 2_000
+LISTED_NAMES: Final = 30
+
+
+@dataclass(frozen=True, slots=True)
+class FailedIntegrityCheck:
+    """A dataset whose lookups differed from the recompute when it was last checked."""
+
+    workspace: str
+    dataset: str
+    job: str
+    detail: str
+    compared: int
+    seed: int
+    at: datetime
+
+    def __str__(self) -> str:
+        return f"{self.dataset} of {self.workspace} ({self.job}): {self.detail}"
+
+
+async def datasets_to_check(
+    pool: Pool, workspace: str | None, dataset: str | None
+) -> list[CheckedDataset]:
+    """Return every dataset that a branch serves lookups of, each job once, or those selected.
+
+    Raises ApiError, listing valid names, if the names select none.
+    """
+    async with pool.connection() as connection:
+        rows = await (await connection.execute(SERVED)).fetchall()
+        served: dict[JobId, tuple[WorkspaceId, DatasetName, int]] = {}
+        for name, data in rows:
+            catalog = stored_names.loads(cast(bytes, data), Catalog)
+            for view in catalog.datasets:
+                if view.served_by is not None:
+                    known = (WorkspaceId(str(name)), view.name, catalog.partitions)
+                    served.setdefault(view.served_by, known)
+        specs = await (await connection.execute(SPECS, (list(served),))).fetchall()
+    found = [
+        checked
+        for job, spec, differing in specs
+        if (
+            checked := _checked(
+                served[JobId(str(job))],
+                stored_names.loads(cast(bytes, spec), Job),
+                frozenset(map(bytes, cast("list[bytes]", differing or []))),
+            )
+        )
+        is not None
+    ]
+    selected = [
+        each
+        for each in found
+        if workspace in (None, each.workspace) and dataset in (None, each.dataset)
+    ]
+    if not selected and (workspace or dataset):
+        raise ApiError(404, "nothing-of-that-name", _unknown(workspace, dataset, found))
+    return sorted(selected, key=lambda each: (each.workspace, each.dataset, each.job))
+
+
+def _checked(
+    served: tuple[WorkspaceId, DatasetName, int], job: Job, known: frozenset[bytes]
+) -> CheckedDataset | None:
+    if not isinstance(job.step, TableSpec | AggregateSpec):
+        return None
+    workspace, dataset, partitions = served
+    (topic,) = job.inputs
+    return CheckedDataset(workspace, dataset, job.id, topic, job.step, partitions, known)
+
+
+async def record(pool: Pool, checked: CheckedDataset, finding: DatasetFinding, seed: int) -> None:
+    """Store a finding; one that did not compare the keys of an alarm leaves it unchanged."""
+    if finding.verdict in (IntegrityVerdict.UNKNOWN, IntegrityVerdict.SKIPPED):
+        return
+    if checked.known and finding.details and not finding.differing:
+        return
+    keys = list(dict.fromkeys(each.key for each in finding.differences))[:KEPT_DIFFERENCES]
+    values = (
+        *(checked.dataset, finding.verdict.value, str(finding)[:DETAIL_CHARACTERS]),
+        *(finding.keys, keys, seed, checked.job),
+    )
+    async with pool.connection() as connection:
+        await connection.execute(UPSERT, values)
+
+
+async def failed_checks(pool: Pool) -> list[FailedIntegrityCheck]:
+    """Return every dataset whose last check found a difference."""
+    async with pool.connection() as connection:
+        rows = await (await connection.execute(DIFFERING)).fetchall()
+    return [
+        FailedIntegrityCheck(
+            str(workspace),
+            str(dataset),
+            str(job),
+            str(detail),
+            cast(int, compared),
+            cast(int, seed),
+            cast(datetime, at),
+        )
+        for workspace, dataset, job, detail, compared, seed, at in rows
+    ]
+
+
+def _unknown(workspace: str | None, dataset: str | None, known: Collection[CheckedDataset]) -> str:
+    if not known:
+        return "no branch serves lookups of a dataset; commit one first"
+    wanted = f"dataset `{dataset}`" if dataset else "dataset"
+    where = f" in workspace `{workspace}`" if workspace else ""
+    valid = sorted(f"`{each.dataset}` of `{each.workspace}`" for each in known)[:LISTED_NAMES]
+    return f"no {wanted} can be looked up{where}; valid ones: {', '.join(valid)}"

@@ -1,0 +1,66 @@
+"""The versions of topics for checks: files of history, then the topic's tail, below one offset."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+
+import polars as pl
+
+from fennel_core.connections.postgres import Pool
+from fennel_core.history.kafka import TopicReader
+from fennel_core.history.topic_slices import TopicSlice, plan_slices, version_batches
+from fennel_core.integrity.errors import RowsUnreadable
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
+from fennel_core.vocab.versions import decode
+
+
+def cut(whole: TopicSlice, end: Offset, max_bytes: int) -> TopicSlice:
+    """Return the part of a slice below `end`, which begins with the first record of its topic.
+
+    Raises RowsUnreadable if records were deleted, or if its files have more than `max_bytes`.
+    """
+    if whole.begins > 0 or whole.has_gap:
+        raise RowsUnreadable(
+            f"records below offset {max(whole.begins, whole.tail_first)} are deleted, so nothing "
+            "can be recomputed"
+        )
+    files = tuple(file for file in whole.files if file.first_offset < end)
+    if (size := sum(file.size_bytes for file in files)) > max_bytes:
+        raise RowsUnreadable(
+            f"its history has {size} bytes, more than a check may read now ({max_bytes})"
+        )
+    return replace(whole, files=files, tail_first=min(whole.tail_first, end), end=end)
+
+
+class HistoryRows:
+    """`checks.TopicRows` over history on S3 and Kafka, planned for each partition."""
+
+    def __init__(
+        self, settings: Settings, pool: Pool, loop: asyncio.AbstractEventLoop, max_bytes: int
+    ) -> None:
+        """`loop`: the event loop of the pool; the methods are called on other threads."""
+        self._settings, self._pool, self._loop = settings, pool, loop
+        self._max_bytes = max_bytes
+
+    def below(
+        self, partition: TopicPartition, end: Offset, columns: Sequence[str]
+    ) -> Iterator[pl.DataFrame]:
+        """See `checks.TopicRows.below`."""
+        planned = asyncio.run_coroutine_threadsafe(self._plan(partition[0]), self._loop).result()
+        whole = next((each for each in planned[partition[0]] if each.partition == partition), None)
+        if whole is None:
+            raise RowsUnreadable(f"the topic `{partition[0]}` does not exist")
+        yield from version_batches(self._settings, cut(whole, end, self._max_bytes), columns)
+
+    def between(
+        self, partition: TopicPartition, first: Offset, end: Offset, columns: Sequence[str]
+    ) -> Iterator[pl.DataFrame]:
+        """See `checks.TopicRows.between`."""
+        for record in TopicReader(self._settings).tail(partition, first, end):
+            yield decode(record.value).select(columns)
+
+    async def _plan(self, topic: TopicName) -> Mapping[TopicName, tuple[TopicSlice, ...]]:
+        return await plan_slices(self._settings, self._pool, [topic])

@@ -1,0 +1,112 @@
+"""Which datasets are checked, and how an alarm begins and ends."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+
+import pytest
+
+from fennel_core.blueprints import stored_names
+from fennel_core.connections.postgres import Pool, pool
+from fennel_core.definition.integrity_check import DIFFERING, IntegrityAlarm
+from fennel_core.integrity import findings
+from fennel_core.integrity.checks import CheckedDataset, DatasetFinding, KeyDifference
+from fennel_core.integrity.naive_rows import RowDifference
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import Micros
+from tests.support.cluster import blueprint
+
+KEY, OTHER = b"\x91\xa1a", b"\x91\xa1b"
+
+
+@pytest.fixture
+async def committed(database: str) -> AsyncIterator[Pool]:
+    """Two branches of a workspace that serve the same version."""
+    made = blueprint("corrections")
+    async with pool(database, name="test", size=2) as connections:
+        async with connections.connection() as connection:
+            await connection.execute("INSERT INTO workspace (name, partitions) VALUES ('w', 4)")
+            await connection.execute(
+                "INSERT INTO commit (id, workspace, branch, state, digest, request, options, "
+                "problems, catalog) VALUES ('c1', 'w', 'main', 'finished', '', '', '{}', '[]', %s)",
+                (stored_names.dumps(made.catalog),),
+            )
+            for branch in ("main", "copy"):
+                await connection.execute(
+                    "INSERT INTO branch (workspace, name, target, serving) "
+                    "VALUES ('w', %s, 'c1', 'c1')",
+                    (branch,),
+                )
+            for job in made.jobs:
+                await connection.execute(
+                    "INSERT INTO job (id, workspace, spec) VALUES (%s, 'w', %s)",
+                    (job.id, stored_names.dumps(job)),
+                )
+        yield connections
+
+
+def differing(*keys: bytes) -> DatasetFinding:
+    row = RowDifference(("city",), [1, "rome"], [1, "oslo"])
+    differences = [KeyDifference(key, Micros(5), row) for key in keys]
+    return DatasetFinding(keys=9, rows=30, differing=len(keys), differences=differences)
+
+
+async def _one(connections: Pool, dataset: str) -> CheckedDataset:
+    (found,) = await findings.datasets_to_check(connections, "w", dataset)
+    return found
+
+
+async def test_every_dataset_with_lookups_is_checked_once(committed: Pool) -> None:
+    found = await findings.datasets_to_check(committed, None, None)
+    served = {
+        view.name
+        for view in blueprint("corrections").catalog.datasets
+        if view.served_by is not None
+    }
+    assert {"Users", "Locals", "PerCity", "Abroad"} <= served
+    assert sorted(each.dataset for each in found) == sorted(served)
+    assert {(each.workspace, each.partitions, each.known) for each in found} == {
+        ("w", 4, frozenset())
+    }
+
+
+async def test_an_unknown_dataset_is_refused_with_the_valid_names(committed: Pool) -> None:
+    for names in (("w", "Nothing"), ("x", None), ("x", "Users")):
+        with pytest.raises(ApiError, match=r"valid ones: .*`Users` of `w`") as refused:
+            await findings.datasets_to_check(committed, *names)
+        assert refused.value.code == "nothing-of-that-name"
+
+
+async def test_a_difference_is_an_alarm_until_the_same_keys_agree(committed: Pool) -> None:
+    alarm, users = IntegrityAlarm(committed, 1.0), await _one(committed, "Users")
+    await findings.record(committed, users, differing(KEY, OTHER, KEY), seed=7)
+    (failed,) = await findings.failed_checks(committed)
+    assert (failed.dataset, failed.compared, failed.seed) == ("Users", 9, 7)
+    assert "key ['a'] as of 5: `city`" in failed.detail
+    assert "rome" not in failed.detail, "the database has keys and no rows"
+    await alarm.check_once()
+    assert DIFFERING._value.get() == 1
+
+    again = await _one(committed, "Users")
+    assert again.known == {KEY, OTHER}, "its next sample has these keys"
+    gone = DatasetFinding(keys=3, details=["partition 1: no slot owns it now"])
+    for nothing in (gone, DatasetFinding(), DatasetFinding(failed=True)):
+        await findings.record(committed, again, nothing, seed=8)
+        assert [each.seed for each in await findings.failed_checks(committed)] == [7]
+    await findings.record(committed, again, DatasetFinding(keys=3), seed=9)
+    assert await findings.failed_checks(committed) == []
+    assert (await _one(committed, "Users")).known == frozenset()
+    await alarm.check_once()
+    assert DIFFERING._value.get() == 0
+
+
+async def test_the_alarm_of_a_deleted_job_is_gone_and_none_is_stored_for_it(
+    committed: Pool,
+) -> None:
+    users = await _one(committed, "Users")
+    await findings.record(committed, users, differing(KEY), seed=7)
+    async with committed.connection() as connection:
+        await connection.execute("DELETE FROM job WHERE id = %s", (users.job,))
+    assert await findings.failed_checks(committed) == []
+    await findings.record(committed, users, differing(KEY), seed=7)
+    assert await findings.failed_checks(committed) == []
