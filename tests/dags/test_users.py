@@ -152,7 +152,6 @@ def test_only_administrators_rebuild_and_drill(
         assert done == []
 
 
-@pytest.mark.usefixtures("audit")
 def test_only_administrators_check_the_integrity_of_a_workspace(
     audit: Audit, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -185,6 +184,7 @@ def test_a_difference_fails_the_task_with_the_next_action_and_is_not_repeated(
     assert "fennel-core recover --job ID" in caplog.text
 
 
+@pytest.mark.usefixtures("audit")
 def test_the_schedule_drills_without_a_user(monkeypatch: pytest.MonkeyPatch) -> None:
     ran: list[Any] = []
     monkeypatch.setattr(task_bodies.drills, "run_drills", lambda *a, **_: ran.append(a))
