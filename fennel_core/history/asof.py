@@ -30,7 +30,8 @@ def content(
     """Return the rows of the dataset at `as_of` (inclusive), in no particular order.
 
     `versions` has the columns of `vocab.versions` and all versions of each key in it. The result
-    has the dataset's columns.
+    has the dataset's columns. `schema` may lack columns of the dataset: rows that differ in these
+    only are as many as they are.
     """
     past = versions.select(*schema.names, *META).filter(
         pl.col(schema.timestamp).to_physical() <= as_of
@@ -41,15 +42,20 @@ def content(
             schema.key_names, keep="last", maintain_order=True
         )
         left = latest.filter(~pl.col(IS_TOMBSTONE))
+    return without_erased(left, erased).select(schema.names)
+
+
+def without_erased(rows: pl.DataFrame, erased: Sequence[ErasedKeys]) -> pl.DataFrame:
+    """Return the rows that are not erased. Erasures of columns that they lack are ignored."""
     for each in erased:
-        if set(each.columns) <= set(schema.names) and not left.is_empty():
-            left = left.filter(
+        if set(each.columns) <= set(rows.columns) and not rows.is_empty():
+            rows = rows.filter(
                 pl.Series(
-                    [key not in each.keys for key in key_bytes(left, each.columns)],
+                    [key not in each.keys for key in key_bytes(rows, each.columns)],
                     dtype=pl.Boolean,
                 )
             )
-    return left.select(schema.names)
+    return rows
 
 
 def _consolidated(versions: pl.DataFrame, schema: Schema) -> pl.DataFrame:
@@ -67,9 +73,11 @@ def _consolidated(versions: pl.DataFrame, schema: Schema) -> pl.DataFrame:
         .group_by(POS, _ROW)
         .agg(pl.exclude(SIGN).first(), pl.col(SIGN).cast(pl.Int64).sum())
     )
+    left = net.filter(pl.col(SIGN) > 0)
+    copies = left.select(pl.int_ranges(SIGN).alias(_ROW)).to_series()
     kept = (
-        net.filter(pl.col(SIGN) > 0)
-        .with_columns(pl.col(SIGN).cast(pl.Int8))
+        left.with_columns(pl.lit(1, dtype=pl.Int8).alias(SIGN), copies)
+        .explode(_ROW)
         .select(versions.columns)
     )
     return pl.concat([versions.join(retracted, on=POS, how="anti"), kept])

@@ -16,7 +16,7 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import BinaryIO, Final
+from typing import BinaryIO, Final, Protocol
 
 import polars as pl
 import pyarrow.parquet as pq
@@ -46,7 +46,7 @@ def file_frame(messages: Sequence[tuple[Offset, bytes]], keys: tuple[str, ...]) 
         for offset, value in messages
     ]
     frame = pl.concat(frames)
-    return frame.with_columns(_groups(frame, keys)).sort(GROUP, OFFSET, maintain_order=True)
+    return frame.with_columns(key_groups(frame, keys)).sort(GROUP, OFFSET, maintain_order=True)
 
 
 def encode_file(frame: pl.DataFrame) -> bytes:
@@ -68,6 +68,23 @@ def decode_file(body: bytes, columns: Sequence[str] | None = None) -> pl.DataFra
     return pl.read_parquet(io.BytesIO(body), columns=None if columns is None else list(columns))
 
 
+class RowFilter(Protocol):
+    """Selects rows while they are read."""
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """The columns that are read to decide."""
+        ...
+
+    def kept(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """Return the selected rows."""
+        ...
+
+    def may_keep(self, group: pq.RowGroupMetaData) -> bool:
+        """Return whether a row group may have a selected row, by its statistics."""
+        ...
+
+
 @dataclass(frozen=True, slots=True)
 class TimeLimit:
     """Selects rows whose time column `name` is at `latest` or before."""
@@ -75,14 +92,23 @@ class TimeLimit:
     name: str
     latest: Micros
 
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `RowFilter.names`."""
+        return (self.name,)
+
     def keeps(self) -> pl.Expr:
         """Return which rows are selected."""
         return pl.col(self.name).to_physical() <= self.latest
 
+    def kept(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """See `RowFilter.kept`."""
+        return rows.filter(self.keeps())
+
     def may_keep(self, group: pq.RowGroupMetaData) -> bool:
-        """Return whether a row group may have a selected row, by its statistics."""
-        found = _bounds(group, self.name)
-        return found is None or found[0] <= self.latest
+        """See `RowFilter.may_keep`."""
+        found = statistics_of(group, self.name)
+        return found is None or not found.has_min_max or bool(found.min_raw <= self.latest)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,37 +121,39 @@ class KeyGroups:
     keys: tuple[str, ...]
     groups: frozenset[int]
 
-    def keeps(self) -> pl.Expr:
-        """Return which rows of a file are selected."""
-        return pl.col(GROUP).is_in(sorted(self.groups))
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `RowFilter.names`."""
+        return (GROUP,)
+
+    def kept(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """See `RowFilter.kept`; the rows of a message do not have their key groups."""
+        found = rows[GROUP] if GROUP in rows.columns else key_groups(rows, self.keys)
+        return rows.filter(found.is_in(sorted(self.groups)))
 
     def may_keep(self, group: pq.RowGroupMetaData) -> bool:
-        """Return whether a row group may have a selected row, by its statistics."""
-        found = _bounds(group, GROUP)
-        return found is None or any(found[0] <= each <= found[1] for each in self.groups)
-
-    def of_message(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """Return the selected rows of a message, which does not have its rows' key groups."""
-        return rows.filter(_groups(rows, self.keys).is_in(sorted(self.groups)))
+        """See `RowFilter.may_keep`."""
+        found = statistics_of(group, GROUP)
+        if found is None or not found.has_min_max:
+            return True
+        return any(found.min_raw <= each <= found.max_raw for each in self.groups)
 
 
-def _bounds(group: pq.RowGroupMetaData, name: str) -> tuple[int, int] | None:
-    """Return the smallest and largest value of a column of integers; None if they are unknown."""
+def statistics_of(group: pq.RowGroupMetaData, name: str) -> pq.Statistics | None:
+    """Return the statistics of a column of a row group, None if it has none."""
     for place in range(group.num_columns):
         column = group.column(place)
         if column.path_in_schema == name:
-            found = column.statistics
-            known = found is not None and found.has_min_max
-            return (found.min_raw, found.max_raw) if known else None
+            return column.statistics
     return None
 
 
 def file_batches(
     source: BinaryIO | io.RawIOBase,
     columns: Sequence[str],
-    limit: TimeLimit | None = None,
+    limit: RowFilter | None = None,
     below: Offset | None = None,
-    groups: KeyGroups | None = None,
+    groups: RowFilter | None = None,
 ) -> Iterator[pl.DataFrame]:
     """Yield columns of a file in batches, in the order of the file, one row group at a time.
 
@@ -133,9 +161,9 @@ def file_batches(
     `below`: the first offset to leave out.
     """
     file = pq.ParquetFile(source, pre_buffer=True)
-    filtering = [*([limit.name] if limit else []), *([GROUP] if groups else []), OFFSET]
-    read = list(dict.fromkeys([*columns, *filtering]))
     selections = [each for each in (limit, groups) if each is not None]
+    filtering = [name for each in selections for name in each.names]
+    read = list(dict.fromkeys([*columns, *filtering, OFFSET]))
     for number in range(file.num_row_groups):
         if not all(each.may_keep(file.metadata.row_group(number)) for each in selections):
             continue
@@ -143,14 +171,14 @@ def file_batches(
             rows = pl.from_arrow(batch)
             assert isinstance(rows, pl.DataFrame), "a batch becomes a frame"
             for each in selections:
-                rows = rows.filter(each.keeps())
+                rows = each.kept(rows)
             if below is not None:
                 rows = rows.filter(pl.col(OFFSET) < below)
             yield rows.select(columns)
 
 
-def _groups(frame: pl.DataFrame, keys: tuple[str, ...]) -> pl.Series:
-    """Return the key group of each row; computed once per distinct key."""
+def key_groups(frame: pl.DataFrame, keys: tuple[str, ...]) -> pl.Series:
+    """Return the key group of each row, as `GROUP`; computed once per distinct key."""
     if not keys or frame.is_empty():
         return pl.repeat(0, frame.height, dtype=pl.Int32, eager=True).alias(GROUP)
     distinct = (

@@ -26,7 +26,7 @@ from fennel_core.connections.postgres import Pool
 from fennel_core.history import parquet
 from fennel_core.history.errors import ReadFailed
 from fennel_core.history.kafka import TopicReader
-from fennel_core.history.parquet import KeyGroups, TimeLimit
+from fennel_core.history.parquet import RowFilter
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.store import HistoryFile
 from fennel_core.settings.model import Settings
@@ -64,7 +64,20 @@ class TopicSlice:
 
     def until(self, latest: Micros) -> TopicSlice:
         """Return the slice without files whose rows all have a later event time."""
-        useful = (f for f in self.files if f.min_ts is not None and f.min_ts <= latest)
+        return self.between(None, latest)
+
+    def between(self, first: int | None, last: int | None) -> TopicSlice:
+        """Return the slice without files that have no row with an event time from `first` to
+        `last`; None: without an end.
+        """
+        useful = (
+            file
+            for file in self.files
+            if file.min_ts is not None
+            and file.max_ts is not None
+            and (first is None or file.max_ts >= first)
+            and (last is None or file.min_ts <= last)
+        )
         return replace(self, files=tuple(useful))
 
     def pieces(self) -> tuple[TopicSlice, ...]:
@@ -102,22 +115,22 @@ def version_batches(
     settings: Settings,
     part: TopicSlice,
     columns: Sequence[str],
-    limit: TimeLimit | None = None,
-    groups: KeyGroups | None = None,
+    limit: RowFilter | None = None,
+    groups: RowFilter | None = None,
 ) -> Iterator[pl.DataFrame]:
     """Yield the columns `columns` of a slice in the order of its records, in batches.
 
-    Rows later than `limit` are left out, and those of keys outside of `groups`. Raises ReadFailed
-    for a file that is gone, and what S3 and Kafka raise.
+    Rows that `limit` or `groups` does not select are left out. Raises ReadFailed for a file that is
+    gone, and what S3 and Kafka raise.
     """
     for file in part.files:
         yield from _of_file(settings, part, file, columns, limit, groups)
     if part.tail_first < part.end:
         for message in TopicReader(settings).tail(part.partition, part.tail_first, part.end):
             rows = decode(message.value)
-            if groups is not None:
-                rows = groups.of_message(rows)
-            yield (rows if limit is None else rows.filter(limit.keeps())).select(columns)
+            for each in (limit, groups):
+                rows = rows if each is None else each.kept(rows)
+            yield rows.select(columns)
 
 
 def _of_file(
@@ -125,8 +138,8 @@ def _of_file(
     part: TopicSlice,
     file: HistoryFile,
     columns: Sequence[str],
-    limit: TimeLimit | None,
-    groups: KeyGroups | None,
+    limit: RowFilter | None,
+    groups: RowFilter | None,
 ) -> Iterator[pl.DataFrame]:
     key = part.root + file.object_key
     source = s3.RangedObject(_client(settings), settings.s3_bucket, key, file.size_bytes)

@@ -211,7 +211,7 @@ class GroupAnswers:
     ) -> None:
         self._group, self._erasures = group, erasures
         self._answerers = {
-            job: _answerer(source, number, open_scratch)
+            job: answerer(source, number, open_scratch)
             for number, (job, source) in enumerate(group.sources)
         }
         self._sources = dict(group.sources)
@@ -263,9 +263,10 @@ class GroupAnswers:
         return keys.is_in(pl.Series(hidden, dtype=pl.Binary).implode())
 
 
-def _answerer(
+def answerer(
     source: LookupSource, number: int, open_scratch: Callable[[], ScratchStore]
 ) -> Answerer:
+    """Return what answers the requests of a timeline from dataset number `number`."""
     match source:
         case TableSource():
             return AsOfJoin(source, number)

@@ -1,6 +1,7 @@
 """A Spark program that reads datasets with the data source and prints their rows.
 
-Its standard input is a JSON list of options per read. It is a program because Spark's classpath and
+Its standard input is a JSON list of options per read, `where` among them, a condition of Spark. It
+is a program because Spark's classpath and
 environment are fixed when its JVM starts.
 """
 
@@ -13,7 +14,7 @@ import sys
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from fennel_core.history.datasource import FennelDataSource
+from fennel_core.dataframes.datasource import register
 
 MARK = "READS "
 
@@ -27,11 +28,12 @@ def main() -> None:
         .config("spark.sql.session.timeZone", "UTC")
         .getOrCreate()
     )
-    spark.dataSource.register(FennelDataSource)
+    register(spark)
     answers = []
     for options in json.load(sys.stdin):
         try:
-            frame = spark.read.format("fennel").options(**options).load()
+            where = options.pop("where", "true")
+            frame = spark.read.format("fennel").options(**options).load().where(where)
             rows = [
                 [str(value) if hasattr(value, "year") else value for value in row]
                 for row in frame.collect()

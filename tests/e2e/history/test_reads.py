@@ -11,7 +11,12 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.connections import erasures
-from fennel_core.history.datasource import FennelReader, ReadFailed, parse_options, spark_schema
+from fennel_core.dataframes import read_options
+from fennel_core.dataframes.datasource import FennelReader, OpenedRead, spark_schema
+from fennel_core.dataframes.part_rows import PlatformVersions
+from fennel_core.dataframes.planning import plan_read
+from fennel_core.dataframes.read_request import parse_options
+from fennel_core.history.errors import ReadFailed
 from fennel_core.vocab.ids import DatasetName
 from tests.e2e.history.rolling import answers, roll_all
 from tests.e2e.history.world import (
@@ -41,9 +46,10 @@ async def read(world: World, options: dict[str, str]) -> list[tuple[Any, ...]]:
 
     def work() -> list[tuple[Any, ...]]:
         want = parse_options(options, datetime.now(UTC))
-        reader = FennelReader(
-            world.settings, want, spark_schema(KEYED if want.dataset == "Homes" else KEYLESS)
-        )
+        plan = read_options.run(plan_read(world.settings, want))
+        schema = spark_schema(plan.read.available, plan.comments)
+        opened = OpenedRead(plan, PlatformVersions(world.settings))
+        reader = FennelReader(opened, schema, want.part_rows)
         tables = [
             pa.Table.from_batches([batch])
             for part in reader.partitions()
@@ -83,13 +89,24 @@ async def test_spark_reads_a_dataset_by_name_and_reports_errors(world: World) ->
     await rolled(world, 1_000)
     past = BEGIN + timedelta(seconds=300)
     homes = {"dataset": "Homes", "token": TOKEN}
-    now, then, refused = await answers(
-        world, homes, {**homes, "as_of": past.isoformat()}, {**homes, "dataset": "House"}
+    some = next(row["user"] for row in world.rows["Homes"])
+    now, then, one, changes, refused = await answers(
+        world,
+        homes,
+        {**homes, "as_of": past.isoformat()},
+        {**homes, "where": f"user = {some}", "columns": "at,user"},
+        {**homes, "mode": "changelog", "columns": "user,__sign"},
+        {**homes, "dataset": "House"},
     )
     for found, at in ((now, datetime.now(UTC)), (then, past)):
         assert "rows" in found, found["error"][-3000:]
         assert sorted(found["rows"], key=str) == as_rows(expected(world.rows["Homes"], KEYED, at))
     assert now["parts"] == PARTITIONS
+    content = expected(world.rows["Homes"], KEYED, datetime.now(UTC))
+    assert one["rows"] == [row[::-2] for row in as_rows(content) if row[0] == some]
+    assert one["parts"] == 1, "only the partition of the key is read"
+    signed = [[row["user"], row["__sign"]] for row in world.rows["Homes"]]
+    assert sorted(changes["rows"]) == sorted(signed)
     assert now["columns"] == [["user", "bigint"], ["city", "string"], ["at", "timestamp"]]
     assert (
         "unknown dataset `House` in branch `main`; valid datasets: `Events`, `Homes`, `Total`"
@@ -108,11 +125,16 @@ async def test_spark_reads_a_dataset_by_name_and_reports_errors(world: World) ->
         ({"token": ""}, '.option("token", "<your token>")'),
         ({"token": "", "workspace": "nobody"}, "unknown workspace `nobody`"),
         ({"workspace": "other"}, "the token is for workspace `shop`, not `other`"),
+        ({"mode": "newest"}, "unknown mode `newest`; valid modes: as_of, latest, changelog"),
+        ({"mode": "latest", "as_of": "2026-05-01"}, "`as_of` has no effect in mode `latest`"),
+        ({"columns": "user,home"}, "unknown column `home`; valid columns: `at`, `city`, `user`"),
+        ({"columns": "user,user"}, "not a list of different names"),
+        ({"partition_rows": "0"}, "partition_rows `0` is not a number of rows"),
         ({"as_of": "yesterday"}, 'use a form like "2026-05-01T12:00:00Z"'),
         (
             {"asof": "2026"},
             "unknown option `asof`; valid options: dataset, token, workspace, branch, "
-            "as_of, env_file",
+            "mode, as_of, columns, partition_rows, env_file",
         ),
     ],
 )

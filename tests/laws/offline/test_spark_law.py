@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import sys
 from collections.abc import Iterator, Sequence
@@ -15,8 +17,10 @@ import pyarrow as pa
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
-from pyspark.sql import SparkSession
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
 
+from fennel_core.dataframes.datasource import COMMENT, PUSHDOWN
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.history.parquet import TimeLimit
 from fennel_core.offline.batch_work import StepTools
@@ -27,8 +31,12 @@ from fennel_core.offline.scratch import ScratchStore
 from fennel_core.offline.spark import SparkRun, in_row_order, session
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Micros
+from tests.laws.dataframes import spark_source
+from tests.laws.dataframes.page_source import PageDataSource
+from tests.laws.dataframes.spark_source import MemoryDataSource
 from tests.laws.offline.queries import QUERIES, Query, expected, given_frame, plain_rows
 from tests.laws.offline.worlds import SPECS, Code, World, job_of, planned, worlds
+from tests.support.tutorial import FENCE
 
 ROOT = Path(__file__).parents[3]
 PARTITIONS = 2
@@ -114,3 +122,57 @@ def test_spark_computes_what_the_oracle_has(
     )
     found = computed(spark, world, outputs, queries)
     assert found == [expected(world, outputs, row, at) for row, at in queries]
+
+
+CONDITIONS = (
+    "name IN ('bob', NULL) AND at BETWEEN timestamp'1970-01-01 00:00:34Z' AND "
+    "timestamp'1970-01-01 00:00:38Z'",
+    "name > 'b' AND (visits % 2 = 0 OR score IS NULL) AND price > 0.25 AND NOT member",
+)
+ONE_KEY = "name = 'ada' AND day = date'2026-01-01'"
+
+
+def test_filters_that_spark_hands_over_select_what_spark_selects(spark: SparkSession) -> None:
+    spark.conf.set(PUSHDOWN, "true")
+    spark.dataSource.register(MemoryDataSource)
+    memory = {"dataset": "Memory", "workspace": "w", "partition_rows": "10"}
+    frame = spark.read.format("memory").options(**memory).load()
+    assert {each.name: each.metadata.get(COMMENT) for each in frame.schema if each.metadata} == (
+        spark_source.COMMENTS
+    )
+    every = spark.createDataFrame(spark_source.rows(), frame.schema)
+    for condition in CONDITIONS:
+        assert shown(frame.where(condition)) == shown(every.where(condition)), condition
+    one = frame.where(ONE_KEY)
+    assert one.rdd.getNumPartitions() == 1, "the other partition of the topic has other keys"
+    assert shown(one) == shown(every.where(ONE_KEY))
+    narrow = spark.read.format("memory").options(**memory).schema("visits long, name string")
+    assert shown(narrow.load()) == shown(every.select("visits", "name"))
+    with pytest.raises(PySparkException, match="column `visits` is bigint and not string"):
+        narrow.schema("visits string").load().collect()
+
+
+def shown(frame: DataFrame) -> list[str]:
+    """Return rows as text in order: NaN is not equal to itself."""
+    return sorted(str(tuple(row)) for row in frame.collect())
+
+
+def test_the_examples_of_the_page_print_what_it_shows(spark: SparkSession) -> None:
+    page = (ROOT / "docs" / "dataframes.md").read_text().split("## Options")[0]
+    begin, *blocks = [
+        (found[1], found[2])
+        for found in FENCE.finditer(page)
+        if not found[2].startswith("# shop.py")
+    ]
+    names: dict[str, Any] = {}
+    exec(begin[1], names)  # noqa: S102  # an example of the documentation
+    spark.dataSource.register(PageDataSource)
+    printed = ""
+    for language, text in blocks:
+        if language != "python":
+            assert printed.strip() == text.strip()
+            continue
+        out = io.StringIO()
+        with contextlib.redirect_stdout(out):
+            exec(text, names)  # noqa: S102  # as above
+        printed = out.getvalue()

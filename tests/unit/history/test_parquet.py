@@ -140,7 +140,7 @@ def test_row_groups_of_other_key_groups_are_not_read(monkeypatch: pytest.MonkeyP
         expected = whole.filter(pl.col(GROUP).is_in(wanted)).select("k", "__pos")
         assert pl.concat([expected.clear(), *of_file]).equals(expected)
         assert len(of_file) == expected.height // 10, "no other row group was read"
-        of_tail = [groups.of_message(decode(value)) for _, value in messages]
+        of_tail = [groups.kept(decode(value)) for _, value in messages]
         assert sorted(pl.concat(of_tail)["__pos"]) == sorted(expected["__pos"])
 
 
@@ -152,5 +152,5 @@ def test_selections_by_key_and_by_time_apply_together(monkeypatch: pytest.Monkey
     found = pl.concat(
         parquet.file_batches(io.BytesIO(parquet.encode_file(whole)), ["at"], limit, None, groups)
     )
-    assert found.equals(whole.filter(limit.keeps(), groups.keeps()).select("at"))
+    assert found.equals(groups.kept(limit.kept(whole)).select("at"))
     assert found.height in (8, 9), "times 0 to 40, of one key of five"

@@ -8,13 +8,13 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from fennel_core.history.errors import ReadFailed
-from fennel_core.history.query_log import (
+from fennel_core.dataframes.query_log import (
     OWN_COLUMNS,
     LogSelection,
     parse_log_options,
     rows_as,
 )
+from fennel_core.history.errors import ReadFailed
 from fennel_core.vocab import query_log_blocks
 from fennel_core.vocab.ids import DatasetName, Micros
 from fennel_core.vocab.query_log_blocks import LogBlock

@@ -52,6 +52,11 @@ def moment(options: Mapping[str, str], name: str, default: datetime) -> Micros:
             f'{name} `{text}` is not an ISO 8601 time; use a form like "2026-05-01T12:00:00Z" '
             f"[read-{code}]"
         ) from wrong
+    return micros_of(at)
+
+
+def micros_of(at: datetime) -> Micros:
+    """Return a time in microseconds; UTC unless it has an offset."""
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     return Micros((at - EPOCH) // MICRO)
 

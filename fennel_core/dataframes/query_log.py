@@ -36,7 +36,8 @@ from pyspark.sql.types import StructType
 
 from fennel_core.connections import erasures, postgres, s3
 from fennel_core.connections.installation import installation_of, key_prefix
-from fennel_core.history import parquet, read_options
+from fennel_core.dataframes import read_options
+from fennel_core.history import parquet
 from fennel_core.history.errors import ReadFailed
 from fennel_core.history.kafka import TopicReader
 from fennel_core.history.postgres import PostgresHistoryFiles

@@ -1,0 +1,1 @@
+"""Read datasets and logged queries as Spark DataFrames: `spark.read.format("fennel")`."""
