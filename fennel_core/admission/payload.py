@@ -98,13 +98,18 @@ def descend(payload: Payload, path: str) -> list[Any] | None:
 
     A value is null where an object on the path is missing.
     """
-    if path in payload.columns:
-        return list(payload.columns[path])
-    column, bracket, _ = path.partition("[")
-    if not bracket or column not in payload.columns:
+    column = root_of(payload, path)
+    if column not in payload.columns:
         return None
+    if column == path:
+        return list(payload.columns[path])
     steps = _PATH_PART.findall(path)
     return [_descend_value(value, steps) for value in payload.columns[column]]
+
+
+def root_of(payload: Payload, path: str) -> str:
+    """Return the column that a path begins with: the path itself if there is such a column."""
+    return path if path in payload.columns else path.partition("[")[0]
 
 
 def _descend_value(value: Any, steps: Sequence[str]) -> Any:

@@ -30,7 +30,7 @@ from fennel_core.admission.errors import (
     SourceCodeFailed,
     SourceCodeUnavailable,
 )
-from fennel_core.admission.payload import Payload, descend
+from fennel_core.admission.payload import Payload, descend, root_of
 from fennel_core.admission.selection import not_erased, sampled, within_bounds
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.executors.calls import AssignCall, ExecutorCall, FilterCall
@@ -346,12 +346,31 @@ def _typed(
 
 
 def _with_optional_columns(binding: SourceDefinition, payload: Payload) -> Payload:
-    """Return the payload with a column of nulls for each optional field that it lacks."""
-    known = {*payload.columns, *(name for name, _ in binding.source.preproc)}
+    """Return the payload with a column of nulls for each optional field that it lacks.
+
+    These are fields of the dataset, columns that preproc and `where` declare as optional, and
+    those from which preproc copies an optional field.
+    """
+    source, optional = binding.source, set[str]()
+    made = {name for name, _ in source.preproc}
     for field in binding.schema.fields:
-        if is_optional(field.dtype) and field.name not in known:
-            payload = payload.having(field.name, [None] * len(payload))
+        if is_optional(field.dtype) and field.name not in made:
+            optional.add(field.name)
+    for name, step in source.preproc:
+        target = binding.schema.field(name)
+        if isinstance(step, EvalExpr | EvalCode):
+            optional |= _optional_names(step)
+        elif isinstance(step, FromPayload) and target is not None and is_optional(target.dtype):
+            optional.add(root_of(payload, step.path))
+    if source.where is not None:
+        optional |= _optional_names(source.where)
+    for name in sorted(optional - payload.columns.keys()):
+        payload = payload.having(name, [None] * len(payload))
     return payload
+
+
+def _optional_names(step: EvalExpr | EvalCode) -> set[str]:
+    return {field.name for field in step.schema if is_optional(field.dtype)}
 
 
 def _code_inputs(

@@ -1,5 +1,8 @@
 """Admission without user code: preproc, where, cast, bounds and samples."""
 
+from dataclasses import replace
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -115,6 +118,51 @@ async def test_a_missing_column_dead_letters_every_row():
     assert good == []
     assert sorted(n for d in dead for n in d.payload.numbers.tolist()) == [0, 1]
     assert "Field `age` not found in dataframe while logging to dataset" in dead[0].reason
+
+
+MAYBE = Field("extra", Optional(Int()))
+ADDED = EvalExpr(
+    e.Binary(
+        e.BinaryOp.ADD, e.FillNull(e.Ref("extra"), e.Literal("0", Int())), e.Literal("1", Int())
+    ),
+    (MAYBE,),
+)
+KEEP_UNKNOWN = EvalExpr(e.IsNull(e.Ref("extra")), (MAYBE,))
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"preproc": (("age", ADDED),)}, [1, 1]),
+        ({"preproc": (("age", replace(ADDED, schema=(Field("extra", Int()),))),)}, None),
+        ({"where": KEEP_UNKNOWN}, [5, 6]),
+        ({"where": replace(KEEP_UNKNOWN, schema=(Field("extra", Int()),))}, None),
+    ],
+)
+async def test_an_optional_field_that_only_code_reads_may_be_missing_and_a_required_one_may_not(
+    changes: dict[str, Any], found: list[int] | None
+):
+    made = binding(KEYED, of=source(**changes))
+    columns = payload(user=["a", "b"], age=[5, 6], at=[AT_MS] * 2)
+    good, dead = await VALIDATOR.validate_or_dead_letter(made, columns)
+    assert [age for rows in good for age in rows.frame["age"]] == (found or [])
+    lost = sorted(n for d in dead for n in d.payload.numbers.tolist())
+    assert lost == ([] if found else [0, 1])
+    assert all("`extra` is read by the source's code, but not found" in d.reason for d in dead)
+
+
+@pytest.mark.parametrize("path", ["data", "data[years]", "age"])
+async def test_a_path_to_nothing_is_null_in_an_optional_field_only(path: str):
+    preproc = (("age", FromPayload(path)),)
+    columns = payload(user=["a"], at=[AT_MS])
+    _, dead = await VALIDATOR.validate_or_dead_letter(
+        binding(KEYED, of=source(preproc=preproc)), columns
+    )
+    assert [f"column {path} not found" in letter.reason for letter in dead] == [True]
+    schema = replace(KEYED, values=(Field("age", Optional(Int())),))
+    optional = binding(schema, of=source(preproc=preproc))
+    good, dead = await VALIDATOR.validate_or_dead_letter(optional, columns)
+    assert ([rows.frame["age"].to_list() for rows in good], dead) == ([[None]], [])
 
 
 def test_a_path_is_a_column_first():
