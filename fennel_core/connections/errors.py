@@ -40,6 +40,12 @@ class ObjectStoreUnavailable(SystemUnavailable):
     code = "object-store-unavailable"
 
 
+class JvmExited(ConnectionsError):
+    """Spark's JVM has exited. End the process, so that its supervisor starts a new one."""
+
+    code = "jvm-exited"
+
+
 class TransactionAborted(ConnectionsError):
     """The transaction was rolled back as a whole; it can be run again."""
 

@@ -116,31 +116,53 @@ def describe_topic(kafka: ExternalKafka, topic: str) -> ExternalTopic:
 
     Raises `ExternalKafkaUnusable`.
     """
-    failures: list[KafkaError] = []
-    client = AdminClient(kafka.client_config() | {"error_cb": failures.append, "log_level": 0})
-    try:
-        metadata = client.list_topics(topic, timeout=REQUEST_S)
-    except KafkaException as failed:
-        # The call only says that it timed out; why is in the errors of its connections.
-        client.poll(0)
-        reason = next(
-            (e.str() for e in failures if e.code() == KafkaError._AUTHENTICATION),
-            failures[0].str() if failures else failed.args[0].str(),
+    return TopicInspector(kafka, topic).describe()
+
+
+class TopicInspector:
+    """Asks a cluster about one topic, as often as you like over the same connections."""
+
+    def __init__(self, kafka: ExternalKafka, topic: str) -> None:
+        self._kafka, self._topic = kafka, topic
+        self._failures: list[KafkaError] = []
+        self._client: AdminClient | None = AdminClient(
+            kafka.client_config() | {"error_cb": self._failures.append, "log_level": 0}
         )
-        raise ExternalKafkaUnusable(
-            f"connector `{kafka.name}`: Kafka at `{kafka.bootstrap_servers}` cannot be used: "
-            f"{reason}; check its address, security protocol and credentials"
-        ) from failed
-    found = metadata.topics.get(topic)
-    if found is None or found.error is not None:
-        reason = "" if found is None or found.error is None else f" ({found.error.str()})"
-        raise _no_topic(kafka, topic, reason)
-    request = client.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_S)[topic]
-    try:
-        described = request.result(REQUEST_S)
-    except (KafkaException, TimeoutError) as failed:
-        raise _no_topic(kafka, topic, f" ({failed})") from failed
-    return ExternalTopic(f"{metadata.cluster_id}/{described.topic_id}", len(found.partitions))
+
+    def close(self) -> None:
+        """Close the connections; a later call of `describe` raises `ExternalKafkaUnusable`."""
+        self._client = None
+
+    def describe(self) -> ExternalTopic:
+        """Return what the cluster says now; as `describe_topic`."""
+        kafka, topic, client = self._kafka, self._topic, self._client
+        if client is None:
+            raise ExternalKafkaUnusable(f"connector `{kafka.name}`: `{topic}` is not read any more")
+        self._failures.clear()
+        try:
+            metadata = client.list_topics(topic, timeout=REQUEST_S)
+        except KafkaException as failed:
+            # The call only says that it timed out; why is in the errors of its connections.
+            client.poll(0)
+            failures = self._failures
+            reason = next(
+                (e.str() for e in failures if e.code() == KafkaError._AUTHENTICATION),
+                failures[0].str() if failures else failed.args[0].str(),
+            )
+            raise ExternalKafkaUnusable(
+                f"connector `{kafka.name}`: Kafka at `{kafka.bootstrap_servers}` cannot be used: "
+                f"{reason}; check its address, security protocol and credentials"
+            ) from failed
+        found = metadata.topics.get(topic)
+        if found is None or found.error is not None:
+            reason = "" if found is None or found.error is None else f" ({found.error.str()})"
+            raise _no_topic(kafka, topic, reason)
+        request = client.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_S)[topic]
+        try:
+            described = request.result(REQUEST_S)
+        except (KafkaException, TimeoutError) as failed:
+            raise _no_topic(kafka, topic, f" ({failed})") from failed
+        return ExternalTopic(f"{metadata.cluster_id}/{described.topic_id}", len(found.partitions))
 
 
 def _no_topic(kafka: ExternalKafka, topic: str, reason: str) -> ExternalKafkaUnusable:

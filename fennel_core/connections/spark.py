@@ -26,6 +26,15 @@ KAFKA_JARS: Final = (
 )
 
 
+def has_exited(spark: SparkSession) -> bool:
+    """Return whether Spark's JVM has exited, or the application was stopped; blocks."""
+    try:
+        context = spark.sparkContext._jsc  # None once this process has stopped it
+        return context is None or bool(context.sc().isStopped())
+    except JVM_EXIT_ERRORS:
+        return True
+
+
 def kafka_jars(settings: Settings) -> list[str]:
     """Return the jars of Spark's Kafka connector."""
     jars = [

@@ -21,12 +21,6 @@ class RollFailed(HistoryError):
     code = "roll-failed"
 
 
-class JvmExited(HistoryError):
-    """Spark's JVM has exited. End the process, so that its supervisor starts a new one."""
-
-    code = "jvm-exited"
-
-
 class ReadFailed(HistoryError):
     """A read cannot be done as requested.
 

@@ -10,7 +10,6 @@ and its supervisor starts it again.
 from __future__ import annotations
 
 import asyncio
-import signal
 import time
 from collections.abc import Mapping
 from dataclasses import asdict
@@ -39,6 +38,7 @@ from fennel_core.history.writer import HistoryWriter, PassResult
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs, metrics
+from fennel_core.telemetry.endless_tasks import run_until_stopped, stop_signals
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import TopicName
 
@@ -139,10 +139,7 @@ class _State:
 async def run_history(settings: Settings) -> None:
     """Run until SIGTERM; raises JvmExited when Spark's JVM has exited."""
     logs.configure(PROCESS, settings.log_level, hidden=logs.secrets_of(settings))
-    loop = asyncio.get_running_loop()
-    stop = asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        loop.add_signal_handler(name, stop.set)
+    stop = stop_signals()
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name=PROCESS, size=2
     ) as pool:
@@ -180,21 +177,14 @@ async def run_history(settings: Settings) -> None:
             settings.history_port,
             host_rules(settings, PROCESS, public=False),
         )
-        tasks = [
-            asyncio.create_task(_run_passes(writer, state, settings.history_trigger_s)),
-            asyncio.create_task(pruning()),
-        ]
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
-        log.info("history is stopping")
-        await asyncio.to_thread(roller.stop)
-        await server.cleanup()
-        ended = [task for task in tasks if task.done()]
-        for task in (*tasks, stopping):
-            task.cancel()
-        for task in ended:
-            # Both loops are endless, so a finished task has an error to raise.
-            task.result()
+        await run_until_stopped(
+            PROCESS,
+            stop,
+            [_run_passes(writer, state, settings.history_trigger_s), pruning()],
+            roller.stop,
+            server.cleanup,
+            close_s=settings.shutdown_grace_s / 2,
+        )
 
 
 async def _run_passes(writer: HistoryWriter, state: _State, trigger_s: float) -> None:

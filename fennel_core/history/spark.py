@@ -29,11 +29,12 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 
 from fennel_core.connections import s3
+from fennel_core.connections.errors import JvmExited
 from fennel_core.connections.installation import InstallationObjects
 from fennel_core.connections.kafka import CONTROL_HEADER, jvm_security_options
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, kafka_jars, session_builder
 from fennel_core.history.backlog import Backlog
-from fennel_core.history.errors import JvmExited, RollFailed
+from fennel_core.history.errors import RollFailed
 from fennel_core.history.roll import (
     RollPlan,
     TopicLayout,

@@ -7,6 +7,7 @@ source starts when its commit switches and ends when the last version that has i
     state      condition                                   action
     absent     the feed is wanted                          start
     running    the feed is wanted as it was started        none
+    running    a batch ended, or the longest pause did     forget the failures in a row
     running    it is not wanted, or wanted otherwise       stop
     broken     its pause is over                           start
     broken     it is not wanted, or wanted otherwise       forget
@@ -15,7 +16,7 @@ source starts when its commit switches and ends when the last version that has i
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fennel_core.blueprints.spec import Catalog
@@ -83,21 +84,33 @@ def feeds_of(catalogs: Iterable[Catalog]) -> dict[TopicName, Feed]:
 
 
 @dataclass(frozen=True, slots=True)
+class FeedProgress:
+    """What a query has reported since it started: that a batch ended, and what was left then."""
+
+    behind: int | None
+    """Messages in the stream that were not read yet; None if the query did not report it."""
+
+
+@dataclass(frozen=True, slots=True)
 class Reading:
-    """A feed that is read, since when, and how often in a row it had failed before."""
+    """A feed that is read, since when, and how often in a row and in all it had failed before."""
 
     feed: Feed
     since_s: float
     failures: int
+    total_failures: int
+    behind: int | None = None
+    """Messages that were left at the end of the last batch; None before the first."""
 
 
 @dataclass(frozen=True, slots=True)
 class Broken:
-    """A feed whose reading failed: why, how often in a row, and when it is tried again."""
+    """A feed whose reading failed: why, how often in a row and in all, and when it is retried."""
 
     feed: Feed
     reason: str
     failures: int
+    total_failures: int
     retry_s: float
 
 
@@ -107,12 +120,18 @@ States = Mapping[TopicName, FeedState]
 
 @dataclass(frozen=True, slots=True)
 class FeedReport:
-    """What `fennel-core status` shows of a feed. `reason`: why it is broken, else None."""
+    """What `fennel-core status` shows of a feed. `reason`: why it is broken, else None.
+
+    `behind`: messages that are not read yet, at the end of the last batch; None if not known.
+    """
 
     workspace: WorkspaceId
     source: str
     failures: int
-    """How often in a row it could not be read; of one that is read, how often before that."""
+    """How often in a row it could not be read; 0 once a batch was read."""
+    total_failures: int
+    """Since the service started."""
+    behind: int | None
     reason: str | None
 
 
@@ -123,6 +142,8 @@ def report_of(states: States) -> list[FeedReport]:
             state.feed.workspace,
             state.feed.title,
             state.failures,
+            state.total_failures,
+            state.behind if isinstance(state, Reading) else None,
             state.reason if isinstance(state, Broken) else None,
         )
         for state in states.values()
@@ -132,19 +153,37 @@ def report_of(states: States) -> list[FeedReport]:
 
 def started(feed: Feed, before: FeedState | None, now_s: float) -> Reading:
     """Return the state of a feed whose query has started now; `before` is its state before."""
-    return Reading(feed, now_s, 0 if before is None else before.failures)
+    failures, total = _failures(before)
+    return Reading(feed, now_s, failures, total)
+
+
+def seen(state: Reading, progress: FeedProgress | None, now_s: float) -> Reading:
+    """Return the state of a feed whose query runs now; `progress` is what the query has reported.
+
+    A query that ended a batch, or ran for longer than the longest pause, has ended the failures in
+    a row: a stream without messages has no batches.
+    """
+    well = progress is not None or now_s - state.since_s > LONGEST_PAUSE_S
+    behind = state.behind if progress is None else progress.behind
+    return replace(state, failures=0 if well else state.failures, behind=behind)
 
 
 def broken(feed: Feed, before: FeedState | None, reason: str, now_s: float) -> Broken:
-    """Return the state of a feed that has failed now; `before` is its state before.
-
-    A feed that was read for longer than the longest pause has failed for the first time.
-    """
-    failures = 0 if before is None else before.failures
-    if isinstance(before, Reading) and now_s - before.since_s > LONGEST_PAUSE_S:
-        failures = 0
+    """Return the state of a feed that has failed now; `before` is its state before."""
+    if isinstance(before, Reading):
+        before = seen(before, None, now_s)
+    failures, total = _failures(before)
     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 30))
-    return Broken(feed, reason, failures + 1, now_s + pause_s)
+    return Broken(feed, reason, failures + 1, total + 1, now_s + pause_s)
+
+
+def _failures(before: FeedState | None) -> tuple[int, int]:
+    return (0, 0) if before is None else (before.failures, before.total_failures)
+
+
+def messages_behind(end: Mapping[str, int], latest: Mapping[str, int]) -> int:
+    """Return how many offsets of a stream are not read: `end` was read, partition by partition."""
+    return sum(max(0, last - end.get(number, 0)) for number, last in latest.items())
 
 
 def to_stop(wanted: Mapping[TopicName, Feed], states: States) -> list[TopicName]:

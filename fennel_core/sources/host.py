@@ -2,11 +2,13 @@
 
 Theory. The catalogs of the branches' target versions are the only list of feeds; this process
 follows them, as ingest servers do. Each feed is started, stopped and tried again on its own, and a
-feed that fails, for whatever reason, only holds up itself. Spark starts with the first feed, so an
+feed that fails, for whatever reason, only holds up itself: an unexpected error parks it as any
+other does. The process ends only with Spark's JVM. Spark starts with the first feed, so an
 installation without streams runs no JVM. Correctness needs no leader: two applications that read
 one feed fence each other, and no row is written twice.
 
-Everything that blocks runs in threads: a cluster that does not respond delays its own feed.
+Everything that blocks runs in threads: a cluster that does not respond delays its own feed, and the
+end of the process waits for none of them.
 """
 
 from __future__ import annotations
@@ -14,10 +16,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import shutil
-import signal
 import time
 from collections.abc import Callable, Coroutine
-from concurrent.futures import ThreadPoolExecutor
 from typing import Final, TypeVar, cast
 
 import pyarrow as pa
@@ -29,11 +29,11 @@ from pyspark.sql import SparkSession
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import postgres, secrets
-from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
+from fennel_core.connections.errors import ConnectionsError, JvmExited, SystemUnavailable
 from fennel_core.connections.external_kafka import describe_topic, opened
 from fennel_core.connections.installation import require_ownership
 from fennel_core.connections.postgres import ListenStarted, Pool, connection_of
-from fennel_core.connections.spark import JVM_EXIT_ERRORS
+from fennel_core.connections.spark import JVM_EXIT_ERRORS, has_exited
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
 from fennel_core.sources import spark as sources_spark
@@ -43,9 +43,11 @@ from fennel_core.sources.feeds import (
     Feed,
     FeedReport,
     FeedState,
+    Reading,
     broken,
     feeds_of,
     report_of,
+    seen,
     started,
     to_start,
     to_stop,
@@ -54,6 +56,11 @@ from fennel_core.sources.kafka import read_positions
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.spark import EARLIEST, FeedQuery, start_query
 from fennel_core.telemetry import logs, metrics
+from fennel_core.telemetry.endless_tasks import (
+    in_daemon_thread,
+    run_until_stopped,
+    stop_signals,
+)
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.connectors import SealedSecret
@@ -66,6 +73,10 @@ LOOK_S: Final = 1.0
 """How often queries are checked; a change of the catalogs is noticed at once."""
 STARTS: Final = 8
 """Feeds that are started at once."""
+PROBE_S: Final = 10.0
+"""How long the JVM may take to say whether Spark runs."""
+REASON_LINES: Final = 3
+"""Lines of the text of an unexpected error: in Spark's, the second has the cause."""
 MICROS: Final = 1e6
 CATALOGS: Final = """
     SELECT c.id, CASE WHEN c.id = ANY(%(known)s) THEN NULL ELSE c.catalog END
@@ -75,6 +86,11 @@ CATALOGS: Final = """
 """The newest first: its credentials of a connector count."""
 FEEDS = metrics.gauge(
     "fennel_stream_sources", "Streaming sources by state: `running` or `broken`.", ("state",)
+)
+BEHIND = metrics.gauge(
+    "fennel_stream_behind_messages",
+    "Messages of a stream that were not read at the end of its last batch.",
+    ("workspace", "source"),
 )
 log = structlog.get_logger(__name__)
 
@@ -91,7 +107,9 @@ class SourceHost:
         self._catalogs: dict[str, Catalog] = {}
         self._work: dict[TopicName, asyncio.Task[None]] = {}
         self._spark: SparkSession | None = None
-        self._threads = ThreadPoolExecutor(STARTS, thread_name_prefix="feed")
+        self._wanted: dict[TopicName, Feed] = {}
+        self._measured: set[tuple[str, str]] = set()
+        self._free = asyncio.Semaphore(STARTS)
         self.problem: str | None = "the catalogs were not read yet"
 
     def report(self) -> list[FeedReport]:
@@ -99,54 +117,112 @@ class SourceHost:
         return report_of(self._states)
 
     async def run(self, changed: asyncio.Event) -> None:
-        """Follow the catalogs; raises only when the JVM has exited."""
-        while True:
-            changed.clear()
-            try:
-                await self._step()
-                self.problem = None
-            except SystemUnavailable as lost:
-                self.problem = str(lost)
-                log.warning("the catalogs could not be read; retrying", reason=str(lost))
-            with contextlib.suppress(TimeoutError):
-                await asyncio.wait_for(changed.wait(), LOOK_S)
+        """Follow the catalogs; raises only when Spark cannot be started or its JVM has exited."""
+        try:
+            while True:
+                changed.clear()
+                await self._look()
+                await self._follow()
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), LOOK_S)
+        finally:
+            for task in self._work.values():
+                task.cancel()
 
-    async def _step(self) -> None:
+    async def _look(self) -> None:
+        """Read which feeds are wanted; if that fails, those that were wanted before still are."""
+        try:
+            self._wanted = feeds_of(await self._targets())
+            self.problem = None
+        except SystemUnavailable as lost:
+            self.problem = str(lost)
+            log.warning("the catalogs could not be read; retrying", reason=str(lost))
+        except Exception as unexpected:  # last line of defence: the feeds that are read go on
+            reason = _reason(unexpected)
+            if self.problem != reason:
+                log.exception("the catalogs could not be read; retrying", reason=reason)
+            self.problem = reason
+
+    async def _follow(self) -> None:
+        """Begin what has to be done about each feed."""
         self._ended()
-        wanted, now_s = feeds_of(await self._targets()), time.monotonic()
+        wanted, now_s = self._wanted, time.monotonic()
         for topic in to_stop(wanted, self._states):
-            self._begin(topic, self._stop(topic))
-        for topic in list(self._queries):
-            self._begin(topic, self._check(topic))
+            self._begin(self._states[topic].feed, self._stop(topic))
+        for topic, state in self._states.items():
+            if isinstance(state, Reading):
+                self._begin(state.feed, self._check(topic, state))
         starting = to_start(wanted, self._states, now_s)
         if starting and self._spark is None:
             # Checkpoints of queries that died with their process.
             shutil.rmtree(sources_spark.checkpoints(self._settings), ignore_errors=True)
-            self._spark = await asyncio.to_thread(sources_spark.session, self._settings)
+            self._spark = await self._in_thread(lambda: sources_spark.session(self._settings))
         for feed in starting:
-            self._begin(feed.raw_topic, self._start(feed))
+            self._begin(feed, self._start(feed))
+        self._measure()
+
+    def _measure(self) -> None:
+        """Set the gauges."""
         down = sum(isinstance(state, Broken) for state in self._states.values())
         FEEDS.labels("broken").set(down)
         FEEDS.labels("running").set(len(self._states) - down)
+        behind = {
+            (str(state.feed.workspace), state.feed.title): state.behind
+            for state in self._states.values()
+            if isinstance(state, Reading) and state.behind is not None
+        }
+        for labels in self._measured - behind.keys():
+            BEHIND.remove(*labels)
+        for labels, messages in behind.items():
+            BEHIND.labels(*labels).set(messages)
+        self._measured = set(behind)
 
-    def _begin(self, topic: TopicName, work: Coroutine[None, None, None]) -> None:
+    def _begin(self, feed: Feed, work: Coroutine[None, None, None]) -> None:
         """Run `work` on a feed, unless other work on it is still running."""
-        if topic in self._work:
+        if feed.raw_topic in self._work:
             work.close()
         else:
-            self._work[topic] = asyncio.create_task(work)
+            self._work[feed.raw_topic] = asyncio.create_task(self._isolated(feed, work))
+
+    async def _isolated(self, feed: Feed, work: Coroutine[None, None, None]) -> None:
+        """Do `work`; an error that it did not expect parks the feed, unless the JVM has exited."""
+        try:
+            await work
+        except Exception as unexpected:  # last line of defence: this parks one feed only
+            reason = _reason(unexpected)
+            if await self._jvm_exited():
+                raise JvmExited(
+                    f"Spark has ended ({reason}); the process ends, too"
+                ) from unexpected
+            log.exception("unexpected error of a source", source=feed.title)
+            self._park(feed, reason)
+
+    async def _jvm_exited(self) -> bool:
+        """Return whether Spark has ended; one that does not say so in time has not."""
+        spark = self._spark
+        if spark is None:
+            return False
+        probe = in_daemon_thread(lambda: has_exited(spark), "spark-probe")
+        try:
+            return await asyncio.wait_for(probe, PROBE_S)
+        except TimeoutError:
+            return False
 
     def _ended(self) -> None:
-        """Forget work that has ended; raise what it did not expect, as when the JVM has exited."""
+        """Forget work that has ended; raises `JvmExited`."""
         for topic, task in list(self._work.items()):
             if task.done():
                 del self._work[topic]
                 task.result()
 
-    async def _check(self, topic: TopicName) -> None:
-        reason = await self._in_thread(self._queries[topic].failure)
+    async def _check(self, topic: TopicName, state: Reading) -> None:
+        query = self._queries[topic]
+        reason = await self._in_thread(query.failure)
         if reason is not None:
-            await self._failed(self._states[topic].feed, reason)
+            await self._failed(state.feed, reason)
+            return
+        progress = await self._in_thread(query.progress)
+        self._states[topic] = seen(state, progress, time.monotonic())
 
     async def _targets(self) -> list[Catalog]:
         async with connection_of(self._pool) as connection:
@@ -162,12 +238,13 @@ class SourceHost:
         return list(self._catalogs.values())
 
     async def _start(self, feed: Feed) -> None:
+        topic = feed.raw_topic
+        await self._end(topic)  # the query of a feed that an unexpected error parked
         try:
             query = await self._in_thread(lambda: self._started(feed))
         except (ConnectionsError, SourceError, PySparkException, KafkaException) as failed:
-            await self._failed(feed, str(failed).splitlines()[0])
+            await self._failed(feed, sources_spark.reason_of(str(failed)) or _reason(failed))
             return
-        topic = feed.raw_topic
         self._queries[topic] = query
         self._states[topic] = started(feed, self._states.get(topic), time.monotonic())
         log.info("source is read", source=feed.title, workspace=feed.workspace)
@@ -198,8 +275,12 @@ class SourceHost:
         return self._sealer.open(workspace, secrets.CREDENTIAL, secret.token.encode("ascii"))
 
     async def _failed(self, feed: Feed, reason: str) -> None:
+        await self._end(feed.raw_topic)
+        self._park(feed, reason)
+
+    def _park(self, feed: Feed, reason: str) -> None:
+        """Leave a feed alone for a time."""
         topic = feed.raw_topic
-        await self._end(topic)
         state = broken(feed, self._states.get(topic), reason, time.monotonic())
         self._states[topic] = state
         log.error(
@@ -221,7 +302,8 @@ class SourceHost:
             await self._in_thread(query.stop)
 
     async def _in_thread(self, work: Callable[[], T]) -> T:
-        return await asyncio.get_running_loop().run_in_executor(self._threads, work)
+        async with self._free:
+            return await in_daemon_thread(work, "feed")
 
     def close(self) -> None:
         """Stop Spark; every query continues from its position in the next process."""
@@ -229,7 +311,12 @@ class SourceHost:
             # The JVM may have received the same signal and exited first.
             with contextlib.suppress(*JVM_EXIT_ERRORS):
                 self._spark.stop()
-        self._threads.shutdown(wait=False, cancel_futures=True)
+
+
+def _reason(failed: BaseException) -> str:
+    """Return one line about an unexpected error, whatever its text is."""
+    lines = [line.strip() for line in str(failed).splitlines() if line.strip()]
+    return ": ".join([type(failed).__name__, *lines[:REASON_LINES]])[: sources_spark.REASON_CHARS]
 
 
 def count_rows(counts: pa.Table) -> None:
@@ -249,9 +336,7 @@ def count_rows(counts: pa.Table) -> None:
 async def run_sources(settings: Settings) -> None:
     """Run until SIGTERM; raises when Spark's JVM has exited."""
     logs.configure(PROCESS, settings.log_level, hidden=logs.secrets_of(settings))
-    stop, changed = asyncio.Event(), asyncio.Event()
-    for name in (signal.SIGTERM, signal.SIGINT):
-        asyncio.get_running_loop().add_signal_handler(name, stop.set)
+    stop, changed = stop_signals(), asyncio.Event()
     dsn = settings.postgres_dsn.get_secret_value()
     async with postgres.pool(dsn, name=PROCESS, size=2) as pool:
         await require_ownership(settings, pool, None)
@@ -263,24 +348,17 @@ async def run_sources(settings: Settings) -> None:
         health = HealthEndpoint(PROCESS, {"catalogs": following}, {REPORT: host.report})
         rules = host_rules(settings, PROCESS, public=False)
         server = await health.serve(settings.host, settings.sources_port, rules)
-        tasks = [
-            asyncio.create_task(host.run(changed)),
-            asyncio.create_task(_follow(dsn, changed)),
-        ]
-        stopping = asyncio.create_task(stop.wait())
-        await asyncio.wait([*tasks, stopping], return_when=asyncio.FIRST_COMPLETED)
-        log.info("sources are stopping")
-        await asyncio.to_thread(host.close)
-        await server.cleanup()
-        ended = [task for task in tasks if task.done()]
-        for task in (*tasks, stopping):
-            task.cancel()
-        for task in ended:
-            # Both loops are endless, so a finished task has an error to raise.
-            task.result()
+        await run_until_stopped(
+            PROCESS,
+            stop,
+            [host.run(changed), _wake(dsn, changed)],
+            host.close,
+            server.cleanup,
+            close_s=settings.shutdown_grace_s / 2,
+        )
 
 
-async def _follow(dsn: str, changed: asyncio.Event) -> None:
+async def _wake(dsn: str, changed: asyncio.Event) -> None:
     """Set `changed` when a commit or branch may have changed a catalog."""
     async for wakeup in postgres.listen(dsn, ("catalog",), name="fennel-sources-wakeups"):
         if not isinstance(wakeup, ListenStarted):

@@ -26,10 +26,11 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
-from fennel_core.connections.external_kafka import ExternalKafka
+from fennel_core.connections.external_kafka import ExternalKafka, TopicInspector
 from fennel_core.connections.spark import kafka_jars, session_builder
 from fennel_core.settings.model import MIB, Settings
-from fennel_core.sources.feeds import Feed
+from fennel_core.sources.errors import StreamReplaced
+from fennel_core.sources.feeds import Feed, FeedProgress, messages_behind
 from fennel_core.sources.task import COUNTS_DDL, feed_task
 
 TASK_ATTEMPTS: Final = 2
@@ -69,7 +70,8 @@ def session(settings: Settings) -> SparkSession:
         .config("spark.scheduler.mode", "FAIR")
         .config("spark.executorEnv.POLARS_MAX_THREADS", 1)  # a task has one core
         .config("spark.sql.execution.arrow.maxBytesPerBatch", ARROW_BYTES)
-        .config("spark.sql.streaming.numRecentProgressUpdates", 1)
+        # Of so many, Spark keeps one less.
+        .config("spark.sql.streaming.numRecentProgressUpdates", 2)
         .config("spark.sql.streaming.stopTimeout", STOP_TIMEOUT)
         .getOrCreate()
     )
@@ -83,8 +85,17 @@ def checkpoints(settings: Settings) -> Path:
 class FeedQuery:
     """A running query over one feed."""
 
-    def __init__(self, query: StreamingQuery, checkpoint: Path) -> None:
-        self._query, self._checkpoint = query, checkpoint
+    def __init__(self, query: StreamingQuery, checkpoint: Path, inspector: TopicInspector) -> None:
+        self._query, self._checkpoint, self._inspector = query, checkpoint, inspector
+
+    def progress(self) -> FeedProgress | None:
+        """Return what the query reported at the end of its last batch; None before the first."""
+        reported = self._query.lastProgress
+        if reported is None:
+            return None
+        (source,) = reported["sources"]
+        end, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
+        return FeedProgress(None if end is None or latest is None else messages_behind(end, latest))
 
     def failure(self) -> str | None:
         """Return why the query has ended; None while it runs."""
@@ -103,6 +114,7 @@ class FeedQuery:
             self._query.stop()
         except (PySparkException, Py4JJavaError) as late:
             log.warning("a query that was stopped has not ended yet", reason=reason_of(str(late)))
+        self._inspector.close()
         shutil.rmtree(self._checkpoint, ignore_errors=True)
 
 
@@ -117,17 +129,13 @@ def start_query(
 ) -> FeedQuery:
     """Start to read a feed at the offsets `starts`, which name every partition of the stream.
 
-    `origin` has the ids of the cluster and of the topic. `count` gets what became of the rows of
-    each batch.
+    `origin` has the ids of the cluster and of the topic. The query fails with `StreamReplaced`
+    before it writes a batch of a topic that was created again since. `count` gets what became of
+    the rows of each batch.
     """
+    inspector = TopicInspector(kafka, feed.stream)
     checkpoint = checkpoints(settings) / uuid.uuid4().hex
     offsets = {feed.stream: {str(number): offset for number, offset in starts.items()}}
-
-    def batch(frame: DataFrame, _: int) -> None:
-        written = frame.select("partition", "offset", "value").mapInArrow(
-            feed_task(settings, feed.partition, origin), COUNTS_DDL
-        )
-        count(written.toArrow())
 
     query = (
         spark.readStream.format("kafka")
@@ -138,13 +146,44 @@ def start_query(
         .option("maxOffsetsPerTrigger", settings.source_batch_messages)
         .option("failOnDataLoss", True)
         .load()
-        .writeStream.foreachBatch(batch)
+        .writeStream.foreachBatch(batch_writer(settings, feed, origin, inspector, count))
         .queryName(feed.raw_topic)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{settings.source_trigger_ms} milliseconds")
         .start()
     )
-    return FeedQuery(query, checkpoint)
+    return FeedQuery(query, checkpoint, inspector)
+
+
+def batch_writer(
+    settings: Settings,
+    feed: Feed,
+    origin: str,
+    inspector: TopicInspector,
+    count: Callable[[pa.Table], None],
+) -> Callable[[DataFrame, int], None]:
+    """Return the function that writes a batch of the stream `origin`; for `foreachBatch`."""
+
+    def write(frame: DataFrame, _: int) -> None:
+        # Offsets say nothing about the topic: one that was created again may have as many.
+        now = inspector.describe().origin
+        if now != origin:
+            raise StreamReplaced(feed.title, origin, now)
+        written = frame.select("partition", "offset", "value").mapInArrow(
+            feed_task(settings, feed.partition, origin), COUNTS_DDL
+        )
+        count(written.toArrow())
+
+    return write
+
+
+def _offsets(text: str | None) -> dict[str, int] | None:
+    """Return the offset of each partition of the one topic of a query, as Spark reports it."""
+    found = None if text is None else json.loads(text)
+    if not found:
+        return None
+    (offsets,) = found.values()
+    return {number: int(offset) for number, offset in offsets.items()}
 
 
 def reason_of(text: str) -> str:

@@ -41,7 +41,9 @@ class StatusAnswers:
     dead_letters: Rows | None
     executors: ExecutorReport | None
     sources: Rows | None
-    """The streams that are read: workspace, source, failures in a row, reason if broken."""
+    """The streams that are read: workspace, source, failures in a row and in all, messages behind,
+    and the reason if it is broken.
+    """
     lost_rows: dict[str, dict[str, int]] | None
     """Rows that the query log lost since the query server started, by workspace and reason."""
 

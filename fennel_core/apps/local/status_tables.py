@@ -300,10 +300,19 @@ def print_lost_rows(lost: Mapping[str, Mapping[str, int]] | None) -> None:
 
 
 def print_sources(sources: Sequence[AlarmRow] | None) -> None:
-    """Print how many streams are read, and why others are not; at most `MAX_ROWS` of them."""
+    """Print how many streams are read, how far those with a backlog are behind, and why others
+    are not read; at most `MAX_ROWS` of either.
+    """
     broken = [row for row in sources or () if row["reason"] is not None]
     if sources:
         _console().print(f"\nStreams: {len(sources) - len(broken)} read, {len(broken)} broken")
+    behind = sorted((row for row in sources or () if row["behind"]), key=_by_backlog)
+    for row in behind[:MAX_ROWS]:
+        _console().print(
+            f"Stream {row['source']} of {row['workspace']} is {row['behind']} messages behind",
+            highlight=False,
+            markup=False,
+        )
     for row in broken[:MAX_ROWS]:
         _console().print(
             f"Stream {row['source']} of {row['workspace']} cannot be read ({row['failures']} "
@@ -312,6 +321,10 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
             highlight=False,
             markup=False,
         )
+
+
+def _by_backlog(row: AlarmRow) -> int:
+    return -int(row["behind"])
 
 
 def print_executors(report: ExecutorReport | None) -> None:

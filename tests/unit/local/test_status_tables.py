@@ -60,10 +60,19 @@ def test_an_empty_or_unknown_status_is_explained(
 def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    read = {"workspace": "demo", "source": "shop/orders", "failures": 0, "reason": None}
+    read = {"workspace": "demo", "source": "shop/orders", "failures": 0, "behind": 0}
+    read |= {"total_failures": 4, "reason": None}
     away = read | {"source": "shop/users", "failures": 3, "reason": "no topic [users]"}
-    status_tables.print_sources([away, read])
+    late = read | {"source": "shop/late", "behind": 7}
+    status_tables.print_sources([away | {"behind": None}, read])
     shown = capsys.readouterr().out
+    assert "behind" not in shown
+    status_tables.print_sources([away, late | {"source": "shop/a"}, late | {"behind": 12}])
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if "behind" in line] == [
+        "Stream shop/late of demo is 12 messages behind",
+        "Stream shop/a of demo is 7 messages behind",
+    ]
     assert "Streams: 1 read, 1 broken" in shown
     assert "Stream shop/users of demo cannot be read (3 attempts): no topic [users]" in shown
     for nothing in (None, []):

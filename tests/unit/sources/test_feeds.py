@@ -6,10 +6,13 @@ from fennel_core.sources.feeds import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
     Broken,
+    FeedProgress,
     FeedReport,
     broken,
     feeds_of,
+    messages_behind,
     report_of,
+    seen,
     started,
     to_start,
     to_stop,
@@ -63,14 +66,33 @@ def test_a_report_begins_with_what_cannot_be_read() -> None:
     other = replace(FEED, workspace=WorkspaceId("a"))
     states = {TopicName("a"): started(other, None, 0.0), RAW: broken(FEED, None, "away", 0.0)}
     assert report_of(states) == [
-        FeedReport(FEED.workspace, "kafka/orders", 1, "away"),
-        FeedReport(other.workspace, "kafka/orders", 0, None),
+        FeedReport(FEED.workspace, "kafka/orders", 1, 1, None, "away"),
+        FeedReport(other.workspace, "kafka/orders", 0, 0, None, None),
     ]
+
+
+def test_a_batch_ends_the_failures_in_a_row_and_not_those_in_all() -> None:
+    failed = broken(FEED, broken(FEED, None, "away", 0.0), "away", 1.0)
+    reading = started(FEED, failed, 2.0)
+    assert (reading.failures, reading.total_failures) == (2, 2)
+    assert seen(reading, None, 3.0) == reading
+    idle = seen(reading, None, 2.1 + LONGEST_PAUSE_S)
+    assert (idle.failures, idle.total_failures, idle.behind) == (0, 2, None)
+    batch = seen(reading, FeedProgress(7), 3.0)
+    assert (batch.failures, batch.total_failures, batch.behind) == (0, 2, 7)
+    again = broken(FEED, batch, "away", 4.0)
+    assert (again.failures, again.total_failures) == (1, 3)
+    assert report_of({RAW: batch})[0] == FeedReport(FEED.workspace, "kafka/orders", 0, 2, 7, None)
+
+
+def test_messages_behind_are_those_of_all_partitions() -> None:
+    assert messages_behind({"0": 5, "1": 7}, {"0": 9, "1": 7, "2": 3}) == 7
+    assert messages_behind({"0": 9}, {"0": 5}) == 0
 
 
 def test_a_feed_that_fails_soon_after_its_start_keeps_its_pauses() -> None:
     first = broken(FEED, None, "away", 0.0)
     soon = broken(FEED, started(FEED, first, 1.0), "away", 2.0)
-    assert soon == Broken(FEED, "away", 2, 4.0)
+    assert soon == Broken(FEED, "away", 2, 2, 4.0)
     later = broken(FEED, started(FEED, first, 1.0), "away", 2.0 + LONGEST_PAUSE_S)
     assert later.failures == 1

@@ -6,14 +6,19 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from typing import TypeVar
 
 import pytest
+from py4j.protocol import Py4JError
+from structlog.testing import capture_logs
 
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.connections.errors import JvmExited, SystemUnavailable
 from fennel_core.connections.external_kafka import ExternalKafkaUnusable
 from fennel_core.settings.model import Settings
 from fennel_core.sources import feeds
-from fennel_core.sources.feeds import Broken, Feed, Reading
+from fennel_core.sources.errors import SourceError
+from fennel_core.sources.feeds import Broken, Feed, FeedProgress, Reading
 from fennel_core.sources.host import SourceHost
 from fennel_core.vocab.ids import TopicName
 from tests.support.ingest_world import catalog
@@ -30,19 +35,31 @@ class Query:
 
     reason: str | None = None
     stopped: bool = False
+    raised: Exception | None = None
+    """What each call raises."""
+    reported: FeedProgress | None = None
 
     def failure(self) -> str | None:
+        if self.raised is not None:
+            raise self.raised
         return self.reason
+
+    def progress(self) -> FeedProgress | None:
+        return self.reported
 
     def stop(self) -> None:
         self.stopped = True
+        if self.raised is not None:
+            raise self.raised
 
 
 @dataclass
 class Cluster:
     """What happens when a feed is started: an error, a delay, or a query."""
 
-    refused: set[TopicName] = field(default_factory=set)
+    refused: dict[TopicName, Exception] = field(default_factory=dict)
+    exited: bool = False
+    """Whether the JVM has exited."""
     hanging: dict[TopicName, threading.Event] = field(default_factory=dict)
     queries: dict[TopicName, list[Query]] = field(default_factory=dict)
 
@@ -51,7 +68,7 @@ class Cluster:
         if topic in self.hanging:
             assert self.hanging[topic].wait(30)
         if topic in self.refused:
-            raise ExternalKafkaUnusable("the cluster is away")
+            raise self.refused[topic]
         self.queries.setdefault(topic, []).append(Query())
         return self.queries[topic][-1]
 
@@ -62,18 +79,30 @@ class Host(SourceHost):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(Settings(), None)  # type: ignore[arg-type]  # the catalogs are given
         self.catalogs: list[Catalog] = []
+        self.lost: Exception | None = None
+        """Why the catalogs cannot be read."""
         self._started = cluster.start  # type: ignore[method-assign,assignment]  # no Spark
         self._spark = object()  # type: ignore[assignment]  # not used
 
     async def _targets(self) -> list[Catalog]:
+        if self.lost is not None:
+            raise self.lost
         return self.catalogs
+
+    task: asyncio.Task[None]
 
     def state(self, topic: TopicName) -> object:
         return self._states.get(topic)
 
-    def close(self) -> None:
-        self._spark = None
-        super().close()
+
+S = TypeVar("S", Reading, Broken)
+
+
+def state_of(host: Host, kind: type[S]) -> S:
+    """Return the state of the first stream, which is of this kind."""
+    state = host.state(RAW)
+    assert isinstance(state, kind)
+    return state
 
 
 @pytest.fixture
@@ -81,13 +110,14 @@ async def running(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[tuple[Host, 
     monkeypatch.setattr("fennel_core.sources.host.LOOK_S", 0.01)
     monkeypatch.setattr(feeds, "FIRST_PAUSE_S", 0.01)
     cluster = Cluster()
+    monkeypatch.setattr("fennel_core.sources.host.has_exited", lambda _: cluster.exited)
     host = Host(cluster)
-    task = asyncio.create_task(host.run(asyncio.Event()))
-    yield host, cluster
-    task.cancel()
+    with capture_logs():
+        host.task = asyncio.create_task(host.run(asyncio.Event()))
+        yield host, cluster
+        host.task.cancel()
     for hanging in cluster.hanging.values():
         hanging.set()
-    host.close()
 
 
 async def test_a_stream_starts_with_its_commit_and_ends_with_its_last_version(
@@ -105,17 +135,98 @@ async def test_a_stream_starts_with_its_commit_and_ends_with_its_last_version(
 
 async def test_a_stream_that_fails_is_tried_again(running: tuple[Host, Cluster]) -> None:
     host, cluster = running
-    cluster.refused = {RAW}
+    cluster.refused = {RAW: ExternalKafkaUnusable("the cluster is away")}
     host.catalogs = [TWO]
     await eventually(lambda: isinstance(s := host.state(RAW), Broken) and s.failures >= 2)
     assert "away" in getattr(host.state(RAW), "reason", "")
-    cluster.refused = set()
+    cluster.refused = {}
     await eventually(lambda: isinstance(host.state(RAW), Reading))
     first = cluster.queries[RAW][0]
     first.reason = "a batch failed"
     await eventually(lambda: len(cluster.queries[RAW]) == 2)
     assert first.stopped
     assert len(cluster.queries[OTHER]) == 1
+
+
+UNEXPECTED = [
+    ValueError(),
+    OSError(28, "No space left on device"),
+    SourceError(""),
+    Py4JError("An error occurred while calling o7.start"),
+]
+
+
+@pytest.mark.parametrize("unexpected", UNEXPECTED, ids=lambda each: repr(each)[:30])
+async def test_an_unexpected_error_parks_its_stream_only(
+    running: tuple[Host, Cluster], unexpected: Exception
+) -> None:
+    host, cluster = running
+    cluster.refused = {RAW: unexpected}
+    host.catalogs = [TWO]
+    await eventually(lambda: isinstance(s := host.state(RAW), Broken) and s.failures >= 2)
+    await eventually(lambda: isinstance(host.state(OTHER), Reading))
+    assert type(unexpected).__name__ in (state_of(host, Broken).reason)
+    cluster.refused = {}
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    first = cluster.queries[RAW][0]
+    first.raised = unexpected
+    await eventually(lambda: len(cluster.queries[RAW]) == 2)
+    assert first.stopped
+    assert (len(cluster.queries[OTHER]), host.task.done()) == (1, False)
+    host.catalogs = []
+    cluster.queries[OTHER][0].raised = unexpected
+    await eventually(lambda: host.state(OTHER) is None and host.state(RAW) is None)
+
+
+async def test_the_end_of_the_jvm_ends_the_host(running: tuple[Host, Cluster]) -> None:
+    host, cluster = running
+    host.catalogs = [TWO]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    cluster.exited = True
+    cluster.queries[RAW][0].raised = ConnectionRefusedError("no JVM")
+    with pytest.raises(JvmExited, match="no JVM"):
+        await asyncio.wait_for(host.task, 30)
+
+
+@pytest.mark.parametrize("lost", [SystemUnavailable("no database"), ValueError("not a catalog")])
+async def test_streams_are_looked_after_while_the_catalogs_cannot_be_read(
+    running: tuple[Host, Cluster], lost: Exception
+) -> None:
+    host, cluster = running
+    host.catalogs = [TWO]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    host.lost = lost
+    await eventually(lambda: host.problem is not None and str(lost) in host.problem)
+    cluster.queries[RAW][0].reason = "a batch failed"
+    await eventually(lambda: len(cluster.queries[RAW]) == 2)
+    host.lost = None
+    await eventually(lambda: host.problem is None)
+
+
+async def test_a_batch_that_was_read_ends_the_failures_of_its_stream(
+    running: tuple[Host, Cluster],
+) -> None:
+    host, cluster = running
+    cluster.refused = {RAW: ExternalKafkaUnusable("the cluster is away")}
+    host.catalogs = [TWO]
+    await eventually(lambda: isinstance(host.state(RAW), Broken))
+    cluster.refused = {}
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    assert state_of(host, Reading).failures >= 1
+    cluster.queries[RAW][0].reported = FeedProgress(3)
+    await eventually(lambda: state_of(host, Reading).failures == 0)
+    (report,) = [each for each in host.report() if each.total_failures]
+    assert (report.behind, report.reason) == (3, None)
+
+
+async def test_a_host_ends_while_a_cluster_hangs(running: tuple[Host, Cluster]) -> None:
+    host, cluster = running
+    cluster.hanging[RAW] = threading.Event()
+    host.catalogs = [TWO]
+    await eventually(lambda: isinstance(host.state(OTHER), Reading))
+    blocked = [each for each in threading.enumerate() if each.name == "feed"]
+    assert blocked
+    assert all(each.daemon for each in blocked), "a thread that is joined at the end"
 
 
 async def test_a_cluster_that_hangs_holds_up_its_own_stream_only(

@@ -1,0 +1,85 @@
+"""What the host learns from a query, and which batches a query refuses."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
+
+import pytest
+from pyspark.sql import DataFrame
+
+from fennel_core.connections.external_kafka import ExternalTopic
+from fennel_core.settings.model import Settings
+from fennel_core.sources.errors import StreamReplaced
+from fennel_core.sources.feeds import FeedProgress, feeds_of
+from fennel_core.sources.spark import FeedQuery, batch_writer
+from tests.support.ingest_world import catalog
+from tests.support.source_world import stream_source
+
+(FEED,) = feeds_of([catalog(stream_source())]).values()
+
+
+class Inspector:
+    """A topic that is created again when a test says so."""
+
+    def __init__(self) -> None:
+        self.origin, self.closed = "cluster/a", False
+
+    def describe(self) -> ExternalTopic:
+        return ExternalTopic(self.origin, 2)
+
+    def close(self) -> None:
+        self.closed = True
+
+
+def query(reported: object, inspector: Inspector) -> FeedQuery:
+    made = SimpleNamespace(lastProgress=reported, stop=lambda: None)
+    return FeedQuery(cast(Any, made), Path("/nowhere"), cast(Any, inspector))
+
+
+def offsets(**ends: int) -> str:
+    return json.dumps({"orders": {name[1:]: end for name, end in ends.items()}})
+
+
+@pytest.mark.parametrize(
+    ("end", "latest", "behind"),
+    [
+        (offsets(p0=5, p1=7), offsets(p0=9, p1=7), 4),
+        (offsets(p0=9, p1=7), offsets(p0=9, p1=7), 0),
+        (offsets(p0=9), None, None),
+        (offsets(p0=9), "null", None),
+    ],
+)
+def test_progress_is_that_of_the_last_batch(
+    end: str, latest: str | None, behind: int | None
+) -> None:
+    reported = {"sources": [{"endOffset": end, "latestOffset": latest}]}
+    assert query(reported, Inspector()).progress() == FeedProgress(behind)
+    assert query(None, Inspector()).progress() is None
+
+
+def test_a_query_that_is_stopped_leaves_no_connections() -> None:
+    inspector = Inspector()
+    query(None, inspector).stop()
+    assert inspector.closed
+
+
+def test_a_batch_of_a_topic_that_was_created_again_is_not_written() -> None:
+    inspector, frames = Inspector(), []
+
+    class Frame:
+        def select(self, *_: str) -> DataFrame:
+            frames.append(self)
+            raise InterruptedError
+
+    write = batch_writer(Settings(), FEED, "cluster/a", cast(Any, inspector), lambda _: None)
+    with pytest.raises(InterruptedError):
+        write(cast(Any, Frame()), 0)
+    inspector.origin = "cluster/b"
+    with pytest.raises(
+        StreamReplaced, match=r"kafka/orders was read from `cluster/a`.*another name"
+    ):
+        write(cast(Any, Frame()), 1)
+    assert len(frames) == 1
