@@ -19,6 +19,7 @@ import uvloop
 from aiohttp import web
 
 from fennel_core.apps.http_protection import protection_of
+from fennel_core.apps.query import PROCESS
 from fennel_core.apps.serve import serve_http
 from fennel_core.apps.workers import (
     HelperResources,
@@ -67,7 +68,6 @@ from fennel_core.telemetry import logs, traces
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import WorkspaceId
 
-PROCESS = "query"
 KEEP_ALIVE_S = 75
 """Longer than the idle time-out of common clients: no connection is closed under a request."""
 END_S = 3.0
@@ -75,7 +75,6 @@ END_S = 3.0
 losses. At most a quarter of that time.
 """
 MICROS = 1000
-MILLIS = 1000
 GC_THRESHOLDS = (20_000, 20, 50)
 """Requests leave no reference cycles, so the default (a collection every 700 objects) finds nothing
 and shows in the 99th percentile.
@@ -155,7 +154,7 @@ async def serve(settings: Settings, inherited: InheritedResources) -> None:
             path.views,
             inherited.helpers,
             settings.query_rows,
-            settings.query_timeout_ms / MILLIS,
+            settings.query_timeout_ms / 1000,
         )
         closing.push_async_callback(divided.close)
         forwarder = Forwarder(settings.body_limit_bytes)

@@ -19,7 +19,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, Protocol
 
 import msgspec
 import psycopg
@@ -76,6 +76,13 @@ def erasure_rules(names: Sequence[str], erased: Sequence[ErasedKeys]) -> tuple[E
             )
             found.append(ErasureRule(places, each.keys))
     return tuple(found)
+
+
+class ErasureList(Protocol):
+    """What a process that serves reads knows of erasures; see `Erasures`."""
+
+    def is_behind(self, workspace: WorkspaceId) -> bool: ...
+    async def catch_up(self, workspace: WorkspaceId) -> None: ...
 
 
 class Erasures:

@@ -25,6 +25,7 @@ from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.frames import OVERLOADED, FrameTooLarge, RemoteError, WithBytes
 from fennel_core.query.batch_thread import BYTES_IN_LOOP, ROWS_IN_LOOP
 from fennel_core.query.bodies import DEFAULT_WORKFLOW, lookup_body, query_body
+from fennel_core.query.erasures import ErasureList
 from fennel_core.query.errors import (
     ErasuresUnknown,
     LargeReadFailed,
@@ -58,13 +59,6 @@ class Reads(Protocol):
     async def lookup(self, key: BranchKey, dataset: str, body: bytes) -> Answer: ...
     async def inspect(self, key: BranchKey, dataset: str, rows: int) -> Answer: ...
     async def barrier(self, key: BranchKey, timeout_s: float | None) -> Answer: ...
-
-
-class ErasureList(Protocol):
-    """What a helper knows of erasures; see `query.erasures.Erasures`."""
-
-    def is_behind(self, workspace: WorkspaceId) -> bool: ...
-    async def catch_up(self, workspace: WorkspaceId) -> None: ...
 
 
 @dataclass(slots=True)

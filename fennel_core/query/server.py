@@ -31,6 +31,7 @@ from fennel_core.connections.asgi import (
 from fennel_core.connections.roles import Access, Permission
 from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.query.bodies import barrier_timeout
+from fennel_core.query.erasures import ErasureList
 from fennel_core.query.errors import RequestMalformed, ResponseTruncated, UnknownRoute
 from fennel_core.query.forward import Forwarder, Upstream
 from fennel_core.query.large_reads import Reads
@@ -59,12 +60,10 @@ log = logger(__name__)
 AccessOf = Callable[[str | None], Awaitable[Access]]
 
 
-class ErasureList(Protocol):
-    """What this server knows of erasures; see `query.erasures.Erasures`."""
+class AnnouncedErasures(ErasureList, Protocol):
+    """The list of a server that forwards erasures, and announces them to the other processes."""
 
     async def announce(self, workspace: WorkspaceId) -> None: ...
-    def is_behind(self, workspace: WorkspaceId) -> bool: ...
-    async def catch_up(self, workspace: WorkspaceId) -> None: ...
 
 
 class QueryApplication:
@@ -85,7 +84,7 @@ class QueryApplication:
         access_of: AccessOf,
         body_limit_bytes: int,
         refresher: ViewRefresher,
-        erasures: ErasureList,
+        erasures: AnnouncedErasures,
         limits: WorkspaceLimits,
     ) -> None:
         self._limits = limits

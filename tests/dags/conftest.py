@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from starlette.testclient import TestClient
 
 from fennel_core.apps.local import airflow
 from tests.support.postgres import database, empty_database, postgres_server
@@ -71,3 +72,20 @@ def login(airflow_home: Path) -> Login:
         return {"Authorization": f"Bearer {token}"}
 
     return header
+
+
+@pytest.fixture
+def only_bank(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The user `ann` may read the workspace `bank` only; for pages that are opened later."""
+    monkeypatch.setenv("FENNEL_AIRFLOW_WORKSPACES", "ann:bank")
+
+
+def assert_only(
+    client: TestClient, headers: dict[str, str], path: str, shown: str, hidden: str
+) -> None:
+    """Check that a list and its pages show one id, and not the other, which exists."""
+    page = client.get(path, headers=headers).text
+    assert shown in page
+    assert hidden not in page
+    found = [client.get(f"{path}/{id_}", headers=headers).status_code for id_ in (shown, hidden)]
+    assert found == [200, 404]

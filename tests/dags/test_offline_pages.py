@@ -24,7 +24,7 @@ from fennel_core.offline.request_row import (
     StoredFile,
 )
 from fennel_core.vocab.ids import MAIN_BRANCH, WorkspaceId
-from tests.dags.conftest import Login
+from tests.dags.conftest import Login, assert_only
 
 EVIL = "<script>alert('x')</script>"
 SHOP, BANK = WorkspaceId("shop"), WorkspaceId("bank")
@@ -136,20 +136,11 @@ def test_the_pages_require_a_role_and_show_what_users_wrote_as_text(
     assert "default-src 'none'" in response.headers["content-security-policy"]
 
 
-@pytest.fixture
-def only_bank(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("FENNEL_AIRFLOW_WORKSPACES", "ann:bank")
-
-
 @pytest.mark.usefixtures("only_bank")
 def test_requests_of_other_workspaces_are_not_shown(request: pytest.FixtureRequest) -> None:
     client = request.getfixturevalue("client")
     headers = request.getfixturevalue("login")("viewer")
-    page = client.get("/offline_queries", headers=headers).text
-    assert "secret" in page
-    assert "working" not in page
-    assert client.get("/offline_queries/secret", headers=headers).status_code == 200
-    assert client.get("/offline_queries/working", headers=headers).status_code == 404
+    assert_only(client, headers, "/offline_queries", "secret", "working")
 
 
 @pytest.mark.parametrize(

@@ -7,6 +7,7 @@ import shutil
 import socket
 import subprocess
 import tempfile
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -16,6 +17,7 @@ import pytest
 from pydantic import SecretStr
 
 from fennel_core.connections import s3
+from fennel_core.settings.model import Settings
 from tests.support.polling import eventually_sync
 from tests.support.ports import free_port
 
@@ -88,6 +90,18 @@ def s3_server() -> Iterator[S3Server]:
         process.terminate()
         process.wait(timeout=20)
         shutil.rmtree(folder, ignore_errors=True)
+
+
+def bucket_settings(server: S3Server, **changed: object) -> Settings:
+    """Return the settings of a platform with a bucket of its own, which is not made yet."""
+    own = {
+        "s3_endpoint": server.s3_endpoint,
+        "s3_region": server.s3_region,
+        "s3_access_key": server.s3_access_key,
+        "s3_secret_key": server.s3_secret_key,
+        "s3_bucket": f"test-{uuid.uuid4().hex[:8]}",
+    }
+    return Settings.model_validate(own | changed)
 
 
 def object_keys(client: S3Client, bucket: str, prefix: str) -> list[str]:

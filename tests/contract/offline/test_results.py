@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import io
-import uuid
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -23,22 +22,14 @@ from fennel_core.offline.results import (
 from fennel_core.offline.rows import AT, REASON, ROW
 from fennel_core.offline.spark_layouts import SparkLayout
 from fennel_core.query.columns import LOGICAL_TIME
-from fennel_core.settings.model import Settings
-from tests.support.s3 import S3Server, object_keys
+from tests.support.s3 import S3Server, bucket_settings, object_keys
 
 LAYOUT = SparkLayout({ROW: pl.Int64(), AT: LOGICAL_TIME, REASON: pl.String(), "F.v": pl.Int64()})
 
 
 @pytest.fixture
 def place(s3_server: S3Server, tmp_path: Path) -> ResultPlace:
-    settings = Settings(
-        s3_endpoint=s3_server.s3_endpoint,
-        s3_region=s3_server.s3_region,
-        s3_access_key=s3_server.s3_access_key,
-        s3_secret_key=s3_server.s3_secret_key,
-        s3_bucket=f"test-{uuid.uuid4().hex[:8]}",
-        data_dir=tmp_path,
-    )
+    settings = bucket_settings(s3_server, data_dir=tmp_path)
     s3.ensure_bucket(s3.client(settings), settings.s3_bucket)
     return ResultPlace(settings, "results/q1", "at")
 

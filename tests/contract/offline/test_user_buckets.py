@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import os
 import sys
-import uuid
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,7 +33,7 @@ from fennel_core.offline.spark_layouts import given_layout
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.dtypes import Dtype, Float, Int, List, Optional, Str
 from fennel_core.vocab.ids import WorkspaceId
-from tests.support.s3 import S3Server, object_keys
+from tests.support.s3 import S3Server, bucket_settings, object_keys
 
 ROOT = Path(__file__).parents[3]
 SHOP = WorkspaceId("shop")
@@ -54,12 +53,8 @@ JSON = """{"at": "2026-01-01T00:00:00Z", "k": 1, "F.x": 1.5, "F.s": "a,b", "F.l"
 def settings(s3_server: S3Server, tmp_path: Path) -> Settings:
     """Settings with the bucket of the platform, and one of a user beside it."""
     make_key_file(tmp_path / "key")
-    made = Settings(
-        s3_endpoint=s3_server.s3_endpoint,
-        s3_region=s3_server.s3_region,
-        s3_access_key=s3_server.s3_access_key,
-        s3_secret_key=s3_server.s3_secret_key,
-        s3_bucket=f"test-{uuid.uuid4().hex[:8]}",
+    made = bucket_settings(
+        s3_server,
         data_dir=tmp_path,
         secrets_key_file=tmp_path / "key",
         offline_shared_buckets=("shared",),

@@ -34,7 +34,7 @@ from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from tests.e2e.offline import world
 from tests.support.postgres import database, empty_database, postgres_server
-from tests.support.s3 import S3Server, object_keys, s3_server
+from tests.support.s3 import S3Server, bucket_settings, object_keys, s3_server
 
 __all__ = ["database", "empty_database", "postgres_server", "s3_server"]
 pytestmark = pytest.mark.timeout(3600)
@@ -74,14 +74,8 @@ class Jobs:
 
 @pytest.fixture
 def jobs(database: str, s3_server: S3Server, tmp_path: Path) -> Jobs:
-    settings = Settings(
-        postgres_dsn=database,
-        s3_endpoint=s3_server.s3_endpoint,
-        s3_region=s3_server.s3_region,
-        s3_access_key=s3_server.s3_access_key,
-        s3_secret_key=s3_server.s3_secret_key,
-        s3_bucket="platform-bucket",
-        data_dir=tmp_path,
+    settings = bucket_settings(
+        s3_server, postgres_dsn=database, s3_bucket="platform-bucket", data_dir=tmp_path
     )
     noted = tmp_path / "files.json"
     noted.write_text(json.dumps(world.write(settings, USER)))
