@@ -57,6 +57,8 @@ SNAPSHOTS: Final = """
     FROM snapshot s JOIN job j ON j.id = s.job_id
 """
 HISTORY: Final = "SELECT object_key, topic, part FROM history_file"
+RETIRED: Final = "SELECT object_key FROM history_retired"
+"""Objects that are deleted when they are due: neither needed nor orphaned."""
 
 
 async def audit(settings: Settings) -> tuple[Finding, ...]:
@@ -80,6 +82,8 @@ async def collect(settings: Settings) -> AuditFacts:
     objects = await _objects(settings, store, now)
     topics = await asyncio.to_thread(_topics, settings)
     rows = await asyncio.to_thread(_read_rows, settings.postgres_dsn.get_secret_value())
+    for (key,) in rows["retired"]:
+        objects.pop(key, None)
     first, last = rows["issued"][0]
     return AuditFacts(
         assets={AssetId(row[0]): _asset(*row[1:]) for row in rows["assets"]},
@@ -106,6 +110,7 @@ def _read_rows(dsn: str) -> dict[str, list[tuple[Any, ...]]]:
         "issued": ISSUED,
         "snapshots": SNAPSHOTS,
         "history": HISTORY,
+        "retired": RETIRED,
     }
     try:
         with postgres.connect(dsn, name="audit") as connection, connection.transaction():

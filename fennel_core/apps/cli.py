@@ -333,6 +333,30 @@ def snapshot(every: int | None) -> None:
         return
 
 
+@main.command("maintain-history")
+@click.option(
+    "--every",
+    type=click.IntRange(1),
+    metavar="MINUTES",
+    help="Repeat every so many minutes; stop with Ctrl-C.",
+)
+def maintain_history(every: int | None) -> None:
+    """Merge small files of history into larger ones, with Spark on this machine.
+
+    Does the same as Airflow's DAG `history_maintenance`, for platforms without Airflow
+    (FENNEL_ORCHESTRATOR=inline): from cron, or with --every.
+    """
+    from fennel_core.apps import state_commands
+
+    settings = select(())[0].settings
+    try:
+        state_commands.merge_history(settings, click.echo, None if every is None else every * 60.0)
+    except state_commands.FAILURES as error:
+        fail(state_commands.failure_text(error))
+    except KeyboardInterrupt:
+        return
+
+
 def _selection_options(command: Callable[..., None]) -> Callable[..., None]:
     """Add the options that select job partitions."""
     for option in (

@@ -1,4 +1,5 @@
-"""The commands `snapshot`, `recover`, `drill` and `integrity`: the steps of DAGs of these names.
+"""The commands `snapshot`, `recover`, `drill`, `integrity` and `maintain-history`: the steps of the
+DAGs `snapshot`, `recovery`, `drill`, `integrity` and `history_maintenance`.
 
 The steps do not depend on Airflow, so these commands work on a platform without it, and they are
 safe to run while Airflow runs the same steps.
@@ -6,12 +7,14 @@ safe to run while Airflow runs the same steps.
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import Callable
 from typing import Final
 
 import psycopg
 
+from fennel_core.connections import postgres
 from fennel_core.connections.audit_events import (
     Action,
     audited_command,
@@ -21,6 +24,8 @@ from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.secrets import SecretUnreadable
 from fennel_core.definition.kafka_retention import delete_expired_records
+from fennel_core.history.errors import CompactionFailed
+from fennel_core.history.maintenance import maintain_history
 from fennel_core.integrity import run as integrity_run
 from fennel_core.integrity.errors import IntegrityDiffers, IntegrityNotChecked
 from fennel_core.settings.model import Settings
@@ -38,6 +43,7 @@ FAILURES: Final = (
     DrillNotRun,
     IntegrityDiffers,
     IntegrityNotChecked,
+    CompactionFailed,
     ApiError,
     SystemUnavailable,
     SecretUnreadable,
@@ -65,15 +71,38 @@ def snapshot(settings: Settings, report: Report, every_s: float | None) -> None:
 
     A pass that fails is reported, and the next one takes the missing snapshots.
     """
+    _repeatedly(lambda: _snapshot_pass(settings, report), "snapshot pass", report, every_s)
+
+
+def merge_history(settings: Settings, report: Report, every_s: float | None) -> None:
+    """Merge small files of history once, or every `every_s` seconds.
+
+    A run that fails is reported, and the next one goes on.
+    """
+
+    def merge() -> None:
+        # A pool would try for a while to connect before it fails.
+        postgres.connect(settings.postgres_dsn.get_secret_value(), name="maintenance").close()
+        done = asyncio.run(maintain_history(settings))
+        report(
+            f"files of history merged: {done.merged} into {done.made}; merges whose files were "
+            f"changed by another process: {done.superseded}; refused: {done.refused}"
+        )
+
+    _repeatedly(merge, "run", report, every_s)
+
+
+def _repeatedly(work: Callable[[], None], name: str, report: Report, every_s: float | None) -> None:
+    """Run `work` once, or every `every_s` seconds and report its failures."""
     if every_s is None:
-        _snapshot_pass(settings, report)
+        work()
         return
     while True:
         began = time.monotonic()
         try:
-            _snapshot_pass(settings, report)
+            work()
         except FAILURES as error:
-            report(f"this snapshot pass failed: {error}")
+            report(f"this {name} failed: {error}")
         time.sleep(max(0.0, began + every_s - time.monotonic()))
 
 

@@ -8,6 +8,7 @@ import sys
 from typing import Final
 
 from py4j.protocol import Py4JError
+from pyspark import SparkConf, SparkContext
 from pyspark.sql import SparkSession
 
 from fennel_core.settings.model import Settings
@@ -70,3 +71,11 @@ def session_builder(
         .config("spark.ui.showConsoleProgress", False)
         .config("spark.sql.warehouse.dir", str((settings.data_dir / "spark-warehouse").resolve()))
     )
+
+
+def keep_submitted_master() -> None:
+    """Use the master that `spark-submit` was given, which a builder would replace by its own."""
+    SparkContext._ensure_initialized()
+    master = SparkConf().get("spark.master")
+    if master is not None:
+        os.environ["SPARK_MASTER"] = master

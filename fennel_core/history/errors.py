@@ -21,6 +21,12 @@ class RollFailed(HistoryError):
     code = "roll-failed"
 
 
+class CompactionFailed(HistoryError):
+    """The Spark job of a compaction failed; files merged before stay. Run it again."""
+
+    code = "compaction-failed"
+
+
 class ReadFailed(HistoryError):
     """A read cannot be done as requested.
 

@@ -168,7 +168,12 @@ async def run_history(settings: Settings) -> None:
                     log.error("history pruning was refused", reason=str(refused))
                 else:
                     PRUNING_REFUSED.set(0)
-                    log.info("history pruned", topics=done.topics, objects=done.objects)
+                    log.info(
+                        "history pruned",
+                        topics=done.topics,
+                        objects=done.objects,
+                        retired=done.retired,
+                    )
 
         server = await HealthEndpoint(
             PROCESS, {"rounds": state.check}, {TOPICS: state.report}

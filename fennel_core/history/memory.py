@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from datetime import UTC, datetime, timedelta
+from typing import Final
 
-from fennel_core.history.store import HistoryFile, HistoryTotals
+from fennel_core.history.store import HistoryFile, HistoryTotals, require_replaceable
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
+
+EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
 
 class MemoryHistoryFiles:
     """`HistoryFiles` in memory."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Callable[[], datetime] = lambda: EPOCH) -> None:
+        """`now`: a clock that tests control."""
+        self._now = now
         self._rows: dict[TopicPartition, list[HistoryFile]] = {}
+        self._retired: dict[str, tuple[TopicName, datetime]] = {}
 
     async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPartition, Offset]:
         return {
@@ -42,13 +49,43 @@ class MemoryHistoryFiles:
         self._rows[file.topic, file.part] = [*rows, file]
         return True
 
+    async def partitions(self, least_files: int) -> list[TopicPartition]:
+        return sorted(at for at, rows in self._rows.items() if len(rows) >= least_files)
+
+    async def now(self) -> datetime:
+        return self._now()
+
+    async def replace(
+        self, old: Sequence[HistoryFile], new: HistoryFile, deadline: datetime, kept: timedelta
+    ) -> bool:
+        require_replaceable(old, new)
+        rows = self._rows.get((new.topic, new.part), [])
+        if self._now() > deadline or not set(old) <= set(rows):
+            return False
+        first = rows.index(old[0])
+        self._rows[new.topic, new.part] = [*rows[:first], new, *rows[first + len(old) :]]
+        for file in old:
+            self._retired[file.object_key] = (file.topic, self._now() + kept)
+        return True
+
     async def keys(self, topic: TopicName) -> frozenset[str]:
-        return frozenset(
+        retired = frozenset(key for key, (of, _) in self._retired.items() if of == topic)
+        return retired | frozenset(
             row.object_key
             for partition, rows in self._rows.items()
             if partition[0] == topic
             for row in rows
         )
+
+    async def retired(self) -> frozenset[str]:
+        return frozenset(self._retired)
+
+    async def forget_due(self, limit: int) -> list[str]:
+        now = self._now()
+        due = sorted(key for key, (_, after) in self._retired.items() if after < now)[:limit]
+        for key in due:
+            del self._retired[key]
+        return due
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         files = [file for rows in self._rows.values() for file in rows]
@@ -75,3 +112,4 @@ class MemoryHistoryFiles:
         self._rows = {
             partition: rows for partition, rows in self._rows.items() if partition[0] not in topics
         }
+        self._retired = {key: of for key, of in self._retired.items() if of[0] not in topics}

@@ -13,11 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import asdict
+from datetime import datetime, timedelta
 from typing import Any, Final, LiteralString, cast
+
+import psycopg
 
 from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
-from fennel_core.history.store import HistoryFile, HistoryTotals
+from fennel_core.history.store import HistoryFile, HistoryTotals, require_replaceable
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
 
 COLUMNS: Final = (
@@ -54,7 +57,39 @@ FILES: Final = f"""
     ORDER BY first_offset
 """  # noqa: S608  # a constant
 ENDS: Final = "SELECT topic, part, next_offset FROM history_partition WHERE topic = ANY(%s)"
-KEYS: Final = "SELECT object_key FROM history_file WHERE topic = %s"
+PARTITIONS: Final = (
+    "SELECT topic, part FROM history_partition WHERE files >= %s ORDER BY topic, part"
+)
+REPLACED: Final = """
+    DELETE FROM history_file WHERE topic = %(topic)s AND part = %(part)s
+      AND object_key = ANY(%(old)s) AND clock_timestamp() <= %(deadline)s
+    RETURNING true
+"""
+REPLACEMENT: Final = f"""
+    INSERT INTO history_file ({COLUMNS})
+    VALUES (%(topic)s, %(part)s, %(first_offset)s, %(next_offset)s, %(object_key)s, %(row_count)s,
+        %(size_bytes)s, %(min_ts)s, %(max_ts)s)
+"""  # noqa: S608  # a constant
+REPLACED_TOTALS: Final = """
+    UPDATE history_partition SET files = files - %(old_files)s + 1,
+        size_bytes = size_bytes - %(old_bytes)s + %(size_bytes)s
+    WHERE topic = %(topic)s AND part = %(part)s
+"""
+RETIRE: Final = """
+    INSERT INTO history_retired (object_key, topic, deletable_after)
+    SELECT unnest(%(old)s::text[]), %(topic)s, now() + %(kept)s
+"""
+KEYS: Final = """
+    SELECT object_key FROM history_file WHERE topic = %(topic)s
+    UNION ALL SELECT object_key FROM history_retired WHERE topic = %(topic)s
+"""
+RETIRED: Final = "SELECT object_key FROM history_retired"
+FORGET_DUE: Final = """
+    DELETE FROM history_retired WHERE object_key IN (
+        SELECT object_key FROM history_retired WHERE deletable_after < now()
+        ORDER BY deletable_after, object_key LIMIT %s FOR UPDATE SKIP LOCKED
+    ) RETURNING object_key
+"""
 LOCK: Final = """
     SELECT next_offset FROM history_partition WHERE topic = %(topic)s AND part = %(part)s FOR UPDATE
 """
@@ -76,6 +111,7 @@ REMOVE_BEFORE: Final = """
 REMOVE: Final = (
     "DELETE FROM history_partition WHERE topic = ANY(%s)",
     "DELETE FROM history_file WHERE topic = ANY(%s)",
+    "DELETE FROM history_retired WHERE topic = ANY(%s)",
 )
 TOTALS: Final = """
     SELECT topic, sum(files), sum(row_count), sum(size_bytes) FROM history_partition GROUP BY topic
@@ -106,8 +142,42 @@ class PostgresHistoryFiles:
                 added = await cursor.fetchone()
         return added is not None
 
+    async def partitions(self, least_files: int) -> list[TopicPartition]:
+        rows = await self._rows(PARTITIONS, (least_files,))
+        return [(TopicName(topic), PartitionIndex(part)) for topic, part in rows]
+
+    async def now(self) -> datetime:
+        return await postgres.now(self._pool)
+
+    async def replace(
+        self, old: Sequence[HistoryFile], new: HistoryFile, deadline: datetime, kept: timedelta
+    ) -> bool:
+        require_replaceable(old, new)
+        values = asdict(new) | {
+            "old": [file.object_key for file in old],
+            "old_files": len(old),
+            "old_bytes": sum(file.size_bytes for file in old),
+            "deadline": deadline,
+            "kept": kept,
+        }
+        async with postgres.connection_of(self._pool) as connection, connection.transaction():
+            await connection.execute(LOCK, values)
+            deleted = await connection.execute(REPLACED, values)
+            complete = deleted.rowcount == len(old)
+            if not complete:
+                raise psycopg.Rollback
+            for statement in (REPLACEMENT, REPLACED_TOTALS, RETIRE):
+                await connection.execute(statement, values)
+        return complete
+
     async def keys(self, topic: TopicName) -> frozenset[str]:
-        return frozenset(key for (key,) in await self._rows(KEYS, (topic,)))
+        return frozenset(key for (key,) in await self._rows(KEYS, {"topic": topic}))
+
+    async def retired(self) -> frozenset[str]:
+        return frozenset(key for (key,) in await self._rows(RETIRED))
+
+    async def forget_due(self, limit: int) -> list[str]:
+        return sorted(key for (key,) in await self._rows(FORGET_DUE, (limit,)))
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         return {

@@ -4,6 +4,9 @@ Theory. History is the only copy of records that Kafka has deleted, so everythin
 topic that the bank does not list, and an object without a row, is marked when a run finds it and
 deleted by a run that still finds it after the grace period, within the limit of
 `connections.garbage`. A topic that is absent because the bank is the wrong one keeps its history.
+
+Retired objects are different: the database says that they are its own and not needed, and when they
+are due. They are deleted first, by their rows; whatever is left of them is an orphan.
 """
 
 from __future__ import annotations
@@ -32,10 +35,11 @@ OBJECTS: Final = "history-object"
 
 @dataclass(frozen=True, slots=True)
 class PrunedHistory:
-    """How many topics and objects were deleted."""
+    """How many topics and objects were deleted, and how many retired objects."""
 
     topics: int
     objects: int
+    retired: int
 
 
 async def prune_history(
@@ -50,13 +54,20 @@ async def prune_history(
 
     Rows are deleted before objects: an object without a row is found by listing, but a row without
     its object would be a gap in what history claims to hold. Raises SystemUnavailable, and
-    DeletionRefused before anything is deleted.
+    DeletionRefused before anything unknown is deleted.
     """
+    deleted = 0
+    while due := await files.forget_due(DELETE_BATCH):
+        await objects.delete(due)
+        deleted += len(due)
     # Listed before topics and rows are read: an object that got its row in between is referenced.
     stored: dict[TopicName, list[str]] = {}
     for each in await objects.list_objects(f"{PREFIX}/"):
         stored.setdefault(topic_of_key(each.key), []).append(each.key)
-    known = set(stored) | set(await files.totals())
+    retired = await files.retired()
+    # A topic of which only retired objects are left is not unknown: they are deleted when due.
+    left = {topic for topic, keys in stored.items() if not retired.issuperset(keys)}
+    known = left | set(await files.totals())
     alive = set(await topics.alive())
     unreferenced: list[str] = []
     for topic in sorted(stored.keys() & alive):
@@ -77,7 +88,7 @@ async def prune_history(
         log.info("history of deleted topics was deleted", topics=gone)
     condemned = orphaned + [key for topic in gone for key in stored.get(TopicName(topic), ())]
     await _delete(objects, condemned)
-    return PrunedHistory(len(gone), len(condemned))
+    return PrunedHistory(len(gone), len(condemned), deleted)
 
 
 async def _delete(objects: ObjectStore, keys: Sequence[str]) -> None:

@@ -68,6 +68,11 @@ def topic_prefix(topic: TopicName) -> str:
     return f"{PREFIX}/{topic}/"
 
 
+def object_key(topic: TopicName, part: PartitionIndex, first: Offset, unique: str) -> str:
+    """Return the key of a file's object; `unique` is used once."""
+    return f"{topic_prefix(topic)}{part}/{first:020d}-{unique}.parquet"
+
+
 def topic_of_key(key: str) -> TopicName:
     """Return the topic of an object: the inverse of `topic_prefix`, for any key below it."""
     return TopicName(key.split("/")[1])
@@ -83,7 +88,7 @@ def _upload(content: FileSlice, layout: TopicLayout, put: Put) -> HistoryFile:
     topic, part = content.partition
     frame = parquet.file_frame(content.records, layout.keys)
     body = parquet.encode_file(frame)
-    key = f"{topic_prefix(topic)}{part}/{content.first_offset:020d}-{uuid.uuid4().hex}.parquet"
+    key = object_key(topic, part, content.first_offset, uuid.uuid4().hex)
     put(key, body)
     times = frame.select(
         smallest=pl.col(layout.timestamp).min().to_physical(),

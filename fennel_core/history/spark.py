@@ -116,7 +116,7 @@ class SparkRoller:
                 self._spark = session(self._settings)
             run_query(self._spark, self._settings, root, due, layouts, history_ends, publish)
         except PySparkException as failed:
-            raise RollFailed(_first_lines(failed)) from failed
+            raise RollFailed(first_lines(failed)) from failed
         except JVM_EXIT_ERRORS as gone:
             raise JvmExited(str(gone)) from gone
 
@@ -129,7 +129,7 @@ class SparkRoller:
             self._spark = None
 
 
-def _first_lines(failed: PySparkException) -> str:
+def first_lines(failed: Exception) -> str:
     """Return the error text without the JVM's stack frames."""
     lines = [
         line

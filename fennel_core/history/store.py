@@ -5,12 +5,16 @@ so far. So the rows of one (topic, part) are contiguous and disjoint, whichever 
 and however often; they begin at offset 0, or later where the oldest were pruned. A writer that was
 killed between upload and row, or that lost a race to another writer, leaves an orphaned object and
 nothing else. Records behind the last row are the topic's tail.
+
+Small files are merged later: one transaction replaces adjacent rows by one of the same range. Their
+objects are *retired*: not in the index any more, and kept for reads that were planned before.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime, timedelta
 from typing import Protocol
 
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
@@ -36,6 +40,18 @@ class HistoryFile:
         assert (self.min_ts is None) == (self.max_ts is None) == (self.row_count == 0), (
             "rows have event times"
         )
+
+
+def require_replaceable(old: Sequence[HistoryFile], new: HistoryFile) -> None:
+    """Assert that a file has the range and the number of rows of the files that it replaces."""
+    assert all(
+        (a.topic, a.part, a.next_offset) == (b.topic, b.part, b.first_offset)
+        for a, b in zip(old, [*old[1:], None], strict=True)
+        if b is not None
+    ), "the replaced files are adjacent"
+    assert (new.topic, new.part) == (old[0].topic, old[0].part), "and of one partition"
+    assert (new.first_offset, new.next_offset) == (old[0].first_offset, old[-1].next_offset)
+    assert new.row_count == sum(file.row_count for file in old), "no row is added or lost"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,8 +90,39 @@ class HistoryFiles(Protocol):
         """
         ...
 
+    async def partitions(self, least_files: int) -> list[TopicPartition]:
+        """Return the partitions that have at least so many files, in order."""
+        ...
+
+    async def now(self) -> datetime:
+        """Return the time of the clock that deadlines and waiting times are measured with."""
+        ...
+
+    async def replace(
+        self, old: Sequence[HistoryFile], new: HistoryFile, deadline: datetime, kept: timedelta
+    ) -> bool:
+        """Replace adjacent files of a partition by one file with the same range and rows.
+
+        Readers see either. The keys of `old` become retired, and are due after `kept`. Returns
+        False, and changes nothing, if one of `old` is not in the index, or after `deadline`.
+        """
+        ...
+
     async def keys(self, topic: TopicName) -> frozenset[str]:
-        """Return the keys of a topic's files."""
+        """Return the keys of a topic's files, and its retired keys."""
+        ...
+
+    async def retired(self) -> frozenset[str]:
+        """Return the retired keys of all topics: objects that are no files any more, and stay
+        for reads that were planned before.
+        """
+        ...
+
+    async def forget_due(self, limit: int) -> list[str]:
+        """Forget retired keys that are due, at most `limit`, and return them.
+
+        The caller deletes the objects; if it dies before, they are orphans.
+        """
         ...
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
@@ -92,5 +139,5 @@ class HistoryFiles(Protocol):
         ...
 
     async def remove(self, topics: Sequence[TopicName]) -> None:
-        """Delete every row of `topics`."""
+        """Delete every row of `topics`, and their retired keys."""
         ...

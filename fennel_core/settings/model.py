@@ -492,13 +492,15 @@ class LimitSettings(BaseSettings):
     history_batch_records: int = Field(
         20_000,
         gt=0,
-        description="Messages of one batch over all partitions: bounds the work repeated after a "
-        "crash.",
+        description="Messages of a batch over all partitions: bounds what a crash repeats.",
     )
     history_workers: int = Field(
         2,
         gt=0,
         description="Concurrent Spark tasks of the history writer, one Python process each.",
+    )
+    history_maintenance_schedule: str = Field(
+        "20 */6 * * *", description="When files of history are merged: cron, UTC. Empty: never."
     )
     query_log_history_s: int = Field(
         400 * 86_400,

@@ -35,6 +35,11 @@ DRILL_SCHEDULE: Final = os.environ.get("FENNEL_DRILL_SCHEDULE", "0 3 * * *").str
 INTEGRITY_SCHEDULE: Final = os.environ.get("FENNEL_INTEGRITY_SCHEDULE", "0 4 * * *").strip() or None
 """`Settings.integrity_schedule`, read in the same way."""
 
+HISTORY_SCHEDULE: Final = (
+    os.environ.get("FENNEL_HISTORY_MAINTENANCE_SCHEDULE", "20 */6 * * *").strip() or None
+)
+"""`Settings.history_maintenance_schedule`, read in the same way."""
+
 RECOVERY_HOURS: Final = 6
 CONCURRENT_REBUILDS: Final = 2
 """Rebuilds and one drill hold their workers for hours: the pool must have one left for snapshots,
@@ -275,7 +280,9 @@ CHECKS_POOL: Final = "fennel_checks"
 """Pool of integrity checks, which must not take the place of a snapshot."""
 
 OFFLINE_POOL: Final = "fennel_offline"
-"""Pool of Spark jobs for offline queries. Each uses all cores of its master, so few run at once."""
+"""Pool of Spark jobs: offline queries, merges of history. Each uses all cores of its master, so few
+run at once.
+"""
 OFFLINE_HOURS: Final = 24
 
 COMMIT_TASKS: Final = {**RETRIES, "pool": COMMIT_POOL, "weight_rule": "upstream"}
@@ -342,6 +349,13 @@ RECONCILE: Final[dict[str, Any]] = {
     "schedule": RECONCILE_SCHEDULE,
     "max_active_runs": 1,
     "dagrun_timeout": timedelta(minutes=30),
+}
+HISTORY_MAINTENANCE: Final[dict[str, Any]] = {
+    **SHARED,
+    "default_args": {**RETRIES, "pool": OFFLINE_POOL},
+    "schedule": HISTORY_SCHEDULE,
+    "max_active_runs": 1,
+    "dagrun_timeout": timedelta(hours=OFFLINE_HOURS),
 }
 OFFLINE_QUERY: Final[dict[str, Any]] = {
     **SHARED,

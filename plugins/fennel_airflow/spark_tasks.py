@@ -19,6 +19,7 @@ from airflow.sdk.exceptions import AirflowException
 from fennel_airflow.tasks import ACCEPT, REQUEST_ID
 
 COMPUTE: Final = "compute"
+COMPACT: Final = "compact"
 CONNECTION: Final = "spark_default"
 OFFLINE_MEMORY: Final = os.environ.get("FENNEL_OFFLINE_MEMORY") or "2g"
 """`Settings.offline_memory`, read from the environment as in `factory`; a test compares the two."""
@@ -33,7 +34,16 @@ def job_file(name: str) -> str:
     return str(Path(found.origin).parent / "apps" / "spark_jobs" / f"{name}.py")
 
 
-class ComputeFeatures(SparkSubmitOperator):
+class SubmitProgram(SparkSubmitOperator):
+    """Submits a program of the platform with the `spark-submit` beside the task's Python."""
+
+    def execute(self, context: Context) -> None:
+        """Submit the application and wait for its end."""
+        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+        super().execute(context)
+
+
+class ComputeFeatures(SubmitProgram):
     """Computes one request; a request that has failed is not tried again."""
 
     def execute(self, context: Context) -> None:
@@ -41,8 +51,6 @@ class ComputeFeatures(SparkSubmitOperator):
         from fennel_airflow import offline_bodies
 
         [request_id] = self.application_args
-        # `spark-submit` is beside the Python that runs the task.
-        os.environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
         try:
             super().execute(context)
         except AirflowException:
@@ -61,5 +69,16 @@ def compute_features() -> Any:
         application_args=[PULLED_ID],
         name=f"offline query {PULLED_ID}",
         driver_memory=OFFLINE_MEMORY,
+        conf={"spark.log.level": "WARN"},
+    )
+
+
+def compact_history() -> Any:
+    """Return the task that merges small files of history."""
+    return SubmitProgram(
+        task_id=COMPACT,
+        conn_id=CONNECTION,
+        application=job_file("history_maintenance"),
+        name="history maintenance",
         conf={"spark.log.level": "WARN"},
     )

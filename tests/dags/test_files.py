@@ -79,6 +79,7 @@ def test_the_dag_folder_contains_the_documented_dags() -> None:
     documented = {
         "commit",
         "drill",
+        "history_maintenance",
         "integrity",
         "offline_query",
         "reconcile",
@@ -138,6 +139,7 @@ def test_every_task_names_a_pool_that_every_start_makes(looks: dict[str, dict[st
         "drill": {"fennel_long"},
         "integrity": {"fennel_checks"},
         "offline_query": {"fennel_offline"},
+        "history_maintenance": {"fennel_offline"},
     }
     assert set.union(*pools.values()) == set(airflow.POOLS)
 

@@ -74,8 +74,9 @@ def test_a_slot_task_that_fails_stops_neither_the_other_slots_nor_pruning(
 
 
 def test_the_schedule_is_the_setting() -> None:
-    from fennel_airflow.factory import DRILL, INTEGRITY, SNAPSHOT
+    from fennel_airflow.factory import DRILL, HISTORY_MAINTENANCE, INTEGRITY, SNAPSHOT
 
     assert DRILL["schedule"] == Settings().drill_schedule
     assert INTEGRITY["schedule"] == Settings().integrity_schedule
+    assert HISTORY_MAINTENANCE["schedule"] == Settings().history_maintenance_schedule
     assert SNAPSHOT["schedule"] == f"*/{Settings().snapshot_minutes} * * * *"

@@ -40,7 +40,7 @@ POOLS: Final[Mapping[str, Mapping[str, str | int]]] = {
     },
     "fennel_offline": {
         "slots": PARALLELISM // 4,
-        "description": "Spark jobs of offline queries: each uses all cores of its master",
+        "description": "Spark jobs (offline queries, history): each uses all cores of its master",
     },
 }
 """Airflow's pools. Neither can hold every worker, so neither kind of work keeps the other waiting.

@@ -7,11 +7,9 @@ to be started.
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 
-from pyspark import SparkConf, SparkContext
-
+from fennel_core.connections.spark import keep_submitted_master
 from fennel_core.offline.request_run import RunOutcome, run_offline_query
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry import logs
@@ -23,17 +21,9 @@ def main() -> int:
     """Run the request that the first argument names."""
     settings = Settings()
     logs.configure("offline-query", settings.log_level, hidden=logs.secrets_of(settings))
-    _keep_submitted_master()
+    keep_submitted_master()
     outcome = asyncio.run(run_offline_query(settings, sys.argv[1]))
     return STATUS.get(outcome, 0)
-
-
-def _keep_submitted_master() -> None:
-    """Use the master that `spark-submit` was given, which a builder would replace by its own."""
-    SparkContext._ensure_initialized()
-    master = SparkConf().get("spark.master")
-    if master is not None:
-        os.environ["SPARK_MASTER"] = master
 
 
 if __name__ == "__main__":

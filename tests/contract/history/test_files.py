@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from datetime import datetime, timedelta
 
 from fennel_core.history.store import HistoryFile, HistoryFiles, HistoryTotals
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
@@ -127,3 +128,98 @@ async def test_totals_are_sums_by_topic(files: HistoryFiles) -> None:
         TOPIC: HistoryTotals(3, 6, 300),
         OTHER: HistoryTotals(1, 7, 100),
     }
+
+
+KEPT = timedelta(hours=1)
+
+
+async def partition_of(files: HistoryFiles, *ends: int) -> tuple[HistoryFile, ...]:
+    """Add adjacent files that end at these offsets."""
+    first = 0
+    for end in ends:
+        assert await files.add(file(first, end))
+        first = end
+    return await files.files(TOPIC, PartitionIndex(0))
+
+
+async def later(files: HistoryFiles) -> datetime:
+    return await files.now() + KEPT
+
+
+async def test_adjacent_files_are_replaced_by_one_with_their_range(files: HistoryFiles) -> None:
+    known = await partition_of(files, 4, 9, 12, 20)
+    assert await files.partitions(4) == [(TOPIC, 0)]
+    assert await files.partitions(5) == []
+    merged = file(4, 12, rows=6)
+    assert await files.replace(known[1:3], merged, await later(files), KEPT)
+    assert await files.files(TOPIC, PartitionIndex(0)) == (known[0], merged, known[3])
+    assert await files.totals() == {TOPIC: HistoryTotals(3, 12, 300)}
+    assert await files.ends([TOPIC]) == {(TOPIC, 0): 20}
+    assert await files.add(file(20, 21)), "the writer goes on at the same end"
+    assert not await files.add(known[1]), "a replaced file does not come back"
+
+
+async def test_files_that_were_changed_meanwhile_are_not_replaced(files: HistoryFiles) -> None:
+    known = await partition_of(files, 4, 9, 12)
+    assert await files.replace(known[:2], file(0, 9, rows=6), await later(files), KEPT)
+    before = await files.files(TOPIC, PartitionIndex(0)), await files.totals()
+    for old in (known[:2], known[1:], known):
+        new = file(old[0].first_offset, old[-1].next_offset, rows=3 * len(old))
+        assert not await files.replace(old, new, await later(files), KEPT)
+    assert (await files.files(TOPIC, PartitionIndex(0)), await files.totals()) == before
+    await files.remove([TOPIC])
+    gone = file(0, 12, rows=9)
+    assert not await files.replace(before[0], gone, await later(files), KEPT)
+    assert await files.totals() == {}
+
+
+async def test_nothing_is_replaced_after_the_deadline(files: HistoryFiles) -> None:
+    known = await partition_of(files, 4, 9)
+    late = await files.now() - timedelta(microseconds=1)
+    assert not await files.replace(known, file(0, 9, rows=6), late, KEPT)
+    assert await files.files(TOPIC, PartitionIndex(0)) == known
+
+
+async def test_of_two_compactions_that_replace_the_same_files_one_wins(
+    files: HistoryFiles,
+) -> None:
+    known = await partition_of(files, 4, 9, 12, 15)
+    deadline = await later(files)
+    racing = [known[:2], known[:3], known[1:], known[2:], known, known[1:3]]
+    won = await asyncio.gather(
+        *(
+            files.replace(
+                old,
+                file(old[0].first_offset, old[-1].next_offset, rows=3 * len(old)),
+                deadline,
+                KEPT,
+            )
+            for old in racing
+        )
+    )
+    assert won.count(True) in (1, 2), "two only if they have no file in common"
+    left = await files.files(TOPIC, PartitionIndex(0))
+    assert [each.first_offset for each in left[1:]] == [each.next_offset for each in left[:-1]]
+    assert (left[0].first_offset, left[-1].next_offset) == (0, 15)
+    totals = (await files.totals())[TOPIC]
+    assert (totals.rows, totals.files) == (12, len(left))
+
+
+async def test_keys_of_replaced_files_are_retired_until_they_are_due(files: HistoryFiles) -> None:
+    known = await partition_of(files, 4, 9, 12)
+    merged = file(0, 9, rows=6)
+    assert await files.replace(known[:2], merged, await later(files), KEPT)
+    old = {each.object_key for each in known[:2]}
+    assert await files.retired() == old
+    assert await files.keys(TOPIC) == {*old, merged.object_key, known[2].object_key}
+    assert await files.forget_due(10) == []
+    whole = file(0, 12, rows=9)
+    left = await files.files(TOPIC, PartitionIndex(0))
+    assert await files.replace(left, whole, await later(files), -KEPT)
+    due = {merged.object_key, known[2].object_key}
+    first = await files.forget_due(1)
+    assert len(first) == 1
+    assert {*first, *await files.forget_due(10)} == due
+    assert await files.keys(TOPIC) == {*old, whole.object_key}
+    await files.remove([TOPIC])
+    assert await files.retired() == frozenset()

@@ -215,7 +215,7 @@ class World:
         consumer.close()
         return found
 
-    def told(self) -> dict[str, dict[str, int]]:
+    def told(self) -> dict[str, dict[str, Any]]:
         """Return the writer's report per topic; empty while it does not respond."""
         try:
             with urllib.request.urlopen(

@@ -29,7 +29,7 @@ class World:
 
     def __init__(self) -> None:
         self.now = datetime(2026, 1, 1, 12, tzinfo=UTC)
-        self.files = MemoryHistoryFiles()
+        self.files = MemoryHistoryFiles(lambda: self.now)
         self.log = MemoryLog()
         self.objects = MemoryObjectStore(lambda: self.now)
         self.marks = MemoryGarbageMarks(lambda: self.now)
@@ -166,3 +166,37 @@ async def test_a_bank_without_topics_deletes_no_history_beyond_the_limit() -> No
     assert set(await world.files.totals()) == set(topics)
     assert len(world.objects.contents) == len(topics)
     assert (await world.pruned(DeletionLimit(0, 100))).topics == len(topics)
+
+
+async def test_replaced_files_stay_for_readers_and_are_then_deleted_whatever_the_limit() -> None:
+    world = World()
+    old = [await world.rolled(5 * n, 5 * n + 5) for n in range(3)]
+    made = f"history/{TOPIC}/0/merged"
+    await world.objects.put(made, b"")
+    files = await world.files.files(*PARTITION)
+    merged = HistoryFile(*PARTITION, Offset(0), Offset(15), made, 3, 30, Micros(0), Micros(0))
+    assert await world.files.replace(files, merged, world.now, 3 * HOUR)
+    for _ in range(3):
+        assert await world.pruned(DeletionLimit(0, 0)) == PrunedHistory(0, 0, 0)
+        world.now += HOUR
+    assert set(world.objects.contents) == {*old, made}, "reads that were planned before need them"
+    world.now += timedelta(seconds=1)
+    assert await world.pruned(DeletionLimit(0, 0)) == PrunedHistory(0, 0, 3)
+    assert set(world.objects.contents) == {made}
+
+
+async def test_a_topic_of_which_only_retired_objects_are_left_is_not_unknown() -> None:
+    world = World()
+    await world.rolled(0, 5)
+    files = await world.files.files(*PARTITION)
+    merged = HistoryFile(*PARTITION, Offset(0), Offset(5), "m", 1, 10, Micros(0), Micros(0))
+    assert await world.files.replace(files, merged, world.now, 3 * HOUR)
+    await world.files.remove_before(*PARTITION, Offset(5))
+    world.files._rows.clear()  # what deleting its workspace leaves
+    world.topics = set()
+    for _ in range(2):
+        assert await world.pruned(DeletionLimit(0, 0)) == PrunedHistory(0, 0, 0)
+        world.now += HOUR
+    world.now += 2 * HOUR
+    assert (await world.pruned(DeletionLimit(0, 0))).retired == 1
+    assert world.objects.contents == {}

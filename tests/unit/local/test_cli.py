@@ -58,7 +58,7 @@ def test_the_documented_commands_exist() -> None:
         "demo",
         "clean",
     }
-    assert names >= {"snapshot", "recover", "drill", "integrity"}
+    assert names >= {"snapshot", "recover", "drill", "integrity", "maintain-history"}
 
 
 def test_each_command_and_option_has_a_help_text() -> None:
@@ -76,7 +76,14 @@ def test_every_command_has_help(path: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [("snapshot",), ("recover", "--workspace", "shop"), ("drill",), ("integrity",)]
+    "words",
+    [
+        ("snapshot",),
+        ("recover", "--workspace", "shop"),
+        ("drill",),
+        ("integrity",),
+        ("maintain-history",),
+    ],
 )
 def test_commands_report_that_the_platform_is_down_in_one_line(
     words: tuple[str, ...], monkeypatch: pytest.MonkeyPatch

@@ -1,0 +1,255 @@
+"""Law: a reader sees exactly the rows of the topic up to the end that it planned with, whatever
+writers, compactions and deletions do meanwhile, and wherever they die.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import random
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fennel_core.connections.garbage import DeletionLimit, MemoryGarbageMarks
+from fennel_core.connections.object_store import MemoryObjectStore
+from fennel_core.history import parquet
+from fennel_core.history.compaction import CompactionRule, Merge
+from fennel_core.history.compaction_run import Compaction
+from fennel_core.history.memory import MemoryHistoryFiles
+from fennel_core.history.merging import MergeRefused, merge_files
+from fennel_core.history.pruning import prune_history
+from fennel_core.history.roll import RollPlan, roll
+from fennel_core.history.store import HistoryFile
+from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
+from fennel_core.vocab.versions import decode
+from tests.support.history_world import LAYOUT, TOPIC, Died, MemoryLog
+
+PARTITION = (TOPIC, PartitionIndex(0))
+GRACE = timedelta(hours=1)
+KEPT = timedelta(hours=3)
+MINUTE = timedelta(minutes=1)
+ALL = DeletionLimit(0, 100)
+
+
+@dataclass
+class World:
+    """A topic, its history and its objects.
+
+    `turns`: how often a step waits for the others; none: never. `deaths`: whether a compaction dies
+    at a step.
+    """
+
+    turns: Iterator[int]
+    deaths: Iterator[bool]
+    now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
+    log: MemoryLog = field(default_factory=MemoryLog)
+
+    def __post_init__(self) -> None:
+        self.files = Interleaved(self)
+        self.objects = MemoryObjectStore(lambda: self.now)
+        self.marks = MemoryGarbageMarks(lambda: self.now)
+        self.merges = 0
+
+    async def step(self) -> None:
+        """Let others go first, and let time pass."""
+        for _ in range(next(self.turns, 0)):
+            self.now += MINUTE
+            await asyncio.sleep(0)
+
+    async def alive(self) -> Sequence[TopicName]:
+        return [TOPIC]
+
+    async def with_history(self) -> dict[TopicName, Any]:
+        return {TOPIC: LAYOUT}
+
+    async def write(self, sizes: Sequence[int | None]) -> None:
+        """Append records and roll each into a file of its own."""
+        for size in sizes:
+            self.log.append(0, [size])
+            await self.step()
+            end = Offset(len(self.log.records[PARTITION]))
+            ends = await self.files.ends([TOPIC])
+            plan = RollPlan(ends, {PARTITION: end}, {TOPIC: LAYOUT}, 1)
+            first = ends.get(PARTITION, Offset(0))
+            bodies: dict[str, bytes] = {}
+            rolled = list(roll(self.log.read(PARTITION, first, end), plan, bodies.__setitem__))
+            for key, body in bodies.items():
+                await self.objects.put(key, body)
+            for file in rolled:
+                assert await self.files.add(file), "one writer meets no other"
+
+    async def compact(self, rounds: int) -> None:
+        """Run a compaction several times; one that dies is started again."""
+        for _ in range(rounds):
+            await self.step()
+            try:
+                await Compaction(
+                    self.files, self, CompactionRule(100_000, 1000), {}, GRACE, KEPT
+                ).run()
+            except Died:
+                continue
+
+    async def merge(self, merges: Sequence[Merge]) -> Sequence[HistoryFile | MergeRefused]:
+        made = []
+        for merge in merges:
+            await self.step()
+            found = {
+                file.object_key: await self.objects.get(file.object_key) for file in merge.files
+            }
+            bodies: dict[str, bytes] = {}
+            made.append(merge_files(merge, found.get, bodies.__setitem__))
+            for key, body in bodies.items():
+                await self.objects.put(key, body)
+            self.survive()
+            await self.step()
+        return made
+
+    def survive(self) -> None:
+        if next(self.deaths, False):
+            raise Died
+
+    async def read_often(self, rounds: int) -> None:
+        for _ in range(rounds):
+            await self.step()
+            await self.read()
+
+    async def prune(self, rounds: int) -> None:
+        for _ in range(rounds):
+            await self.step()
+            await prune_history(self.files, self, self.objects, self.marks, GRACE, ALL)
+
+    async def read(self) -> None:
+        """Plan a read and read the files later, within the time that replaced ones are kept."""
+        files = await self.files.files(*PARTITION)
+        latest = self.now + KEPT
+        found = []
+        for file in files:
+            await self.step()
+            if self.now >= latest:
+                return  # a read that takes longer fails or not; it is not promised
+            body = await self.objects.get(file.object_key)
+            assert body is not None, "the object of a planned file is there"
+            frame = parquet.decode_file(body)
+            assert frame.height == file.row_count
+            found += frame.select(parquet.OFFSET, "__pos").rows()
+        end = files[-1].next_offset if files else 0
+        assert sorted(found) == self.expected(end)
+
+    def expected(self, end: int) -> list[tuple[int, bytes]]:
+        return sorted(
+            (record.offset, pos)
+            for record in self.log.read(PARTITION, 0, end)
+            for pos in decode(record.value)["__pos"]
+        )
+
+
+class Interleaved(MemoryHistoryFiles):
+    """Rows whose users take turns, and which processes may die before they change."""
+
+    def __init__(self, world: World) -> None:
+        super().__init__(lambda: world.now)
+        self._world = world
+
+    async def files(self, *at: Any) -> Any:
+        await self._world.step()
+        return await super().files(*at)
+
+    async def keys(self, topic: TopicName) -> frozenset[str]:
+        await self._world.step()
+        return await super().keys(topic)
+
+    async def forget_due(self, limit: int) -> list[str]:
+        await self._world.step()
+        return await super().forget_due(limit)
+
+    async def replace(self, *replaced: Any) -> bool:
+        await self._world.step()
+        self._world.survive()
+        done = await super().replace(*replaced)
+        self._world.merges += done
+        self._world.survive()
+        return done
+
+
+@settings(deadline=None, max_examples=60)
+@given(
+    sizes=st.lists(st.none() | st.integers(0, 3), min_size=2, max_size=12),
+    seed=st.integers(0, 2**32),
+    deaths=st.lists(st.booleans(), max_size=12),
+)
+def test_a_reader_sees_exactly_the_rows_whatever_happens_meanwhile(
+    sizes: list[int | None], seed: int, deaths: list[bool]
+) -> None:
+    async def life() -> None:
+        chosen = random.Random(seed)  # noqa: S311  # a seeded schedule
+        turns = (chosen.choice([0, 1, 1, 2, 7]) for _ in itertools.count())
+        world = World(turns, iter(deaths))
+        world.log.records[PARTITION] = []
+        await asyncio.gather(
+            world.write(sizes),
+            world.compact(8),
+            world.compact(8),
+            world.prune(25),
+            world.read_often(6),
+            world.read_often(6),
+        )
+        world.turns = iter(())
+        await world.compact(2)
+        await world.read()
+        await settled(world)
+
+    asyncio.run(life())
+
+
+async def settled(world: World) -> None:
+    """When all is over, only the objects of files are left, and their rows are the topic's."""
+    for _ in range(3):
+        await world.prune(1)
+        world.now += KEPT
+    files = await world.files.files(*PARTITION)
+    assert set(world.objects.contents) == {file.object_key for file in files}
+    await world.read()
+    totals = (await world.files.totals()).get(TOPIC)
+    assert (0 if totals is None else totals.rows) == sum(file.row_count for file in files)
+
+
+def test_small_files_become_one_and_only_one_of_two_compactions_makes_it() -> None:
+    async def life() -> None:
+        world = World(iter(()), iter(()))
+        await world.write([1] * 8)
+        await asyncio.gather(world.compact(1), world.compact(1))
+        (file,) = await world.files.files(*PARTITION)
+        assert (file.first_offset, file.next_offset, file.row_count, world.merges) == (0, 8, 8, 1)
+        await settled(world)
+
+    asyncio.run(life())
+
+
+def test_a_compaction_that_was_suspended_makes_no_row_for_an_object_that_may_be_gone() -> None:
+    async def life() -> None:
+        world = World(iter(()), iter(()))
+        await world.write([1, 1, 1])
+
+        class Suspended(World):
+            async def merge(self, merges: Sequence[Merge]) -> Any:
+                made = await World.merge(world, merges)
+                for _ in range(2):
+                    await world.prune(1)
+                    world.now += GRACE + MINUTE
+                await world.prune(1)
+                return made
+
+        slow = Suspended(iter(()), iter(()))
+        done = await Compaction(
+            world.files, slow, CompactionRule(100_000, 1000), {}, GRACE, KEPT
+        ).run()
+        assert (done.superseded, done.made) == (1, 0)
+        assert len(await world.files.files(*PARTITION)) == 3
+        await world.read()
+
+    asyncio.run(life())
