@@ -9,6 +9,7 @@ import uuid
 from contextlib import AsyncExitStack
 
 import uvloop
+from fastapi import FastAPI
 
 from fennel_core.apps.http_protection import protection_of
 from fennel_core.apps.serve import serve_http
@@ -16,6 +17,8 @@ from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.workspace_limits import WorkspaceLimits
+from fennel_core.dataframes.read_service import DataframeReads, ReadStores
+from fennel_core.dataframes.routes import router as dataframes_router
 from fennel_core.dead_letters.kafka import KafkaDeadLetters
 from fennel_core.dead_letters.postgres import PostgresDeadLetterCounts
 from fennel_core.definition.airflow import AirflowOrchestrator
@@ -101,9 +104,7 @@ async def serve(settings: Settings) -> None:
             *offline.loops,
         )
         tasks = [asyncio.create_task(loop.run()) for loop in loops]
-        health = HealthEndpoint(PROCESS, checks(pool, settings))
-        app = application(state, health, ROUTERS)
-        app.state.offline_requests = offline.requests
+        app = with_services(state, offline)
         try:
             await serve_http(
                 app,
@@ -120,6 +121,16 @@ async def serve(settings: Settings) -> None:
                 for each in (warming, inline, orchestrator):
                     closing.push_async_callback(each.close)
                 closing.push_async_callback(offline.close)
+
+
+def with_services(state: ServerState, offline: OfflineParts) -> FastAPI:
+    """Return the application with the services of its routes."""
+    settings, pool = state.settings, state.pool
+    health = HealthEndpoint(PROCESS, checks(pool, settings))
+    app = application(state, health, (*ROUTERS, dataframes_router))
+    app.state.offline_requests = offline.requests
+    app.state.dataframe_reads = DataframeReads(pool, ReadStores.of(settings, pool))
+    return app
 
 
 def checks(pool: Pool, settings: Settings) -> dict[str, ReadinessCheck]:

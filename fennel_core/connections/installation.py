@@ -145,6 +145,9 @@ class InstallationObjects:
     async def stream(self, key: str) -> AsyncIterator[bytes] | None:
         return await self._bucket.stream(await self.root() + key)
 
+    async def read_range(self, key: str, first: int, size: int) -> bytes | None:
+        return await self._bucket.read_range(await self.root() + key, first, size)
+
     async def upload(self, key: str, path: Path) -> None:
         await self._bucket.upload(await self.root() + key, path)
 

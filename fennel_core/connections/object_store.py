@@ -67,6 +67,12 @@ class ObjectStore(Protocol):
         """
         ...
 
+    async def read_range(self, key: str, first: int, size: int) -> bytes | None:
+        """Return `size` bytes of `key` from byte `first`, fewer at its end, or None if there is no
+        such object.
+        """
+        ...
+
     async def upload(self, key: str, path: Path) -> None:
         """Write the content of the file `path`, without holding it in memory; see `put`."""
         ...
@@ -107,6 +113,10 @@ class MemoryObjectStore:
     async def stream(self, key: str) -> AsyncIterator[bytes] | None:
         body = self.contents.get(key)
         return None if body is None else _pieces(body)
+
+    async def read_range(self, key: str, first: int, size: int) -> bytes | None:
+        body = self.contents.get(key)
+        return None if body is None else body[first : first + size]
 
     async def upload(self, key: str, path: Path) -> None:
         await self.put(key, await asyncio.to_thread(path.read_bytes))

@@ -178,6 +178,19 @@ def open_stream(s3: S3Client, bucket: str, key: str) -> StreamingBody | None:
         raise
 
 
+def get_range(s3: S3Client, bucket: str, key: str, first: int, size: int) -> bytes | None:
+    """Return `size` bytes of `key` from byte `first`, fewer at its end; None without the object."""
+    try:
+        found = s3.get_object(Bucket=bucket, Key=key, Range=f"bytes={first}-{first + size - 1}")
+    except ClientError as refused:
+        if _status(refused) == 404:
+            return None
+        if _status(refused) == 416:  # the object ends before
+            return b""
+        raise
+    return found["Body"].read()
+
+
 def list_objects(s3: S3Client, bucket: str, prefix: str) -> list[StoredObject]:
     """Return every object whose key starts with `prefix`, sorted by key."""
     pages = s3.get_paginator("list_objects_v2").paginate(Bucket=bucket, Prefix=prefix)
@@ -211,6 +224,9 @@ class S3ObjectStore:
     async def stream(self, key: str) -> AsyncIterator[bytes] | None:
         body = await _on_thread(lambda: open_stream(self._client, self._bucket, key))
         return None if body is None else _pieces(body)
+
+    async def read_range(self, key: str, first: int, size: int) -> bytes | None:
+        return await _on_thread(lambda: get_range(self._client, self._bucket, key, first, size))
 
     async def upload(self, key: str, path: Path) -> None:
         def send() -> bool:

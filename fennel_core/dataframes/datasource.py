@@ -39,6 +39,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
 from fennel_core.dataframes import read_options
+from fennel_core.dataframes.api_versions import ApiVersions, ReadApi
 from fennel_core.dataframes.part_rows import PlatformVersions, VersionStore, rows_of_part
 from fennel_core.dataframes.parts import ReadPart, parts_of
 from fennel_core.dataframes.planning import ReadPlan, plan_read, with_columns
@@ -155,6 +156,10 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
 
     def opened(self, request: ReadRequest) -> OpenedRead:
         """Plan a read; ReadFailed."""
+        if request.url is not None:
+            assert request.token is not None, "the options were checked"
+            api = ReadApi(request.url, request.token)
+            return OpenedRead(api.plan(request), ApiVersions(api))
         settings = self._settings()
         plan = read_options.run(plan_read(settings, request))
         return OpenedRead(plan, PlatformVersions(settings))

@@ -6,12 +6,12 @@ so that the rows of a read depend on nothing that happens later.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from fennel_core.blueprints import stored_names
-from fennel_core.blueprints.spec import Catalog, DatasetView
+from fennel_core.blueprints.spec import Catalog, DatasetView, Job
 from fennel_core.connections import erasures, postgres
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.connections.postgres import Pool
@@ -26,7 +26,7 @@ from fennel_core.history.topics import catalog_layouts
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.query.postgres import PostgresReader
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import CommitId, TopicName, WorkspaceId
+from fennel_core.vocab.ids import CommitId, DatasetName, TopicName, WorkspaceId
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.decode import decode_sync_request
 
@@ -56,6 +56,40 @@ class ReadPlan:
     comments: Mapping[str, str]
 
 
+@dataclass(frozen=True, slots=True)
+class DatasetSource:
+    """A dataset as its branch serves it, and what there is to read of it.
+
+    `job`: the one that serves lookups in a terminal aggregate; None for a dataset with a topic.
+    """
+
+    view: DatasetView
+    job: Job | None
+    topic: TopicInput
+    erased: tuple[ErasedKeys, ...]
+    comments: dict[str, str]
+
+    def plan(self, request: ReadRequest) -> ReadPlan:
+        """Return the plan of a read; ReadFailed for unknown columns."""
+        aggregate = None if self.job is None else _aggregate_of(self.job)
+        read = read_of(self.view.schema, aggregate, request, self.erased)
+        return ReadPlan(read, self.topic, self.comments)
+
+
+@dataclass(frozen=True, slots=True)
+class AskedDataset:
+    """The dataset that a read names, and how it is read."""
+
+    workspace: WorkspaceId
+    branch: str
+    dataset: DatasetName
+    mode: Mode
+
+
+SliceReader = Callable[[TopicName], Awaitable[tuple[TopicSlice, ...]]]
+"""Returns the slices of a topic as of now."""
+
+
 async def plan_read(settings: Settings, request: ReadRequest) -> ReadPlan:
     """Return the plan of a read as of now; ReadFailed if it cannot be done."""
     async with postgres.pool(
@@ -64,25 +98,40 @@ async def plan_read(settings: Settings, request: ReadRequest) -> ReadPlan:
         workspace = await read_options.workspace_of(
             pool, settings, request.workspace, request.token
         )
-        version = await _served_version(pool, workspace, request.branch)
-        view = _view_of(version.catalog, request)
-        topic = await _input_of(pool, version.catalog, view, request)
-        slices = (await plan_slices(settings, pool, [topic.name]))[topic.name]
-        _check_complete(topic.name, slices)
-        by_workspace = await erasures.read(pool, workspace)
-        erased = by_workspace.get(workspace, {}).get(view.name, ())
-    read = read_of(view.schema, topic.aggregate, request, erased)
-    comments = version.comments.get(view.name, {})
-    return ReadPlan(read, TopicInput(slices, topic.layout), comments)
+        asked = AskedDataset(workspace, request.branch, request.dataset, request.mode)
+        source = await find_source(pool, asked, slice_reader(settings, pool))
+    return source.plan(request)
+
+
+def slice_reader(settings: Settings, pool: Pool) -> SliceReader:
+    """Return what reads the slices of topics of this platform."""
+
+    async def read(topic: TopicName) -> tuple[TopicSlice, ...]:
+        return (await plan_slices(settings, pool, [topic]))[topic]
+
+    return read
+
+
+async def find_source(pool: Pool, asked: AskedDataset, slices_of: SliceReader) -> DatasetSource:
+    """Return what there is to read of a dataset as of now; ReadFailed if it cannot be read."""
+    version = await _served_version(pool, asked.workspace, asked.branch)
+    view = _view_of(version.catalog, asked)
+    topic = await _input_of(pool, version.catalog, view, asked.mode)
+    slices = await slices_of(topic.name)
+    _check_complete(topic.name, slices)
+    by_workspace = await erasures.read(pool, asked.workspace)
+    erased = by_workspace.get(asked.workspace, {}).get(view.name, ())
+    comments = dict(version.comments.get(view.name, {}))
+    return DatasetSource(view, topic.job, TopicInput(slices, topic.layout), erased, comments)
 
 
 @dataclass(frozen=True, slots=True)
 class InputTopic:
-    """The topic that the rows of a dataset are read from. `aggregate`: how, if it is terminal."""
+    """The topic that the rows of a dataset are read from. `job`: as in `DatasetSource`."""
 
     name: TopicName
     layout: TopicLayout
-    aggregate: AggregateSpec | None = None
+    job: Job | None = None
 
 
 def read_of(
@@ -157,20 +206,18 @@ def comments_of(definitions: bytes) -> dict[str, dict[str, str]]:
     }
 
 
-def _view_of(catalog: Catalog, request: ReadRequest) -> DatasetView:
+def _view_of(catalog: Catalog, asked: AskedDataset) -> DatasetView:
     views = {view.name: view for view in catalog.datasets}
-    view = views.get(request.dataset)
+    view = views.get(asked.dataset)
     if view is None:
         raise ReadFailed(
-            f"unknown dataset `{request.dataset}` in branch `{request.branch}`; valid datasets: "
+            f"unknown dataset `{asked.dataset}` in branch `{asked.branch}`; valid datasets: "
             f"{read_options.listed(views)} [read-dataset]"
         )
     return view
 
 
-async def _input_of(
-    pool: Pool, catalog: Catalog, view: DatasetView, request: ReadRequest
-) -> InputTopic:
+async def _input_of(pool: Pool, catalog: Catalog, view: DatasetView, mode: Mode) -> InputTopic:
     layouts = catalog_layouts(catalog)
     if view.topic is not None:
         return InputTopic(view.topic, layouts[view.topic])
@@ -179,10 +226,10 @@ async def _input_of(
             f"`{view.name}` is a terminal aggregate without an index, so nothing computes it. Give "
             "the dataset `index=True`, or read the dataset that it aggregates [read-dataset]"
         )
-    if request.mode is not Mode.AS_OF:
+    if mode is not Mode.AS_OF:
         raise ReadFailed(
             f"`{view.name}` is a terminal aggregate, which has no rows of its own and is computed "
-            f"as of a time: it cannot be read in mode `{request.mode}`. Omit the mode, or read the "
+            f"as of a time: it cannot be read in mode `{mode}`. Omit the mode, or read the "
             "dataset that it aggregates [read-mode]"
         )
     job = (await PostgresReader(pool).read_jobs([view.served_by])).get(view.served_by)
@@ -190,12 +237,16 @@ async def _input_of(
         raise ReadFailed(
             f"`{view.name}` was deleted while the read was planned; read again [read-dataset]"
         )
+    step, [topic] = _aggregate_of(job), job.inputs
+    layout = layouts.get(topic, TopicLayout(step.keys, step.input.timestamp))
+    return InputTopic(topic, layout, job)
+
+
+def _aggregate_of(job: Job) -> AggregateSpec:
     step = job.step
     assert isinstance(step, AggregateSpec), "a dataset without a topic is a terminal aggregate"
     assert step.output.key_names == step.keys, "a result has the keys that it is grouped by"
-    [topic] = job.inputs
-    layout = layouts.get(topic, TopicLayout(step.keys, step.input.timestamp))
-    return InputTopic(topic, layout, step)
+    return step
 
 
 def _check_complete(topic: TopicName, slices: Sequence[TopicSlice]) -> None:

@@ -15,7 +15,7 @@ from fennel_core.history.errors import ReadFailed
 from fennel_core.vocab.ids import MAIN_BRANCH, DatasetName, Micros
 
 OPTIONS: Final = (
-    *("dataset", "token", "workspace", "branch", "mode", "as_of", "columns"),
+    *("dataset", "url", "token", "workspace", "branch", "mode", "as_of", "columns"),
     *("partition_rows", "env_file"),
 )
 
@@ -35,7 +35,8 @@ class Mode(StrEnum):
 class ReadRequest:
     """The parsed options of a read.
 
-    `columns`: those to read, in order; empty: all. `part_rows`: about how many versions a partition
+    `url`: the address of the API to read through; None: from the stores themselves. `columns`:
+    those to read, in order; empty: all. `part_rows`: about how many versions a partition
     of the DataFrame is computed from.
     """
 
@@ -47,6 +48,7 @@ class ReadRequest:
     as_of: Micros
     columns: tuple[str, ...]
     part_rows: int
+    url: str | None = None
 
 
 def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
@@ -60,7 +62,7 @@ def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
             'no dataset: add .option("dataset", "<name>"), or .option("query_log", "<workflow>") '
             "[read-option]"
         )
-    read_options.check_workspace(options)
+    _check_access(options)
     mode = _mode(options)
     return ReadRequest(
         DatasetName(options["dataset"]),
@@ -71,7 +73,22 @@ def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
         read_options.moment(options, "as_of", now) if mode is Mode.AS_OF else ALWAYS,
         _columns(options),
         _part_rows(options),
+        options.get("url") or None,
     )
+
+
+def _check_access(options: Mapping[str, str]) -> None:
+    if not options.get("url"):
+        read_options.check_workspace(options)
+        return
+    if not options.get("token"):
+        raise ReadFailed('no token: add .option("token", "<your token>") to `url` [read-option]')
+    for name in ("workspace", "env_file"):
+        if options.get(name):
+            raise ReadFailed(
+                f"`{name}` has no effect beside `url`: the token selects the workspace, and no "
+                "settings are read; omit one of the two [read-option]"
+            )
 
 
 def _mode(options: Mapping[str, str]) -> Mode:

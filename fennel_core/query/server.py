@@ -281,6 +281,7 @@ _KNOWN = frozenset(
         "lineage",
         "xray",
         "query_offline",
+        "dataframes",
     }
 )
 

@@ -8,6 +8,7 @@ from typing import cast
 from fastapi.routing import APIRoute
 from starlette.routing import Route
 
+from fennel_core.dataframes.routes import router
 from fennel_core.definition import server as definition_server
 from fennel_core.definition.server import ServerState
 from fennel_core.ingest import server as ingest_server
@@ -42,7 +43,7 @@ def normal(method: str, path: str) -> str:
 def definition_routes() -> Iterator[str]:
     """Return the routes of the FastAPI application; its state is not used before a request."""
     app = definition_server.application(
-        cast(ServerState, object()), HealthEndpoint("test", {}), ROUTERS
+        cast(ServerState, object()), HealthEndpoint("test", {}), (*ROUTERS, router)
     )
     for route in app.routes:
         if isinstance(route, APIRoute | Route) and "oauth2" not in route.path:
@@ -97,7 +98,7 @@ def test_every_route_is_documented_and_every_documented_route_exists() -> None:
 
 def test_the_openapi_description_has_every_route() -> None:
     app = definition_server.application(
-        cast(ServerState, object()), HealthEndpoint("test", {}), ROUTERS
+        cast(ServerState, object()), HealthEndpoint("test", {}), (*ROUTERS, router)
     )
     described = {
         normal(method.upper(), path)

@@ -62,3 +62,11 @@ async def test_an_object_is_streamed_in_pieces(objects: ObjectStore) -> None:
     assert b"".join(pieces) == body
     assert max(map(len, pieces)) == PIECE_BYTES
     assert await objects.stream("s/2") is None
+
+
+async def test_a_range_of_an_object_is_read(objects: ObjectStore) -> None:
+    await objects.put("r/1", b"0123456789")
+    ranges = [(0, 4), (6, 4), (8, 9), (10, 1), (99, 1)]
+    found = [await objects.read_range("r/1", *each) for each in ranges]
+    assert found == [b"0123", b"6789", b"89", b"", b""]
+    assert await objects.read_range("r/2", 0, 1) is None
