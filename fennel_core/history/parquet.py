@@ -111,34 +111,6 @@ class TimeLimit:
         return found is None or not found.has_min_max or bool(found.min_raw <= self.latest)
 
 
-@dataclass(frozen=True, slots=True)
-class KeyGroups:
-    """Selects rows whose key is in one of `groups`. `keys`: the columns of the key (`TopicLayout`).
-
-    Rows are sorted by key group, so a reader of some groups reads few row groups of a large file.
-    """
-
-    keys: tuple[str, ...]
-    groups: frozenset[int]
-
-    @property
-    def names(self) -> tuple[str, ...]:
-        """See `RowFilter.names`."""
-        return (GROUP,)
-
-    def kept(self, rows: pl.DataFrame) -> pl.DataFrame:
-        """See `RowFilter.kept`; the rows of a message do not have their key groups."""
-        found = rows[GROUP] if GROUP in rows.columns else key_groups(rows, self.keys)
-        return rows.filter(found.is_in(sorted(self.groups)))
-
-    def may_keep(self, group: pq.RowGroupMetaData) -> bool:
-        """See `RowFilter.may_keep`."""
-        found = statistics_of(group, GROUP)
-        if found is None or not found.has_min_max:
-            return True
-        return any(found.min_raw <= each <= found.max_raw for each in self.groups)
-
-
 def statistics_of(group: pq.RowGroupMetaData, name: str) -> pq.Statistics | None:
     """Return the statistics of a column of a row group, None if it has none."""
     for place in range(group.num_columns):
@@ -153,25 +125,22 @@ def file_batches(
     columns: Sequence[str],
     limit: RowFilter | None = None,
     below: Offset | None = None,
-    groups: RowFilter | None = None,
 ) -> Iterator[pl.DataFrame]:
     """Yield columns of a file in batches, in the order of the file, one row group at a time.
 
-    Only these columns are read, and only row groups that may have a row of `limit` and of `groups`.
-    `below`: the first offset to leave out.
+    Only these columns are read, and only row groups that may have a row of `limit`. `below`: the
+    first offset to leave out.
     """
     file = pq.ParquetFile(source, pre_buffer=True)
-    selections = [each for each in (limit, groups) if each is not None]
-    filtering = [name for each in selections for name in each.names]
-    read = list(dict.fromkeys([*columns, *filtering, OFFSET]))
+    read = list(dict.fromkeys([*columns, *(limit.names if limit else ()), OFFSET]))
     for number in range(file.num_row_groups):
-        if not all(each.may_keep(file.metadata.row_group(number)) for each in selections):
+        if limit is not None and not limit.may_keep(file.metadata.row_group(number)):
             continue
         for batch in file.iter_batches(BATCH_ROWS, row_groups=[number], columns=read):
             rows = pl.from_arrow(batch)
             assert isinstance(rows, pl.DataFrame), "a batch becomes a frame"
-            for each in selections:
-                rows = each.kept(rows)
+            if limit is not None:
+                rows = limit.kept(rows)
             if below is not None:
                 rows = rows.filter(pl.col(OFFSET) < below)
             yield rows.select(columns)

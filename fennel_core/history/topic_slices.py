@@ -116,21 +116,18 @@ def version_batches(
     part: TopicSlice,
     columns: Sequence[str],
     limit: RowFilter | None = None,
-    groups: RowFilter | None = None,
 ) -> Iterator[pl.DataFrame]:
     """Yield the columns `columns` of a slice in the order of its records, in batches.
 
-    Rows that `limit` or `groups` does not select are left out. Raises ReadFailed for a file that is
-    gone, and what S3 and Kafka raise.
+    Rows that `limit` does not select are left out. Raises ReadFailed for a file that is gone, and
+    what S3 and Kafka raise.
     """
     for file in part.files:
-        yield from _of_file(settings, part, file, columns, limit, groups)
+        yield from _of_file(settings, part, file, columns, limit)
     if part.tail_first < part.end:
         for message in TopicReader(settings).tail(part.partition, part.tail_first, part.end):
             rows = decode(message.value)
-            for each in (limit, groups):
-                rows = rows if each is None else each.kept(rows)
-            yield rows.select(columns)
+            yield (rows if limit is None else limit.kept(rows)).select(columns)
 
 
 def _of_file(
@@ -139,13 +136,12 @@ def _of_file(
     file: HistoryFile,
     columns: Sequence[str],
     limit: RowFilter | None,
-    groups: RowFilter | None,
 ) -> Iterator[pl.DataFrame]:
     key = part.root + file.object_key
     source = s3.RangedObject(_client(settings), settings.s3_bucket, key, file.size_bytes)
     below = part.end if file.next_offset > part.end else None
     try:
-        yield from parquet.file_batches(source, columns, limit, below, groups)
+        yield from parquet.file_batches(source, columns, limit, below)
     except FileNotFoundError as gone:
         raise ReadFailed(
             f"object {key} is missing from bucket `{settings.s3_bucket}`; restore it from a backup "

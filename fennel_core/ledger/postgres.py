@@ -162,7 +162,21 @@ HISTORY_RANGES = """
     SELECT topic, part, min(first_offset), max(next_offset) FROM history_file
     WHERE topic = ANY(%s::text[]) GROUP BY topic, part
 """
+# Locked first, as by every change of a partition's files (`history.postgres`). The rows of history
+# are the proof that its objects may be deleted; without them they would be unknown data.
 REMOVE_WORKSPACE = (
+    "SELECT FROM history_partition WHERE split_part(topic, '.', 1) = %(w)s FOR UPDATE",
+    """
+    WITH removed AS (
+        DELETE FROM history_file WHERE topic IN (
+            SELECT topic FROM history_partition WHERE split_part(topic, '.', 1) = %(w)s
+        ) RETURNING object_key, topic
+    )
+    INSERT INTO history_retired (object_key, topic, deletable_after)
+    SELECT object_key, topic, now() FROM removed
+    """,
+    "UPDATE history_retired SET deletable_after = now() WHERE split_part(topic, '.', 1) = %(w)s",
+    "DELETE FROM history_partition WHERE split_part(topic, '.', 1) = %(w)s",
     "DELETE FROM job WHERE workspace = %(w)s",
     "DELETE FROM branch WHERE workspace = %(w)s",
     "DELETE FROM commit WHERE workspace = %(w)s",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from datetime import timedelta
 
 import pytest
 
@@ -22,6 +23,8 @@ from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.api_errors import WorkspaceNotFound
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import pool
+from fennel_core.history.postgres import PostgresHistoryFiles
+from fennel_core.history.store import HistoryFile
 from fennel_core.ledger import branches, creation, switching
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.destruction import destroy_condemned
@@ -49,8 +52,10 @@ from fennel_core.vocab.ids import (
     BranchName,
     CommitId,
     JobId,
+    Micros,
     Millis,
     Offset,
+    PartitionIndex,
     TopicName,
     WorkspaceId,
 )
@@ -408,3 +413,33 @@ async def test_what_history_holds_is_read_from_its_index(database: str) -> None:
             (topic, 0): HistoryRange(Offset(5), Offset(31)),
             (topic, 1): HistoryRange(Offset(0), Offset(4)),
         }
+
+
+async def test_a_removed_workspace_leaves_no_history(database: str) -> None:
+    mine, theirs = TopicName("shop.topic.a.1"), TopicName("shop-2.topic.a.2")
+    part = PartitionIndex(0)
+
+    def file(topic: TopicName, first: int, next_: int) -> HistoryFile:
+        key = f"history/{topic}/0/{first}-{next_}"
+        return HistoryFile(
+            topic, part, Offset(first), Offset(next_), key, 1, 1, Micros(0), Micros(0)
+        )
+
+    async with pool(database, name="test", size=2) as connections:
+        ledger, files = PostgresLedger(connections), PostgresHistoryFiles(connections)
+        await ledger.run(lambda tx: tx.add_workspace(SHOP))
+        for topic in (mine, theirs):
+            assert await files.add(file(topic, 0, 5))
+            assert await files.add(file(topic, 5, 9))
+        later = await files.now() + timedelta(hours=1)
+        merged = replace(file(mine, 0, 9), row_count=2)
+        old = await files.files(mine, part)
+        assert await files.replace(old, merged, later, timedelta(hours=1))
+        await ledger.run(lambda tx: tx.remove_workspace(SHOP))
+        assert set(await files.totals()) == {theirs}
+        assert await files.ends([mine, theirs]) == {(theirs, 0): 9}
+        assert await files.files(mine, part) == ()
+        assert len(await files.files(theirs, part)) == 2
+        assert not await files.add(file(mine, 9, 12)), "a writer that is late adds nothing"
+        due = {file(mine, first, next_).object_key for first, next_ in ((0, 5), (5, 9), (0, 9))}
+        assert set(await files.forget_due(10)) == due, "the next pruning deletes the objects"

@@ -11,7 +11,8 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.history import parquet
-from fennel_core.history.parquet import GROUP, OFFSET, KeyGroups, TimeLimit
+from fennel_core.history.conditions import AnyOf, Conditions
+from fennel_core.history.parquet import GROUP, OFFSET, TimeLimit
 from fennel_core.vocab.ids import Micros, Offset
 from fennel_core.vocab.keys import key_bytes, key_group
 from fennel_core.vocab.position import Hlc, stamp
@@ -135,22 +136,10 @@ def test_row_groups_of_other_key_groups_are_not_read(monkeypatch: pytest.MonkeyP
     known = sorted(set(whole[GROUP]))
     assert len(known) == 5, "one key group per key, twenty rows each"
     for wanted in ({known[0]}, {known[1], known[3]}, {known[4] + 1, known[0] - 1}, set(known)):
-        groups = KeyGroups(("k",), frozenset(wanted))
-        of_file = list(parquet.file_batches(io.BytesIO(body), ["k", "__pos"], None, None, groups))
+        groups = Conditions((AnyOf(GROUP, tuple(sorted(wanted))),), ("k",))
+        of_file = list(parquet.file_batches(io.BytesIO(body), ["k", "__pos"], groups))
         expected = whole.filter(pl.col(GROUP).is_in(wanted)).select("k", "__pos")
         assert pl.concat([expected.clear(), *of_file]).equals(expected)
         assert len(of_file) == expected.height // 10, "no other row group was read"
         of_tail = [groups.kept(decode(value)) for _, value in messages]
         assert sorted(pl.concat(of_tail)["__pos"]) == sorted(expected["__pos"])
-
-
-def test_selections_by_key_and_by_time_apply_together(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parquet, "ROW_GROUP_ROWS", 10)
-    whole = parquet.file_frame([(Offset(0), history_world.batch(0, 100))], ("k",))
-    groups = KeyGroups(("k",), frozenset({whole[GROUP][0]}))
-    limit = TimeLimit("at", Micros(40))
-    found = pl.concat(
-        parquet.file_batches(io.BytesIO(parquet.encode_file(whole)), ["at"], limit, None, groups)
-    )
-    assert found.equals(groups.kept(limit.kept(whole)).select("at"))
-    assert found.height in (8, 9), "times 0 to 40, of one key of five"
