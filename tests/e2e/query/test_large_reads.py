@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -13,10 +14,14 @@ import pytest
 
 from fennel_core.apps.query_worker import serve_large_reads
 from fennel_core.connections import frames
-from fennel_core.connections.frames import RemoteError, frame, read_frame, serve
+from fennel_core.connections.api_errors import DatabaseUnavailable
+from fennel_core.connections.frames import RemoteError, WithBytes, frame, read_frame, serve
 from fennel_core.query.batch_thread import BYTES_IN_LOOP, ROWS_IN_LOOP
-from fennel_core.query.large_reads import LargeReadServer
+from fennel_core.query.bodies import DEFAULT_WORKFLOW
+from fennel_core.query.large_reads import DividedReads, LargeReadServer
 from fennel_core.query.view import Views
+from fennel_core.telemetry import metrics
+from fennel_core.vocab.ids import MAIN_BRANCH
 from tests.support.featuresets import USERS
 from tests.support.featuresets import request as definitions
 from tests.support.polling import eventually
@@ -79,6 +84,12 @@ async def helping(world: World, folder: Path) -> AsyncIterator[Helper]:
 async def helper(world: World, tmp_path: Path) -> AsyncIterator[Helper]:
     async with helping(world, tmp_path) as made:
         yield made
+
+
+def refusals() -> float:
+    """Return how many queries this process has refused because Postgres is away."""
+    labels = (DEFAULT_WORKFLOW, DatabaseUnavailable.CODE)
+    return float(metrics.EXTRACT_FEATURES_ERRORS.labels(*labels)._value.get())
 
 
 async def refused(path: Path) -> bool:
@@ -163,6 +174,16 @@ async def test_a_helper_serves_the_version_that_the_server_serves(
     assert [view.commit for view in helper.views.known().values()] == ["c2"]
 
 
+async def test_a_helper_that_has_the_version_needs_no_postgres(
+    world: World, helper: Helper
+) -> None:
+    body = LARGE | {"log": True}
+    await world.post("query", body)
+    world.platform.unreachable = True
+    assert (await world.post("query", body))[0] == 200
+    assert (len(helper.query_log.queries), len(world.query_log.queries)) == (2, 0)
+
+
 async def test_a_helper_hides_what_another_process_has_erased(world: World, helper: Helper) -> None:
     helper.erased.behind.append(WORKSPACE)
     await world.post("query", LARGE)
@@ -221,6 +242,33 @@ async def test_a_request_that_the_helper_works_on_ends_at_its_deadline(
     assert helper.asked == ["query"]
 
 
+async def test_a_helper_that_does_not_end_its_work_is_not_waited_for(
+    world: World, tmp_path: Path
+) -> None:
+    async def endless(op: str, argument: Any) -> object:
+        return await asyncio.Event().wait()
+
+    server = await serve(str(helper_socket(tmp_path)), endless)
+    world.divided._timeout_s = 0.2
+    async with asyncio.timeout(10):
+        assert (await world.post("query", LARGE))[0] == 504
+    server.close()
+
+
+async def test_without_a_version_the_server_refuses_and_counts_a_large_request_as_a_small_one(
+    world: World, helper: Helper
+) -> None:
+    world.platform.unreachable = True
+    few = query(["User.uid"], OUTPUTS, {"User.uid": [1]})
+    found = []
+    for body in (few, LARGE):
+        before = refusals()
+        status, _ = await world.post("query", body)
+        found.append((status, refusals() - before))
+    assert found == [(503, 1.0)] * 2
+    assert helper.asked == []
+
+
 async def test_without_postgres_the_server_serves_what_the_helper_cannot(
     world: World, helper: Helper
 ) -> None:
@@ -242,6 +290,45 @@ async def test_the_server_serves_what_is_too_much_for_the_helper(
     server = await serve(str(helper_socket(tmp_path)), overloaded)
     assert (await world.post("query", LARGE))[0] == 200
     server.close()
+
+
+async def test_a_defect_of_a_helper_is_reported(world: World, tmp_path: Path) -> None:
+    async def failing(op: str, argument: Any) -> object:
+        raise ValueError("a defect")
+
+    server = await serve(str(helper_socket(tmp_path)), failing)
+    assert (await world.post("query", LARGE))[0] == 500
+    server.close()
+
+
+async def test_a_request_goes_to_the_helper_with_the_fewest(world: World, tmp_path: Path) -> None:
+    asked, release = "", asyncio.Event()
+
+    def handler(name: str) -> frames.Handler:
+        async def handle(op: str, argument: Any) -> object:
+            nonlocal asked
+            asked += name
+            await release.wait()
+            return WithBytes({"stale": False, "logged": None}, [b"{}"])
+
+        return handle
+
+    servers = [await serve(str(tmp_path / name), handler(name)) for name in "ab"]
+    addresses = [str(tmp_path / name) for name in "ab"]
+    divided = DividedReads(world.divided._service, world.views, addresses, 10_000, 10.0)
+    key, body = (WORKSPACE, MAIN_BRANCH), json.dumps(LARGE).encode()
+    under_way = []
+    for expected in ("a", "ab"):
+        under_way.append(asyncio.create_task(divided.query(key, body)))
+        await eventually(lambda expected=expected: asked == expected)
+    release.set()
+    await asyncio.gather(*under_way)
+    for _ in range(2):
+        await divided.query(key, body)
+    assert asked == "abaa"
+    await divided.close()
+    for server in servers:
+        server.close()
 
 
 async def test_a_request_whose_client_has_gone_is_cancelled_in_the_helper(
