@@ -12,7 +12,7 @@ from typing import Final
 from fennel_core.blueprints.plan_entries import Notice
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.vocab.dtypes import show
-from fennel_core.wire.entities import Dataset, IndexSide, Pipeline
+from fennel_core.wire.entities import Dataset, ExpectedOf, IndexSide, Pipeline
 from fennel_core.wire.operators import Aggregate, Count, Quantile, WindowOp
 
 _DAY_US: Final = 86_400_000_000
@@ -32,10 +32,11 @@ def definition_notices(graph: Graph, before: Graph | None = None) -> tuple[Notic
         Notice(
             "expectations-not-evaluated",
             suite.entity,
-            f"{suite.entity_kind.value} `{suite.entity}`: its expectations are recorded and not "
-            "evaluated yet",
+            f"featureset `{suite.entity}`: its expectations are recorded and not evaluated; those "
+            "of datasets are",
         )
         for suite in graph.expectations
+        if suite.entity_kind is ExpectedOf.FEATURESET
     ]
     if before is not None:
         notices += _feature_types(graph, before)

@@ -27,6 +27,7 @@ from fennel_core.definition.routes import (
     audit,
     branches,
     commits,
+    expectations,
     lineage,
     operations,
     secrets,
@@ -47,6 +48,7 @@ ROUTERS = (
     workspaces.router,
     operations.router,
     lineage.router,
+    expectations.router,
 )
 
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import asdict
 from datetime import timedelta
 from typing import Final
@@ -26,6 +26,7 @@ from fennel_core.connections.garbage import (
     PostgresGarbageMarks,
 )
 from fennel_core.connections.installation import installation_objects, require_ownership
+from fennel_core.connections.postgres import Pool
 from fennel_core.history.backlog import RollRule
 from fennel_core.history.errors import RollFailed
 from fennel_core.history.kafka import TopicReader
@@ -136,7 +137,11 @@ class _State:
         log.error("history pass failed; retrying", failures=self._failures, reason=reason)
 
 
-async def run_history(settings: Settings) -> None:
+Beside = Callable[[Settings, Pool], Coroutine[None, None, None]]
+"""Work without end that runs in this process, too: it gets the pool of connections."""
+
+
+async def run_history(settings: Settings, *beside: Beside) -> None:
     """Run until SIGTERM; raises JvmExited when Spark's JVM has exited."""
     logs.configure(PROCESS, settings.log_level, hidden=logs.secrets_of(settings))
     stop = stop_signals()
@@ -185,7 +190,11 @@ async def run_history(settings: Settings) -> None:
         await run_until_stopped(
             PROCESS,
             stop,
-            [_run_passes(writer, state, settings.history_trigger_s), pruning()],
+            [
+                _run_passes(writer, state, settings.history_trigger_s),
+                pruning(),
+                *(work(settings, pool) for work in beside),
+            ],
             roller.stop,
             server.cleanup,
             close_s=settings.shutdown_grace_s / 2,

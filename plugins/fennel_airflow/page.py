@@ -1,4 +1,5 @@
-"""The pages of the plugin: commits (`commit_pages`) and offline queries (`offline_pages`).
+"""The pages of the plugin: commits (`commit_pages`), offline queries (`offline_pages`) and
+expectations (`expectation_pages`).
 
 They are a read-only view of the platform's database, rendered on the server. Airflow authorizes
 every request: users may see a page if they may see runs of its DAG, and of it the rows of the
@@ -13,7 +14,7 @@ from airflow.api_fastapi.auth.managers.models.resource_details import DagAccessE
 from airflow.api_fastapi.core_api.security import requires_access_dag
 from fastapi import Depends, FastAPI, HTTPException, Request
 
-from fennel_airflow import commit_pages, offline_pages
+from fennel_airflow import commit_pages, expectation_pages, offline_pages
 from fennel_airflow.page_source import PageSource
 from fennel_core.settings.model import Settings
 
@@ -25,7 +26,7 @@ def application() -> FastAPI:
     """
     app = FastAPI(title="Fennel", docs_url=None, redoc_url=None, openapi_url=None)
     source = PageSource.of(Settings())
-    for pages in (commit_pages, offline_pages):
+    for pages in (commit_pages, offline_pages, expectation_pages):
         guard = requires_access_dag("GET", DagAccessEntity.RUN, param_dag_id=pages.DAG_ID)
         depends = [Depends(guard), Depends(_refuse_nul)]
         app.include_router(pages.router(source), dependencies=depends)

@@ -1,4 +1,4 @@
-"""Airflow's plugin: pages that show commits and offline queries, and preloading for forked tasks.
+"""Airflow's plugin: pages of commits, offline queries and expectations; preloads forked tasks.
 
 Airflow executes this file in each of its processes, including tasks, so it imports nothing heavy.
 The page is built at its first request, in the process that serves it. The scheduler imports the
@@ -124,5 +124,6 @@ class FennelPlugin(AirflowPlugin):
         for name, path in (
             ("Fennel commits", "commits"),
             ("Fennel offline queries", "offline_queries"),
+            ("Fennel expectations", "expectations"),
         )
     ]

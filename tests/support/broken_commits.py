@@ -431,6 +431,7 @@ CASES = [
         expect(
             Expectation("expect_luck", "{}"),
             Expectation("expect_multicolumn_sum_to_equal", '{"column_list": ["plain", "none"]}'),
+            Expectation("expect_column_values_to_match_regex", '{"column": "text", "regex": "("}'),
         ),
     ),
     (

@@ -13,6 +13,7 @@ PURE_PACKAGES = (
     "wire",
     "expressions",
     "aggregates",
+    "expectations",
     "graph",
     "operators",
     "blueprints",

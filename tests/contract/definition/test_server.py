@@ -361,6 +361,7 @@ async def test_every_route_is_503_while_the_database_is_out_of_reach(
         ("GET", "/workspaces", None, AS_ADMIN),
         ("POST", "/workspaces", {"name": "new"}, AS_ADMIN),
         ("GET", "/lineage", None, None),
+        ("GET", "/expectations", None, None),
         ("GET", "/operations/drills", None, AS_ADMIN),
         ("GET", "/operations/integrity", None, AS_ADMIN),
         ("GET", "/operations/dead_letters", None, AS_ADMIN),

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fennel_core.blueprints.notices import definition_notices
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.vocab.dtypes import Float
-from fennel_core.wire.entities import Index, IndexSide
+from fennel_core.wire.entities import ExpectedOf, Index, IndexSide
 from tests.support.commit_graphs import edit, graph
 
 
@@ -22,13 +22,20 @@ def test_recorded_commits_have_these_notices() -> None:
         "results-are-exact Continuously.aggregate: dataset `Continuously`: `distinct_cities`, "
         "`median` may be approximate and will be exact",
     ]
-    assert texts(graph("connectors")) == [
-        "expectations-not-evaluated Events: dataset `Events`: its expectations are recorded and "
-        "not evaluated yet",
-    ]
+    assert texts(graph("connectors")) == []
     assert texts(graph("featuresets")) == [
         "online-index-missing Items: dataset `Items` has no online index; queries of "
         "BasketFeatures.price are refused until it has one"
+    ]
+
+
+def test_expectations_of_a_featureset_are_not_evaluated() -> None:
+    g = graph("connectors")
+    (suite,) = g.expectations
+    featureset = replace(suite, entity="Ride", entity_kind=ExpectedOf.FEATURESET)
+    assert texts(replace(g, expectations=(suite, featureset))) == [
+        "expectations-not-evaluated Ride: featureset `Ride`: its expectations are recorded and not "
+        "evaluated; those of datasets are",
     ]
 
 

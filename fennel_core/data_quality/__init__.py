@@ -1,0 +1,1 @@
+"""How many rows of each dataset are as its expectations say, counted from its topic."""
