@@ -18,6 +18,7 @@ from fennel_core import __version__
 from fennel_core.apps.admin_commands import purge, token, workspace
 from fennel_core.apps.backup_commands import backup, restore
 from fennel_core.apps.command_context import fail, names_of, select
+from fennel_core.apps.export_commands import export
 from fennel_core.apps.kafka_commands import kafka_access
 from fennel_core.apps.offline_commands import offline
 
@@ -556,6 +557,7 @@ main.add_command(kafka_access)
 main.add_command(backup)
 main.add_command(restore)
 main.add_command(offline)
+main.add_command(export)
 
 
 if __name__ == "__main__":

@@ -27,7 +27,7 @@ option `columns` does.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, Final
@@ -138,10 +138,7 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
         request = self._request()
         if isinstance(request, LogReadRequest):
             return read_schema(self._settings(), request)
-        plan = self.opened(request).plan
-        available = plan.read.available
-        chosen = pa.schema([available.field(name) for name in plan.read.wanted])
-        return spark_schema(chosen, plan.comments)
+        return schema_of(self.opened(request).plan)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         request = self._request()
@@ -156,13 +153,7 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
 
     def opened(self, request: ReadRequest) -> OpenedRead:
         """Plan a read; ReadFailed."""
-        if request.url is not None:
-            assert request.token is not None, "the options were checked"
-            api = ReadApi(request.url, request.token)
-            return OpenedRead(api.plan(request), ApiVersions(api))
-        settings = self._settings()
-        plan = read_options.run(plan_read(settings, request))
-        return OpenedRead(plan, PlatformVersions(settings))
+        return open_read(request, self._settings)
 
     def _request(self) -> ReadRequest | LogReadRequest:
         options = dict(self.options)
@@ -179,10 +170,28 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
             ) from wrong
 
 
+def open_read(request: ReadRequest, settings_of: Callable[[], Settings]) -> OpenedRead:
+    """Plan a read, through the API or over the stores of the settings; ReadFailed."""
+    if request.url is not None:
+        assert request.token is not None, "the options were checked"
+        api = ReadApi(request.url, request.token)
+        return OpenedRead(api.plan(request), ApiVersions(api))
+    settings = settings_of()
+    plan = read_options.run(plan_read(settings, request))
+    return OpenedRead(plan, PlatformVersions(settings))
+
+
 class FilteringDataSource(FennelDataSource):
     """The source with pushed filters, which `register` registers."""
 
     reader_class = FilteringReader
+
+
+def schema_of(plan: ReadPlan) -> StructType:
+    """Return the columns of a read as Spark types, with comments."""
+    available = plan.read.available
+    chosen = pa.schema([available.field(name) for name in plan.read.wanted])
+    return spark_schema(chosen, plan.comments)
 
 
 def spark_schema(columns: pa.Schema, comments: Mapping[str, str]) -> StructType:

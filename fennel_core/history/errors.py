@@ -34,3 +34,9 @@ class ReadFailed(HistoryError):
     """
 
     code = "read-failed"
+
+
+class ExportFailed(HistoryError):
+    """An export cannot be written; the text says what to change. What was written is deleted."""
+
+    code = "export-failed"

@@ -6,12 +6,15 @@ import asyncio
 from collections.abc import AsyncIterator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from pathlib import Path
 from typing import Any, cast
 
 import polars as pl
 import pytest
 import uvicorn
+from click.testing import CliRunner, Result
 
+from fennel_core.apps.cli import main
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, DatasetView, Job
 from fennel_core.connections import erasures
@@ -215,6 +218,26 @@ async def test_a_token_reads_what_the_stores_have(
     keys = key_bytes(pl.DataFrame({"user_id": [1]}), ("user_id",))
     await erasures.add(connections, SHOP, DatasetName("User"), ["user_id"], keys)
     assert await over_api(url, {"dataset": "User", "columns": "country"}) == ["('FR',)"]
+
+
+async def test_the_command_exports_a_dataset_over_the_api(url: str, tmp_path: Path) -> None:
+    def command(*words: str) -> Result:
+        to = ["--to", str(tmp_path / "users"), "--format", "parquet", "--url", url]
+        return CliRunner().invoke(main, ["export", *words, *to, "--token", "reader"])
+
+    done = await asyncio.to_thread(command, "User", "--as-of", "2026-02-15", "--columns", "country")
+    assert done.exit_code == 0, done.output
+    assert done.output.startswith("Wrote 3 rows of User in ")
+    found = [pl.read_parquet(path) for path in (tmp_path / "users").glob("*.parquet")]
+    assert sorted(pl.concat(found)["country"]) == ["FR", "FR", "IT"]
+    refused = await asyncio.to_thread(command, "User")
+    assert (refused.exit_code, "is not empty; name a new folder" in refused.output) == (1, True)
+    for words, said in (
+        (("Usr",), "unknown dataset `Usr`"),
+        (("User", "--workspace", "shop"), "--token has no effect beside --workspace"),
+        (("User", "--mode", "newest"), "unknown mode `newest`"),
+    ):
+        assert said in (await asyncio.to_thread(command, *words)).output
 
 
 FILE = f"history/{USER_TOPIC}/0/0-0"
