@@ -27,6 +27,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -41,6 +42,7 @@ import numpy as np
 import polars as pl
 import psutil
 import pyarrow as pa
+import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as f
 from pyspark.sql.window import Window
@@ -52,9 +54,10 @@ from fennel_core.history.parquet import TimeLimit
 from fennel_core.offline.batch_work import StepTools
 from fennel_core.offline.lookup_groups import Erasures
 from fennel_core.offline.planned_query import OfflineQuery, PlannedQuery
+from fennel_core.offline.results import ResultPlace, WriteWork, result_runs, write_result
 from fennel_core.offline.rows import AT, ROW
 from fennel_core.offline.scratch import ScratchStore, open_spill
-from fennel_core.offline.spark import SparkRun, in_row_order, session
+from fennel_core.offline.spark import SparkRun, session
 from fennel_core.operators.spec import AggregateSpec, StepSpec, TableSpec
 from fennel_core.plans.absent_keys import NULL, AbsentValue
 from fennel_core.plans.plan_nodes import FieldRead, Level, LookupNode, QueryPlan, TypedFeature
@@ -222,6 +225,30 @@ class LocalFile:
             yield from parquet.file_batches(source, columns, limit)
 
 
+@dataclass(frozen=True)
+class LocalRows:
+    """The rows of the query, in files on the local disk."""
+
+    paths: tuple[str, ...]
+
+    def __len__(self) -> int:
+        return len(self.paths)
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield pl.read_parquet(self.paths[number]).rename({"uid": "F.uid"})
+
+
+class LocalPlace(ResultPlace):
+    """A folder of results on the local disk, beside what the peers write."""
+
+    def put(self, key: str, path: Path) -> None:
+        target = Path(key)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, target)
+
+
 class NoCode:
     """User code of a query that has none."""
 
@@ -287,12 +314,12 @@ def run_ours(
         job: [LocalFile(str(path)) for path in sorted((folder / f"d{number}").glob("*.parquet"))]
         for number, job in enumerate(asked.specs)
     }
-    given = spark.read.parquet(str(folder / "rows")).withColumnRenamed("uid", "F.uid")
+    given = LocalRows(tuple(str(path) for path in sorted((folder / "rows").glob("*.parquet"))))
     latest = Micros(BEGIN_US + SPAN_US)
     run = SparkRun(spark, asked, pieces, LocalTools(str(folder)), latest, partitions)
-    rows = given.count()
-    frame = in_row_order(run.run(given), rows, partitions).toDF(*run.result.columns)
-    frame.write.parquet(out)
+    runs = result_runs(sum(pq.read_metadata(path).num_rows for path in given.paths))
+    place = LocalPlace(Settings(), out, "at")
+    write_result(run.run(given, runs), WriteWork(place, run.result, runs))
 
 
 def run_spark(spark: SparkSession, folder: Path, out: str, partitions: int) -> None:
@@ -309,7 +336,10 @@ def run_spark(spark: SparkSession, folder: Path, out: str, partitions: int) -> N
         )
     outputs = [f"d{dataset}{name}" for dataset in range(DATASETS) for name in names]
     named = [f.col(name).alias(f"F.{name}") for name in outputs]
-    in_row_order(frame.select(ROW, *named), frame.count(), partitions).write.parquet(out)
+    rows = spark.read.parquet(str(folder / "rows")).count()
+    place = f.expr(f"CAST({ROW} * {partitions} DIV {rows} AS INT)").alias("place")
+    ordered = frame.select(ROW, *named, place).repartitionById(partitions, "place")
+    ordered.drop("place").sortWithinPartitions(ROW).write.parquet(out)
 
 
 def _latest(frame: DataFrame, versions: DataFrame, partitions: int) -> DataFrame:
@@ -389,9 +419,11 @@ def _pss(pid: int, cpu: dict[int, float]) -> int:
 def compare(outs: dict[str, str]) -> None:
     """Assert that every peer has the values of ours."""
     frames = {
-        peer: pl.read_parquet(f"{out}/*.parquet" if Path(out).is_dir() else out).sort(ROW)
+        peer: pl.read_parquet(f"{out}/*.parquet" if Path(out).is_dir() else out)
         for peer, out in outs.items()
     }
+    # The files of ours are in the order of the rows by name, and have no numbers.
+    frames = {peer: frame if peer == "ours" else frame.sort(ROW) for peer, frame in frames.items()}
     names = [name for name in frames["ours"].columns if name.startswith("F.")]
     for peer, frame in frames.items():
         assert frame.select(names).equals(frames["ours"].select(names)), f"{peer} differs"

@@ -29,16 +29,17 @@ from fennel_core.offline.scratch import ScratchStore
 from fennel_core.offline.sources import FOUND, AggregateSource
 from fennel_core.offline.timeline import (
     KEY,
+    REQUEST,
     TIME,
+    TimelineChunk,
     in_order,
     request_rows,
-    requests_of,
     version_rows,
 )
 from fennel_core.operators.rows import MAX_TIME, frame_columns
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.ids import Micros
-from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.keys import key_series
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import IS_TOMBSTONE, META, POS, SIGN, arrow_schema
 
@@ -176,17 +177,18 @@ class AggregateRead:
         keys = versions.select(source.keys).unique(maintain_order=True)
         keys = asof.without_erased(keys, self.erased)
         requests = keys.select(
-            pl.Series(KEY, key_bytes(keys, source.keys), dtype=pl.Binary),
+            key_series(keys, source.keys).alias(KEY),
             pl.lit(self.as_of, dtype=pl.Int64).alias(TIME),
             *(pl.col(name).alias(_travelling(name)) for name in source.keys),
         )
         events = version_rows(versions, 0, source.keys, source.time, source.version_columns)
         answers = answerer(source, 0, open_scratch)
-        for chunk in in_order([events, request_rows(requests)]):
-            found = answers.answer(chunk)
-            asked = requests_of(chunk, [_travelling(name) for name in source.keys])
-            asked.columns = list(source.keys)
-            rows = pl.concat([asked, found], how="horizontal").filter(FOUND)
+        for frame in in_order([events, request_rows(requests)]):
+            chunk = TimelineChunk.of(frame, 1)
+            found = answers.answer(chunk.seen_by(0))
+            _, asked = chunk.rows_of(REQUEST)
+            own = asked.select(pl.col(_travelling(name)).alias(name) for name in source.keys)
+            rows = pl.concat([own, found], how="horizontal").filter(FOUND)
             yield rows.select(self.wanted)
 
 

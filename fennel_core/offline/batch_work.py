@@ -24,7 +24,6 @@ from fennel_core.offline.lookup_groups import (
     with_requests,
 )
 from fennel_core.offline.query_steps import (
-    AnswerRequests,
     BatchStep,
     ComputeLevel,
     MakeRequests,
@@ -41,7 +40,12 @@ from fennel_core.offline.rows import (
     without,
 )
 from fennel_core.offline.scratch import ScratchStore
-from fennel_core.offline.timeline import PASS_THROUGH, SOURCE, pass_through_rows, request_rows
+from fennel_core.offline.timeline import (
+    PASS_THROUGH,
+    TimelineChunk,
+    pass_through_rows,
+    request_rows,
+)
 from fennel_core.query.columns import LOGICAL_TIME, logical_type
 from fennel_core.query.program import BoundLevel, QueryProgram
 from fennel_core.vocab.dtypes import Dtype
@@ -108,8 +112,6 @@ def run_steps(
                 batches = _computed(batches, level, types, tools)
             case MakeRequests(group):
                 batches = _asked(batches, group)
-            case AnswerRequests(group):
-                batches = _answered(batches, group, tools)
             case PackLists(group):
                 batches = _packed(batches, group)
             case unreachable:
@@ -138,21 +140,12 @@ def _asked(batches: Batches, group: LookupGroup) -> Batches:
         yield pl.concat([request_rows(requests), *map(pass_through_rows, passing)], how="diagonal")
 
 
-def _answered(timeline: Batches, group: LookupGroup, tools: StepTools) -> Batches:
-    chunks: list[pl.DataFrame] = []
-
-    def noted() -> Batches:
-        for chunk in timeline:
-            chunks.append(chunk)
-            yield chunk
-
-    # Rows that pass through are no requests, so they have no answers.
-    for found in GroupAnswers(group, tools.erasures, tools.open_scratch).run(noted()):
-        chunk = chunks.pop()
-        assert not chunks, "a chunk has one answer"
-        travelling = [name for name in chunk.columns if name in found.columns]
-        passing = chunk.select(travelling).filter(chunk[SOURCE] == PASS_THROUGH)
-        yield pl.concat([found, passing], how="diagonal")
+def answered(timeline: Iterator[TimelineChunk], group: LookupGroup, tools: StepTools) -> Batches:
+    """Yield the requests of a timeline with their answers, and the rows that pass through."""
+    answers = GroupAnswers(group, tools.erasures, tools.open_scratch)
+    for chunk in timeline:
+        _, passing = chunk.rows_of(PASS_THROUGH)
+        yield pl.concat([answers.answer(chunk), passing], how="diagonal")
 
 
 def _packed(batches: Batches, group: LookupGroup) -> Batches:

@@ -9,7 +9,7 @@ the default of the feature.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final, Protocol
 
@@ -40,10 +40,9 @@ from fennel_core.offline.sources import (
 from fennel_core.offline.tile_lookups import TileLookups
 from fennel_core.offline.timeline import (
     KEY,
-    SOURCE,
+    REQUEST,
     TIME,
-    requests_of,
-    version_column,
+    TimelineChunk,
     version_rows,
 )
 from fennel_core.offline.window_lookups import WindowLookups
@@ -53,8 +52,7 @@ from fennel_core.query.erasures import ErasureRule
 from fennel_core.query.program import BoundLevel, BoundLookup, BoundRead
 from fennel_core.vocab.dtypes import Dtype, List, base
 from fennel_core.vocab.ids import JobId
-from fennel_core.vocab.keys import key_bytes
-from fennel_core.vocab.versions import META
+from fennel_core.vocab.keys import key_series
 
 _decode_row = msgspec.msgpack.Decoder(list[object]).decode
 _KEY_COLUMN: Final = "__key{}"
@@ -66,7 +64,10 @@ class Answerer(Protocol):
     """Answers the requests of a timeline from one dataset."""
 
     def answer(self, chunk: pl.DataFrame) -> pl.DataFrame:
-        """Return, per request of the chunk in order, the columns that are read and `FOUND`."""
+        """Return, per request of the chunk in order, the columns that are read and `FOUND`.
+
+        `chunk`: the versions of the dataset and the requests; other rows are left out.
+        """
         ...
 
 
@@ -196,12 +197,11 @@ def _with_keys(
     refused = typed.filter(reason.is_not_null()).select(ROW, reason.alias(REASON))
     failures = failed_rows(refused.unique(ROW, maintain_order=True))
     kept = without(typed, failures)
-    keys = pl.Series(KEY, key_bytes(kept, names), dtype=pl.Binary)
-    return kept.drop(names).with_columns(keys), failures
+    return kept.drop(names).with_columns(key_series(kept, names).alias(KEY)), failures
 
 
 class GroupAnswers:
-    """Answers the requests of one timeline of a group.
+    """Answers the requests of one timeline of a group, chunk by chunk.
 
     `open_scratch` opens an empty store for the state of a terminal aggregation.
     """
@@ -215,41 +215,34 @@ class GroupAnswers:
             for number, (job, source) in enumerate(group.sources)
         }
         self._sources = dict(group.sources)
-        self._of_timeline = {
-            *(KEY, TIME, SOURCE, *META),
-            *(
-                version_column(number, name)
-                for number, (_, source) in enumerate(group.sources)
-                for name in source.version_columns
-            ),
-        }
 
-    def run(self, timeline: Iterable[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-        """Yield, per chunk, its requests in order with the registers of the group."""
-        for chunk in timeline:
-            found = {job: one.answer(chunk) for job, one in self._answerers.items()}
-            travelling = [name for name in chunk.columns if name not in self._of_timeline]
-            requests = requests_of(chunk, [KEY, *travelling])
-            columns = [
-                column
-                for lookup in self._group.lookups
-                for column in self._filled(lookup, found[lookup.job], requests[KEY])
-            ]
-            yield requests.select(travelling).with_columns(columns)
+    def answer(self, chunk: TimelineChunk) -> pl.DataFrame:
+        """Return the requests of a chunk in order, with the registers of the group."""
+        numbers = {job: number for number, (job, _) in enumerate(self._group.sources)}
+        found = {
+            job: one.answer(chunk.seen_by(numbers[job])) for job, one in self._answerers.items()
+        }
+        keys, requests = chunk.rows_of(REQUEST)
+        return requests.with_columns(
+            column
+            for lookup in self._group.lookups
+            for column in self._filled(lookup, found[lookup.job], keys)
+        )
 
     def _filled(
         self, lookup: BoundLookup, rows: pl.DataFrame, keys: pl.Series
     ) -> Iterator[pl.Series]:
         found = rows[FOUND] & ~self._erased(lookup.erasable, keys)
-        absent = _decode_row(lookup.absent)
+        all_found, absent = found.all(), _decode_row(lookup.absent)
         source = self._sources[lookup.job]
         schema = source.schema if isinstance(source, TableSource) else source.spec.output
         for read in lookup.reads:
             dtype = element_type(read, listed=lookup.listed)
             series = rows[column_at(schema, read.place)].cast(logical_type(dtype))
-            missing = _constant(absent[read.place], dtype, len(series))
-            series = series.zip_with(found, missing)
-            if read.fill is not None:
+            if not all_found:
+                missing = _constant(absent[read.place], dtype, len(series))
+                series = series.zip_with(found, missing)
+            if read.fill is not None and series.null_count():
                 fill = _constant(read.fill, dtype, len(series))
                 series = series.zip_with(series.is_not_null(), fill)
             yield series.alias(register(read.out))

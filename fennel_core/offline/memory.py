@@ -12,6 +12,7 @@ import polars as pl
 
 from fennel_core.offline.batch_work import (
     StepTools,
+    answered,
     finished_rows,
     given_rows,
     result_types,
@@ -23,7 +24,7 @@ from fennel_core.offline.query_steps import ShuffleByKey, ShuffleByRow, steps_of
 from fennel_core.offline.register_types import register_types
 from fennel_core.offline.rows import ELEMENT, REASON, ROW, RowFailures, failed_rows
 from fennel_core.offline.scratch import ScratchStore
-from fennel_core.offline.timeline import CHUNK_ROWS, in_order
+from fennel_core.offline.timeline import CHUNK_ROWS, TimelineChunk, in_order
 from fennel_core.operators.spec import StepSpec
 from fennel_core.query.program import QueryProgram
 from fennel_core.vocab.ids import JobId
@@ -67,7 +68,8 @@ class MemoryRun:
         for step in steps_of(self._program, self._inputs.steps):
             match step:
                 case ShuffleByKey(group):
-                    batches = list(self._timeline(batches, group))
+                    timeline = self._timeline(batches, group)
+                    batches = list(answered(timeline, group, self._tools))
                 case ShuffleByRow():
                     batches = list(self._by_row(batches))
                 case _:
@@ -81,12 +83,13 @@ class MemoryRun:
         failed = finished.filter(pl.col(REASON).is_not_null())
         return finished.drop(REASON), failed_rows(failed, REASON)
 
-    def _timeline(self, batches: list[pl.DataFrame], group: LookupGroup) -> Iterator[pl.DataFrame]:
+    def _timeline(self, batches: list[pl.DataFrame], group: LookupGroup) -> Iterator[TimelineChunk]:
         versions = [
             group_versions(source, number, self._inputs.versions[job])
             for number, (job, source) in enumerate(group.sources)
         ]
-        return in_order([*batches, *versions], self._chunk_rows)
+        frames = in_order([*batches, *versions], self._chunk_rows)
+        return (TimelineChunk.of(frame, len(versions)) for frame in frames)
 
     def _by_row(self, batches: list[pl.DataFrame]) -> Iterator[pl.DataFrame]:
         rows, step = pl.concat(batches, how="diagonal").sort(ROW, ELEMENT), self._chunk_rows

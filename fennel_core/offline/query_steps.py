@@ -6,8 +6,8 @@ one pass over batches (`batch_work.run_steps`), and the steps of both are the sa
 
 Example. A program with a lookup of `F.user`, an expression of what it found and a list lookup:
 
-    MakeRequests, ShuffleByKey, AnswerRequests, ComputeLevel,
-    MakeRequests, ShuffleByKey, AnswerRequests, ShuffleByRow, PackLists
+    MakeRequests, ShuffleByKey, ComputeLevel,
+    MakeRequests, ShuffleByKey, ShuffleByRow, PackLists
 """
 
 from __future__ import annotations
@@ -41,14 +41,7 @@ class MakeRequests:
 
 @dataclass(frozen=True, slots=True)
 class ShuffleByKey:
-    """Bring requests and the versions of their keys together, in the order of a timeline."""
-
-    group: LookupGroup
-
-
-@dataclass(frozen=True, slots=True)
-class AnswerRequests:
-    """Answer the requests of a timeline."""
+    """Bring requests and the versions of their keys together as a timeline, and answer them."""
 
     group: LookupGroup
 
@@ -67,7 +60,7 @@ class PackLists:
     group: LookupGroup
 
 
-BatchStep = ComputeLevel | MakeRequests | AnswerRequests | PackLists
+BatchStep = ComputeLevel | MakeRequests | PackLists
 Shuffle = ShuffleByKey | ShuffleByRow
 OfflineStep = BatchStep | Shuffle
 
@@ -79,7 +72,7 @@ def steps_of(program: QueryProgram, specs: Mapping[JobId, StepSpec]) -> tuple[Of
         if level.local or level.extractors:
             found.append(ComputeLevel(level))
         for group in lookup_groups(level, specs):
-            found += [MakeRequests(group), ShuffleByKey(group), AnswerRequests(group)]
+            found += [MakeRequests(group), ShuffleByKey(group)]
             if group.listed:
                 found += [ShuffleByRow(group), PackLists(group)]
     return tuple(found)
@@ -109,9 +102,9 @@ def _filled(step: OfflineStep) -> Registers:
                         assert_never(unreachable)
             filled.update(out for each in level.extractors for _, out in each.keep)
             return frozenset(filled)
-        case AnswerRequests(group) | PackLists(group):
+        case ShuffleByKey(group) | PackLists(group):
             return frozenset(out for out, _ in group.outputs)
-        case MakeRequests() | ShuffleByKey() | ShuffleByRow():
+        case MakeRequests() | ShuffleByRow():
             return frozenset()
         case unreachable:
             assert_never(unreachable)
@@ -136,7 +129,7 @@ def _read(step: OfflineStep) -> Registers:
         case PackLists(group):
             # The answers of single elements, which have the registers of the lists.
             return frozenset(out for out, _ in group.outputs)
-        case ShuffleByKey() | AnswerRequests() | ShuffleByRow():
+        case ShuffleByKey() | ShuffleByRow():
             return frozenset()
         case unreachable:
             assert_never(unreachable)

@@ -8,13 +8,11 @@ from typing import TYPE_CHECKING
 
 import polars as pl
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
 
 from fennel_core.connections import s3
 from fennel_core.history.errors import ReadFailed
 from fennel_core.offline.request_files import INPUT_ROWS
 from fennel_core.offline.rows import ROW
-from fennel_core.offline.spark_layouts import SparkLayout
 from fennel_core.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -51,16 +49,20 @@ def row_groups(parts: Sequence[InputPart]) -> tuple[RowGroup, ...]:
 
 
 @dataclass(frozen=True, slots=True)
-class InputWork:
-    """Reads row groups in a task; the rows of its own input are their numbers."""
+class InputRows:
+    """Reads row groups in a task (`spark.GivenRows`)."""
 
     settings: Settings
     groups: tuple[RowGroup, ...]
-    layout: SparkLayout
 
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        numbers = (number for batch in batches for number in batch.column(0).to_pylist())
-        yield from self.layout.encode((self._rows(self.groups[n]) for n in numbers), "")
+    def __len__(self) -> int:
+        return len(self.groups)
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
+        """Yield the rows of the groups whose numbers are given."""
+        for batch in batches:
+            for number in batch.column(0).to_pylist():
+                yield self._rows(self.groups[number])
 
     def _rows(self, group: RowGroup) -> pl.DataFrame:
         settings = self.settings
@@ -77,10 +79,3 @@ class InputWork:
         frame = pl.from_arrow(table)
         assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
         return frame.with_row_index(ROW, group.first_row)
-
-
-def input_rows(spark: SparkSession, work: InputWork, tasks: int) -> DataFrame:
-    """Return the rows of a request by the names of its features, read by `tasks` tasks at most."""
-    groups = len(work.groups)
-    numbers = spark.range(0, groups, 1, max(1, min(groups, tasks)))
-    return numbers.mapInArrow(work.run, work.layout.spark).toDF(*work.layout.columns)

@@ -44,7 +44,7 @@ from fennel_core.offline.buckets import Bucket
 from fennel_core.offline.errors import OfflineError
 from fennel_core.offline.planning import OfflineRead, plan_offline_read
 from fennel_core.offline.request_files import request_folder, result_prefix, staged_prefix
-from fennel_core.offline.request_input import InputPart, InputWork, input_rows, row_groups
+from fennel_core.offline.request_input import InputPart, InputRows, row_groups
 from fennel_core.offline.request_postgres import PostgresRequests
 from fennel_core.offline.request_row import (
     FailedRow,
@@ -57,7 +57,14 @@ from fennel_core.offline.request_row import (
 )
 from fennel_core.offline.request_states import TransitionRefused
 from fennel_core.offline.request_store import RequestChange, RequestStore
-from fennel_core.offline.results import NUMBER, ResultFiles, ResultPlace, write_result
+from fennel_core.offline.results import (
+    NUMBER,
+    ResultFiles,
+    ResultPlace,
+    WriteWork,
+    result_runs,
+    write_result,
+)
 from fennel_core.offline.rows import REASON
 from fennel_core.offline.s3_files import list_files
 from fennel_core.offline.s3_keys import unseal
@@ -252,10 +259,10 @@ class RequestRun:
         )
         tools = PlatformTools(settings, row.workspace, f"{row.branch}@{read.commit}")
         run = SparkRun(spark, read.query, pieces, tools, given.latest, partitions, self._failures)
-        work = InputWork(settings, row_groups(given.parts), run.given)
-        rows = input_rows(spark, work, partitions)
+        runs = result_runs(given.row_count)
+        blocks = run.run(InputRows(settings, row_groups(given.parts)), runs)
         place = ResultPlace(settings, root + prefix, wanted.timestamp_column)
-        return write_result(run.run(rows), run.result, given.row_count, place)
+        return write_result(blocks, WriteWork(place, run.result, runs))
 
     def _input(self, spark: SparkSession, read: OfflineRead, root: str) -> StagedInput:
         """Return the stored rows of the request, which are read from its files before."""

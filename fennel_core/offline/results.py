@@ -1,7 +1,7 @@
 """The result of an offline query on S3: Parquet files in the order of the input, and failed rows.
 
-Theory. Partition n of the result has the n-th run of rows (`spark.in_row_order`); its task writes a
-local file, row group by row group, and uploads it once. A file with `FILE_BYTES` is full, and the
+Theory. Partition n of the result has the n-th run of rows (`result_runs`); its task writes a local
+file, row group by row group, and uploads it once. A file with `FILE_BYTES` is full, and the
 next one begins: S3 takes no more than 5 GB in one request, and wide rows may have any size. A
 repeated task writes under another name, so a file is never half-written or overwritten; the files
 that count are those that the tasks of the finished job return, and the others are deleted
@@ -29,9 +29,9 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame
 
 from fennel_core.connections import s3
+from fennel_core.offline.block_sort import BlockSort
+from fennel_core.offline.blocks import BlockLayout, ByRun
 from fennel_core.offline.rows import AT, REASON, ROW, failed_rows
-from fennel_core.offline.spark import in_row_order
-from fennel_core.offline.spark_layouts import SparkLayout
 from fennel_core.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -88,18 +88,23 @@ class ResultPlace:
     prefix: str
     timestamp: str
 
+    def put(self, key: str, path: Path) -> None:
+        """Upload a file; blocks."""
+        with path.open("rb") as body:
+            s3.put_new(s3.client(self.settings), self.settings.s3_bucket, key, body)
 
-def write_result(
-    frame: DataFrame, layout: SparkLayout, rows: int, place: ResultPlace
-) -> ResultFiles:
-    """Write finished rows, numbered 0 to `rows` - 1, and return the files."""
-    partitions = max(1, -(-rows // FILE_ROWS))
-    ordered = in_row_order(frame, rows, partitions)
-    work = WriteWork(place, layout)
-    written = ordered.mapInArrow(work.run, _SCHEMA).toArrow()
+
+def result_runs(rows: int) -> ByRun:
+    """Return how the rows of a result are spread over its partitions."""
+    return ByRun(rows, max(1, -(-rows // FILE_ROWS)))
+
+
+def write_result(blocks: DataFrame, work: WriteWork) -> ResultFiles:
+    """Write the finished rows of `spark.SparkRun.run`, and return the files."""
+    written = blocks.mapInArrow(work.run, _SCHEMA).toArrow()
     files = [ResultFile(**row) for row in written.to_pylist()]
     found = ResultFiles(tuple(sorted(files, key=lambda file: file.first_row)))
-    assert found.row_count == rows, "a result has a row per row of the query"
+    assert found.row_count == work.placement.rows, "a result has a row per row of the query"
     return found
 
 
@@ -112,16 +117,22 @@ def delete_others(client: S3Client, bucket: str, place: ResultPlace, result: Res
 
 @dataclass(frozen=True, slots=True)
 class WriteWork:
-    """Writes the files of a partition in a task; the rows come in order."""
+    """Writes the files of a partition in a task."""
 
     place: ResultPlace
-    layout: SparkLayout
+    layout: BlockLayout
+    placement: ByRun
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Yield what is known of each file, given the blocks of the partition."""
+        return self.write(BlockSort(self.layout, self.placement).rows(batches))
+
+    def write(self, frames: Iterator[pl.DataFrame]) -> Iterator[pa.RecordBatch]:
+        """Write rows that come in order."""
         with ExitStack() as stack:
             folder = Path(stack.enter_context(TemporaryDirectory(prefix="fennel-result-")))
             file: _LocalFile | None = None
-            for frame in self.layout.decode(batches):
+            for frame in frames:
                 if frame.is_empty():
                     continue
                 if file is None or file.size_bytes >= FILE_BYTES:
@@ -137,15 +148,12 @@ class WriteWork:
     def _uploaded(self, file: _LocalFile) -> pa.RecordBatch:
         file.close()
         place = self.place
-        client, bucket = s3.client(place.settings), place.settings.s3_bucket
         name = f"{file.first_row:012}-{uuid.uuid4().hex}.parquet"
         key, failed_key = f"{place.prefix}/{name}", ""
-        with file.path.open("rb") as body:
-            s3.put_new(client, bucket, key, body)
+        place.put(key, file.path)
         if file.failed:
             failed_key = f"{place.prefix}/{FAILED}/{name}"
-            with file.failed_path.open("rb") as body:
-                s3.put_new(client, bucket, failed_key, body)
+            place.put(failed_key, file.failed_path)
         made = ResultFile(file.first_row, key, failed_key, file.row_count, file.failed)
         return pa.RecordBatch.from_pylist([asdict(made)], schema=_MADE)
 
@@ -164,7 +172,7 @@ _MADE: Final = pa.schema(
 class _LocalFile:
     """Rows from `first_row` on in a local file, and the failed ones in another."""
 
-    def __init__(self, folder: Path, layout: SparkLayout, timestamp: str, first_row: int) -> None:
+    def __init__(self, folder: Path, layout: BlockLayout, timestamp: str, first_row: int) -> None:
         # The same names again: a file that was uploaded is overwritten.
         self.path, self.failed_path = folder / "rows", folder / "failed"
         self.first_row = self.next_row = first_row

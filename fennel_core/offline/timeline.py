@@ -16,18 +16,21 @@ The second row is the answer of the third, and the fourth has none: a new key be
 
 Columns: `KEY` (key bytes), `TIME` (microseconds), `SOURCE` (number of the dataset, `REQUEST` or
 `PASS_THROUGH`), the columns of `vocab.versions.META`, for requests what travels with them, and for
-dataset n its own columns as `version_column(n, name)`. A column that a row does not have is null.
+dataset n its own columns as `version_column(n, name)`. A column that a row does not have is null,
+or is not there at all: a `TimelineChunk` keeps the rows of each kind apart, and their order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Final
 
 import polars as pl
+from polars import selectors as cs
 
 from fennel_core.offline.rows import ROW
-from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.keys import key_series
 from fennel_core.vocab.versions import IS_TOMBSTONE, META, POS, SIGN
 
 KEY: Final = "__key"
@@ -38,6 +41,8 @@ REQUEST: Final = 127
 PASS_THROUGH: Final = 126
 """The `SOURCE` of a row that asks for nothing and only travels with the others."""
 ORDER: Final = (KEY, TIME, SOURCE, POS)
+PLACE: Final = "__place"
+_ORDERED: Final = (KEY, TIME, SOURCE, *META)
 CHUNK_ROWS: Final = 50_000
 """Rows of a chunk: enough to be vectorized, and few enough for many of them to fit in memory."""
 
@@ -57,7 +62,7 @@ def version_rows(
     """
     assert source < PASS_THROUGH, "more datasets than numbers"
     return versions.select(
-        pl.Series(KEY, key_bytes(versions, keys), dtype=pl.Binary),
+        key_series(versions, keys).alias(KEY),
         pl.col(time).cast(pl.Int64).alias(TIME),
         pl.lit(source, dtype=pl.Int8).alias(SOURCE),
         *META,
@@ -102,6 +107,37 @@ def in_order(parts: Sequence[pl.DataFrame], chunk_rows: int = CHUNK_ROWS) -> Ite
     yield from (timeline[i : i + chunk_rows] for i in range(0, max(timeline.height, 1), chunk_rows))
 
 
-def requests_of(chunk: pl.DataFrame, columns: Sequence[str]) -> pl.DataFrame:
-    """Return columns of the requests of a chunk, in its order."""
-    return chunk.select(columns).filter(chunk[SOURCE] == REQUEST)
+@dataclass(frozen=True, slots=True)
+class TimelineChunk:
+    """Some rows of a timeline, those of each kind with their own columns.
+
+    `order` has `KEY`, `TIME`, `SOURCE`, `META` and `PLACE`, the number of a row among those of its
+    kind: `rows`, which are requests and rows that pass through, or `versions` of a dataset.
+    """
+
+    order: pl.DataFrame
+    rows: pl.DataFrame
+    versions: Mapping[int, pl.DataFrame]
+
+    @classmethod
+    def of(cls, frame: pl.DataFrame, sources: int) -> TimelineChunk:
+        """Return a chunk of a frame with all columns; `sources`: the number of datasets."""
+        order = frame.select(*_ORDERED, pl.int_range(pl.len(), dtype=pl.UInt32).alias(PLACE))
+        versions = {
+            number: frame.select(cs.starts_with(version_column(number, "")))
+            for number in range(sources)
+        }
+        own = [name for of in versions.values() for name in of.columns]
+        return cls(order, frame.drop(*_ORDERED, *own), versions)
+
+    def seen_by(self, number: int) -> pl.DataFrame:
+        """Return the versions of one dataset and the requests, in order."""
+        order = self.order.filter(pl.col(SOURCE).is_in([number, REQUEST]))
+        places = order.select(pl.when(pl.col(SOURCE) == number).then(PLACE)).to_series()
+        own = self.versions[number].select(pl.all().gather(places))
+        return order.drop(PLACE).hstack(own)
+
+    def rows_of(self, source: int) -> tuple[pl.Series, pl.DataFrame]:
+        """Return the keys and the rows of requests (`REQUEST`), or those that pass through."""
+        order = self.order.filter(pl.col(SOURCE) == source)
+        return order[KEY], self.rows[order[PLACE]]

@@ -13,11 +13,20 @@ from collections.abc import Sequence
 from zlib import crc32
 
 import msgspec
+import numpy as np
 import polars as pl
+import pyarrow as pa
 
 KEY_GROUPS = 128
 """Number of key groups per dataset, which never changes: the maximum number of partitions."""
 
+_ARRAY_OF_ONE = 0x91
+_FORMS = (
+    *((-(1 << 63), 0xD3, 8), (-(1 << 31), 0xD2, 4), (-(1 << 15), 0xD1, 2), (-(1 << 7), 0xD0, 1)),
+    *((-32, 0, 1), (1 << 7, 0xCC, 1), (1 << 8, 0xCD, 2), (1 << 16, 0xCE, 4), (1 << 32, 0xCF, 8)),
+)
+"""The forms of an integer in msgpack: the least one, the tag (0: none) and the number of bytes."""
+_FORM_STARTS, _FORM_TAGS, _FORM_WIDTHS = (np.array(column) for column in zip(*_FORMS, strict=True))
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -62,6 +71,36 @@ def _is_special(dtype: pl.DataType) -> bool:
 def key_bytes(frame: pl.DataFrame, names: Sequence[str]) -> list[bytes]:
     """Return one key per row of `frame`: the msgpack array of the columns `names`, in order."""
     return list(map(_encode, physical(frame[list(names)]).rows()))
+
+
+def key_series(frame: pl.DataFrame, names: Sequence[str]) -> pl.Series:
+    """Return the same keys as a column, without a loop over rows for one column of integers."""
+    if len(names) == 1 and frame.schema[names[0]].is_signed_integer():
+        column = frame[names[0]]
+        if not column.null_count():
+            return _integer_keys(column.cast(pl.Int64).to_numpy())
+    return pl.Series(key_bytes(frame, names), dtype=pl.Binary)
+
+
+def _integer_keys(values: np.ndarray) -> pl.Series:
+    """Return the msgpack arrays of one integer each: a tag for the array, one for the shortest form
+    that can hold the integer, and its last bytes, big-endian.
+    """
+    form = np.searchsorted(_FORM_STARTS, values, side="right") - 1
+    widths, tags = _FORM_WIDTHS[form], _FORM_TAGS[form]
+    tagged = tags != 0
+    ends = np.cumsum(1 + tagged + widths)
+    encoded = np.empty(ends[-1] if len(ends) else 0, dtype=np.uint8)
+    starts = ends - widths
+    encoded[starts - 1 - tagged] = _ARRAY_OF_ONE
+    encoded[starts[tagged] - 1] = tags[tagged]
+    octets = values.astype(">i8").view(np.uint8).reshape(-1, 8)
+    for place in range(8):
+        has = widths > place
+        encoded[ends[has] - 1 - place] = octets[has, 7 - place]
+    offsets = pa.py_buffer(np.concatenate([[0], ends]).astype(np.int64))
+    buffers = [None, offsets, pa.py_buffer(encoded)]
+    return pl.Series(pa.Array.from_buffers(pa.large_binary(), len(values), buffers))
 
 
 def key_group(key: bytes, groups: int = KEY_GROUPS) -> int:

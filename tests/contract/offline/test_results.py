@@ -12,6 +12,7 @@ import pytest
 
 from fennel_core.connections import s3
 from fennel_core.offline import results
+from fennel_core.offline.blocks import ROWS_KIND, BlockLayout, ByRun
 from fennel_core.offline.results import (
     ResultFile,
     ResultFiles,
@@ -20,11 +21,11 @@ from fennel_core.offline.results import (
     delete_others,
 )
 from fennel_core.offline.rows import AT, REASON, ROW
-from fennel_core.offline.spark_layouts import SparkLayout
 from fennel_core.query.columns import LOGICAL_TIME
 from tests.support.s3 import S3Server, bucket_settings, object_keys
 
-LAYOUT = SparkLayout({ROW: pl.Int64(), AT: LOGICAL_TIME, REASON: pl.String(), "F.v": pl.Int64()})
+COLUMNS = {ROW: pl.Int64(), AT: LOGICAL_TIME, REASON: pl.String(), "F.v": pl.Int64()}
+LAYOUT, RUNS = BlockLayout({ROWS_KIND: COLUMNS}, (ROW,)), ByRun(100, 1)
 
 
 @pytest.fixture
@@ -48,8 +49,7 @@ def finished(first: int, count: int, failed: frozenset[int] = frozenset()) -> pl
 
 
 def write(place: ResultPlace, frames: list[pl.DataFrame]) -> list[ResultFile]:
-    work = WriteWork(place, LAYOUT)
-    made = work.run(LAYOUT.encode(iter(frames), ""))
+    made = WriteWork(place, LAYOUT, RUNS).write(iter(frames))
     return [ResultFile(**row) for batch in made for row in batch.to_pylist()]
 
 
@@ -131,5 +131,5 @@ def test_nothing_is_left_on_the_disk_of_a_task(
         raise RuntimeError("the task is cancelled")
 
     with pytest.raises(RuntimeError):
-        list(WriteWork(place, LAYOUT).run(LAYOUT.encode(abandoned(), "")))
+        list(WriteWork(place, LAYOUT, RUNS).write(abandoned()))
     assert list(tmp_path.iterdir()) == []

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import polars as pl
+import pyarrow as pa
 import pytest
 from pydantic import SecretStr
 
@@ -20,7 +21,7 @@ from fennel_core.offline.buckets import Bucket, BucketRefused
 from fennel_core.offline.place_checks import S3Places
 from fennel_core.offline.request_body import CheckedOfflineQuery
 from fennel_core.offline.request_files import INPUT_ROWS
-from fennel_core.offline.request_input import InputWork, row_groups
+from fennel_core.offline.request_input import InputRows, row_groups
 from fennel_core.offline.results import ResultFile, ResultFiles
 from fennel_core.offline.rows import AT, ROW
 from fennel_core.offline.s3_files import InputInvalid, SourceFile, list_files
@@ -29,7 +30,6 @@ from fennel_core.offline.s3_output import Publication
 from fennel_core.offline.s3_places import BucketKeys, PlaceKeys, S3Source, S3Target
 from fennel_core.offline.s3_staging import StagedInput, StageWork, stage, staged_input
 from fennel_core.offline.spark import session
-from fennel_core.offline.spark_layouts import given_layout
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.dtypes import Dtype, Float, Int, List, Optional, Str
 from fennel_core.vocab.ids import WorkspaceId
@@ -87,10 +87,8 @@ def staged(settings: Settings, place: S3Source) -> StagedInput:
 
 
 def rows(settings: Settings, given: StagedInput) -> pl.DataFrame:
-    layout = given_layout(TYPES)
-    work = InputWork(settings, row_groups(given.parts), layout)
-    frames = [work._rows(group) for group in work.groups]
-    return pl.concat(layout.decode(layout.encode(iter(frames), "")))
+    read = InputRows(settings, row_groups(given.parts))
+    return pl.concat(read.rows(iter([pa.RecordBatch.from_pydict({"id": range(len(read))})])))
 
 
 def parquet(frame: pl.DataFrame) -> bytes:

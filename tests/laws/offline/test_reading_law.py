@@ -22,17 +22,18 @@ from fennel_core.history import parquet, topic_slices
 from fennel_core.history.store import HistoryFile
 from fennel_core.history.topic_slices import TopicSlice
 from fennel_core.offline import request_input
+from fennel_core.offline.block_sort import BlockSort
+from fennel_core.offline.blocks import ByHash
 from fennel_core.offline.query_steps import ShuffleByKey, live_registers, steps_of
 from fennel_core.offline.register_types import register_types
-from fennel_core.offline.request_input import InputPart, InputWork, row_groups
+from fennel_core.offline.request_input import InputPart, InputRows, row_groups
 from fennel_core.offline.rows import AT, ROW
+from fennel_core.offline.shuffle_layouts import shuffle_layout
 from fennel_core.offline.spark import ReadWork
-from fennel_core.offline.spark_layouts import given_layout, shuffle_layout
 from fennel_core.offline.timeline import KEY, TIME
 from fennel_core.offline.version_pieces import HistoryPiece
 from fennel_core.query.columns import LOGICAL_TIME
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.dtypes import Int
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import POS
@@ -133,11 +134,12 @@ def test_pieces_of_history_have_every_version_up_to_a_time_once(
     whole_slice = TopicSlice((TOPIC, PART), tuple(files), Offset(end), Offset(end), "")
     useful = whole_slice.until(Micros(latest)).pieces()
     pieces = tuple(HistoryPiece(Settings(), piece) for piece in useful)
-    layout = shuffle_layout(step, live_registers(bound, steps)[place], register_types(bound))
-    work = ReadWork(pieces, source, 0, Micros(latest), layout)
+    layout = shuffle_layout(step, live_registers(bound, steps)[place - 1], register_types(bound))
+    placement = ByHash(KEY, 1)
+    work = ReadWork(pieces, source, 0, Micros(latest), layout, placement)
     numbers = pa.RecordBatch.from_pydict({"id": list(range(len(pieces)))})
 
-    frames = list(layout.decode(work.run(iter([numbers]))))
+    frames = list(BlockSort(layout, placement).rows(work.run(iter([numbers]))))
 
     found = pl.concat(frames).select(KEY, TIME, POS, "0.v").rows() if frames else []
     wanted = whole[:end].filter(pl.col("ts").to_physical() <= latest)
@@ -163,11 +165,10 @@ def test_rows_of_parts_are_numbered_by_their_place(
         pq.write_table(whole[first:stop].to_arrow(), body, row_group_size=GROUP_ROWS)
         objects.bodies[f"p{first}-{stop}"] = body.getvalue()
         parts.append(InputPart(f"p{first}-{stop}", first, stop - first))
-    layout = given_layout({"F.k": Int()})
-    work = InputWork(Settings(), row_groups(parts), layout)
-    order = data.draw(st.permutations(range(len(work.groups))))
+    given_rows = InputRows(Settings(), row_groups(parts))
+    order = data.draw(st.permutations(range(len(given_rows))))
 
-    frames = layout.decode(work.run(iter([pa.RecordBatch.from_pydict({"id": order})])))
+    frames = given_rows.rows(iter([pa.RecordBatch.from_pydict({"id": order})]))
 
     found = pl.concat(frames).sort(ROW)
     assert found[ROW].to_list() == found["F.k"].to_list() == list(range(count))

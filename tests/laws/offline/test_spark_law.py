@@ -24,11 +24,13 @@ from fennel_core.dataframes.datasource import COMMENT, PUSHDOWN
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.history.parquet import TimeLimit
 from fennel_core.offline.batch_work import StepTools
+from fennel_core.offline.block_sort import BlockSort
+from fennel_core.offline.blocks import ByRun
 from fennel_core.offline.lookup_groups import Erasures
 from fennel_core.offline.planned_query import OfflineQuery
 from fennel_core.offline.rows import REASON, ROW
 from fennel_core.offline.scratch import ScratchStore
-from fennel_core.offline.spark import SparkRun, in_row_order, session
+from fennel_core.offline.spark import SparkRun, session
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Micros
 from tests.laws.dataframes import spark_source
@@ -52,6 +54,19 @@ class FramePiece:
 
     def batches(self, columns: Sequence[str], limit: TimeLimit) -> Iterator[pl.DataFrame]:
         yield self.frame.filter(limit.keeps()).select(columns)
+
+
+@dataclass(frozen=True)
+class FrameRows:
+    """The rows of a query in memory, one in each part."""
+
+    frame: pl.DataFrame
+
+    def __len__(self) -> int:
+        return self.frame.height
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
+        return (self.frame[n : n + 1] for batch in batches for n in batch.column(0).to_pylist())
 
 
 @dataclass(frozen=True)
@@ -91,11 +106,10 @@ def computed(
     latest = Micros(max(at for _, at in queries))
     failures = spark.sparkContext.accumulator(0)
     run = SparkRun(spark, query, pieces, MemoryTools(), latest, PARTITIONS, failures)
-    rows = pa.Table.from_batches(run.given.encode(iter([given_frame(queries)]), ""))
-    given_rows = spark.createDataFrame(rows).toDF(*run.given.columns)
-    frame = in_row_order(run.run(given_rows), len(queries), 2)
-    made = pl.concat(run.result.decode(iter(frame.toArrow().to_batches())))
-    assert made[ROW].to_list() == list(range(len(queries))), "rows are in the order of the input"
+    runs = ByRun(len(queries), 2)
+    blocks = run.run(FrameRows(given_frame(queries)), runs).toArrow().to_batches()
+    made = pl.concat(BlockSort(run.result, runs).rows(iter(blocks)))
+    assert made[ROW].to_list() == list(range(len(queries))), "each row has a result"
     failed = made.filter(pl.col(REASON).is_not_null())
     assert failures.value == failed.height, "each failed row is counted by one task"
     return plain_rows(made, outputs, set(failed[ROW].to_list()))
