@@ -1,6 +1,8 @@
 """What a data scientist runs: commit, log, ask for training data with the public client, and wait.
 
-The arguments are the address of the platform and a token; the last status is printed as JSON.
+One request has its rows in it; another reads `in/` of a bucket and writes to `out/` there. The
+arguments are the address of the platform, a token, the bucket and its key id and secret key; the
+last status of each is printed as JSON.
 """
 
 import json
@@ -10,7 +12,7 @@ from datetime import UTC, datetime
 
 import pandas as pd
 from fennel.client import Client
-from fennel.connectors import Webhook, source
+from fennel.connectors import S3, Webhook, source
 from fennel.datasets import Count, Dataset, dataset, field, pipeline
 from fennel.dtypes import Continuous
 from fennel.featuresets import extractor, featureset
@@ -63,7 +65,7 @@ class Shopper:
         return pd.Series([1 / int(age) for age in ages], name="inverse")
 
 
-def main(url: str, token: str) -> None:
+def main(url: str, token: str, name: str, key_id: str, secret: str) -> None:
     client = Client(url, token=token)
     client.commit("offline", datasets=[Person, Order, Orders], featuresets=[Shopper])
     day = [datetime(2026, 1, n, tzinfo=UTC) for n in range(1, 9)]
@@ -97,10 +99,21 @@ def main(url: str, token: str) -> None:
         workflow="churn",
         num_dpus=4,
     )
-    while asked["state"] in ("queued", "running"):
-        time.sleep(0.5)  # between two polls, as the documentation shows it
-        asked = client.track_offline_query(asked["request_id"])
-    print(json.dumps(asked))
+    bucket = S3(name="training", aws_access_key_id=key_id, aws_secret_access_key=secret)
+    of_bucket = client.query_offline(
+        inputs=[Shopper.uid],
+        outputs=[Shopper.age, Shopper.placed],
+        timestamp_column="at",
+        input_s3=bucket.bucket(name, prefix="in/", format="csv"),
+        output_s3=bucket.bucket(name, prefix="out/", format="parquet"),
+        feature_to_column_map={"Shopper.uid": "shopper"},
+        workflow="bucket",
+    )
+    for each in (asked, of_bucket):
+        while each["state"] in ("queued", "running"):
+            time.sleep(0.5)  # between two polls, as the documentation shows it
+            each = client.track_offline_query(each["request_id"])
+        print(json.dumps(each))
 
 
 if __name__ == "__main__":

@@ -2,33 +2,63 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import uuid
 from pathlib import Path
+from typing import Any
 
+import polars as pl
 import pytest
 
+from fennel_core.connections import s3
 from fennel_core.settings.model import Settings
 from tests.support.airflow import call, log_in
+from tests.support.s3 import object_keys
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(600)]
 PROGRAM = Path(__file__).parent / "offline_shop.py"
+TRAINING_FILES = (
+    "shopper,at,label\n1,2026-01-03 00:00:00,0\n1,2026-01-07 00:00:00,1\n",
+    "shopper,at,label\n3,2026-01-03 00:00:00,0\n",
+)
+"""Rows are numbered by the names of files and their positions in them."""
+
+
+def assert_that_the_result_is_in(bucket: str, status: dict[str, Any], settings: Settings) -> None:
+    assert status["state"] == "done", status
+    client, folder = s3.client(settings), f"out/{status['request_id']}/"
+    keys = object_keys(client, bucket, folder)
+    assert f"{folder}_SUCCESS" in keys
+    parts = [s3.get(client, bucket, key) or b"" for key in keys if "/part-" in key]
+    frame = pl.concat(pl.read_parquet(io.BytesIO(part)) for part in parts)
+    assert frame["Shopper.age"].to_list() == [20, 40, -1]
+    assert frame["Shopper.placed"].to_list() == [1, 3, 0]
 
 
 def test_a_client_asks_for_training_data_and_gets_features_as_of_each_time() -> None:
     settings = Settings()
     workspace = f"offline-{uuid.uuid4().hex[:8]}"
     api, token = f"{settings.query_url}/api/v1", f"dev-{workspace}"
+    objects, bucket = s3.client(settings), f"training-{workspace}"
+    objects.create_bucket(Bucket=bucket)
+    for number, text in enumerate(TRAINING_FILES):
+        objects.put_object(Bucket=bucket, Key=f"in/{number}.csv", Body=text.encode())
+    key = (settings.s3_access_key, settings.s3_secret_key.get_secret_value())
     try:
         done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
-            [str(settings.executor_python.absolute()), str(PROGRAM), settings.query_url, token],
+            [
+                *(str(settings.executor_python.absolute()), str(PROGRAM)),
+                *(settings.query_url, token, bucket, *key),
+            ],
             capture_output=True,
             text=True,
             check=False,
         )
         assert done.returncode == 0, done.stdout + done.stderr
-        status = json.loads(done.stdout.splitlines()[-1])
+        status, of_bucket = (json.loads(line) for line in done.stdout.splitlines()[-2:])
+        assert_that_the_result_is_in(bucket, of_bucket, settings)
         assert status["state"] == "done", status
         assert (status["completion_rate"], status["failure_rate"]) == (1.0, 2 / 6)
         assert status["data"]["Shopper.age"] == [20, 40, 20, None, -1, None]
@@ -64,7 +94,7 @@ def test_a_client_asks_for_training_data_and_gets_features_as_of_each_time() -> 
         assert form["state"] == "success", form
         _, listed = call("GET", f"{api}/query_offline/list", None, token)
         states = {each["workflow"]: each["state"] for each in listed["requests"]}
-        assert states == {"churn": "done", "form": "done"}
+        assert states == {"churn": "done", "bucket": "done", "form": "done"}
         [computed] = [each for each in listed["requests"] if each["workflow"] == "form"]
         names = [each["dag_run_id"] for each in airflow.runs("offline_query")]
         assert [name for name in names if computed["request_id"] in name] == [], "one run: its own"
