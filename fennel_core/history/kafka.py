@@ -73,6 +73,13 @@ class TopicReader:
             log.error("a topic cannot be copied to history", reason=self._refusal(denied))
         return found
 
+    def high_watermark(self, partition: TopicPartition) -> Offset:
+        """Return the end of a partition with the records of open transactions."""
+        try:
+            return offsets.high_watermarks(self._admin, [partition], REQUEST_TIMEOUT_S)[partition]
+        except KafkaException as failed:
+            raise SystemUnavailable(f"Kafka: {failed}") from failed
+
     def _refusal(self, topic: TopicName) -> str:
         return (
             f"the Kafka user `{self._settings.kafka_user}` has no right to describe the topic "

@@ -16,7 +16,7 @@ topic is read, too, and each row is compared with the recompute of its key over 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, Final, Protocol
@@ -101,10 +101,12 @@ class CheckedDataset:
 
 @dataclass(frozen=True, slots=True)
 class KeyDifference:
-    """A key whose live row differs from the recompute as of a time."""
+    """A key whose live row differs from the recompute as of a time, or whose written rows do (no
+    time).
+    """
 
     key: bytes
-    as_of: Micros
+    as_of: Micros | None
     row: RowDifference
 
     @property
@@ -120,7 +122,8 @@ class KeyDifference:
 
     def __str__(self) -> str:
         columns = ", ".join(f"`{name}`" for name in self.row.columns)
-        return f"key {self.shown_key} as of {self.as_of}: {columns}"
+        when = "" if self.as_of is None else f" as of {self.as_of}"
+        return f"key {self.shown_key}{when}: {columns}"
 
 
 @dataclass(slots=True)
@@ -135,6 +138,12 @@ class DatasetFinding:
     failed: bool = False
     """A partition could not be read, although it may be the next time."""
 
+    def add(self, difference: KeyDifference) -> None:
+        """Add a difference; those beyond a number are counted only."""
+        self.differing += 1
+        if len(self.differences) < KEPT_DIFFERENCES:
+            self.differences.append(difference)
+
     @property
     def verdict(self) -> IntegrityVerdict:
         if self.differing:
@@ -147,7 +156,7 @@ class DatasetFinding:
         found = f"{self.verdict}: {self.keys} keys compared with {self.rows} rows of history"
         if self.differing:
             named = "; ".join(map(str, self.differences[:10]))
-            found += f", {self.differing} lookups differ: {named}"
+            found += f", {self.differing} differ: {named}"
         return "; ".join([found, *dict.fromkeys(self.details)])
 
 
@@ -175,6 +184,58 @@ class _LiveRows:
     offset: Offset
 
 
+ComparePartition = Callable[[PartitionIndex, str, DatasetFinding], Awaitable[None]]
+"""Compares a partition that a slot at an address owns, and adds to the finding."""
+
+
+@dataclass(frozen=True, slots=True)
+class PartitionCheck:
+    """Goes through the partitions of a job until `keys` keys are compared."""
+
+    slots: SlotClient
+    keys: int
+    seed: int
+
+    async def run(
+        self, job: JobId, partitions: int, known: Collection[bytes], compare: ComparePartition
+    ) -> DatasetFinding:
+        """Compare partitions in an order that the seed makes; those of `known` keys always."""
+        finding = DatasetFinding()
+        owners = await self.slots.owners([job])
+        needed = {partition_of(key, partitions) for key in known}
+        order = sorted(
+            range(partitions),
+            key=lambda part: (part not in needed, rank(self.seed, part.to_bytes(4, "big"))),
+        )
+        for number in order:
+            if finding.keys >= self.keys and number not in needed:
+                break
+            part = PartitionIndex(number)
+            address = owners.get((job, part))
+            if address is None:
+                finding.details.append(f"partition {part}: no slot owns it now")
+                finding.failed = True
+                continue
+            await _compare_partition(part, address, finding, compare)
+        return finding
+
+
+async def _compare_partition(
+    part: PartitionIndex, address: str, finding: DatasetFinding, compare: ComparePartition
+) -> None:
+    try:
+        await compare(part, address, finding)
+    except RowsUnreadable as unreadable:
+        finding.details.append(f"partition {part}: {unreadable}")
+    except RemoteError as refused:
+        finding.details.append(f"partition {part}: {refused}")
+        finding.failed |= reaction_to(refused) is Reaction.FAIL
+    except (OSError, TimeoutError) as lost:
+        why = str(lost) or "it took too long"
+        finding.details.append(f"partition {part}: its slot did not respond: {why}")
+        finding.failed = True
+
+
 class DatasetCheck:
     """Checks datasets with `keys` sampled keys each, as of `now` and of a time before."""
 
@@ -186,39 +247,12 @@ class DatasetCheck:
 
     async def run(self, checked: CheckedDataset) -> DatasetFinding:
         """Check partitions in an order that the seed makes, until there are enough keys."""
-        finding = DatasetFinding()
-        owners = await self._slots.owners([checked.job])
-        known = {partition_of(key, checked.partitions) for key in checked.known}
-        order = sorted(
-            range(checked.partitions),
-            key=lambda part: (part not in known, rank(self._seed, part.to_bytes(4, "big"))),
-        )
-        for number in order:
-            if finding.keys >= self._keys and number not in known:
-                break
-            part = PartitionIndex(number)
-            address = owners.get((checked.job, part))
-            if address is None:
-                finding.details.append(f"partition {part}: no slot owns it now")
-                finding.failed = True
-                continue
-            await self._check_partition(checked, part, address, finding)
-        return finding
 
-    async def _check_partition(
-        self, checked: CheckedDataset, part: PartitionIndex, address: str, finding: DatasetFinding
-    ) -> None:
-        try:
+        async def compare(part: PartitionIndex, address: str, finding: DatasetFinding) -> None:
             await self._compare_partition(checked, part, address, finding)
-        except RowsUnreadable as unreadable:
-            finding.details.append(f"partition {part}: {unreadable}")
-        except RemoteError as refused:
-            finding.details.append(f"partition {part}: {refused}")
-            finding.failed |= reaction_to(refused) is Reaction.FAIL
-        except (OSError, TimeoutError) as lost:
-            why = str(lost) or "it took too long"
-            finding.details.append(f"partition {part}: its slot did not respond: {why}")
-            finding.failed = True
+
+        check = PartitionCheck(self._slots, self._keys, self._seed)
+        return await check.run(checked.job, checked.partitions, checked.known, compare)
 
     async def _compare_partition(
         self, checked: CheckedDataset, part: PartitionIndex, address: str, finding: DatasetFinding
@@ -229,7 +263,7 @@ class DatasetCheck:
         sample = KeySample(checked.key_columns, self._seed, wanted, checked.known)
         before = await self._look_up(checked, part, address, [], [])
         read = self._topics.below(partition, before.offset, columns)
-        await asyncio.to_thread(_add_all, read, sample.add)
+        await asyncio.to_thread(add_all, read, sample.add)
         keys = sample.chosen()
         if not keys:
             return
@@ -243,12 +277,12 @@ class DatasetCheck:
                 RefusalCode.NOT_OWNER, "its state was restored while it was checked; check it again"
             )
         since = self._topics.between(partition, before.offset, live.offset, columns)
-        await asyncio.to_thread(_add_all, since, sample.add_of_sample)
+        await asyncio.to_thread(add_all, since, sample.add_of_sample)
         differences = await asyncio.to_thread(_compared, checked, sample, asked, live.rows)
         finding.keys += len(sample.chosen())
         finding.rows += sum(map(len, rows.values()))
-        finding.differing += len(differences)
-        finding.differences += differences[: KEPT_DIFFERENCES - len(finding.differences)]
+        for difference in differences:
+            finding.add(difference)
         if sample.too_large:
             finding.details.append(
                 f"partition {part}: {sample.too_large} keys have too many rows to recompute"
@@ -279,7 +313,8 @@ class DatasetCheck:
         return _LiveRows(reply["rows"], Offset(reply["offsets"].get(checked.topic, 0)))
 
 
-def _add_all(frames: Iterator[pl.DataFrame], add: Callable[[pl.DataFrame], None]) -> None:
+def add_all(frames: Iterator[pl.DataFrame], add: Callable[[pl.DataFrame], None]) -> None:
+    """Add frames that have rows."""
     for frame in frames:
         if not frame.is_empty():
             add(frame)

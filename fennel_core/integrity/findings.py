@@ -21,6 +21,8 @@ from fennel_core.integrity.checks import (
     DatasetFinding,
     IntegrityVerdict,
 )
+from fennel_core.integrity.naive_outputs import compared_spec
+from fennel_core.integrity.output_checks import CheckedJob
 from fennel_core.operators.spec import AggregateSpec, TableSpec
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import DatasetName, JobId, WorkspaceId
@@ -67,29 +69,31 @@ class FailedIntegrityCheck:
         return f"{self.dataset} of {self.workspace} ({self.job}): {self.detail}"
 
 
-async def datasets_to_check(
+async def jobs_to_check(
     pool: Pool, workspace: str | None, dataset: str | None
-) -> list[CheckedDataset]:
-    """Return every dataset that a branch serves lookups of, each job once, or those selected.
+) -> list[CheckedDataset | CheckedJob]:
+    """Return every job of the versions that branches serve whose lookups or written rows are
+    compared, each once, or those of the selected datasets.
 
     Raises ApiError, listing valid names, if the names select none.
     """
     async with pool.connection() as connection:
         rows = await (await connection.execute(SERVED)).fetchall()
-        served: dict[JobId, tuple[WorkspaceId, DatasetName, int]] = {}
+        served: dict[JobId, tuple[WorkspaceId, DatasetName | None]] = {}
         for name, data in rows:
-            catalog = stored_names.loads(cast(bytes, data), Catalog)
+            catalog, owner = stored_names.loads(cast(bytes, data), Catalog), WorkspaceId(str(name))
             for view in catalog.datasets:
                 if view.served_by is not None:
-                    known = (WorkspaceId(str(name)), view.name, catalog.partitions)
-                    served.setdefault(view.served_by, known)
+                    served.setdefault(view.served_by, (owner, view.name))
+            for job in catalog.jobs:
+                served.setdefault(job, (owner, None))
         specs = await (await connection.execute(SPECS, (list(served),))).fetchall()
     found = [
         checked
         for job, spec, differing in specs
         if (
             checked := _checked(
-                served[JobId(str(job))],
+                *served[JobId(str(job))],
                 stored_names.loads(cast(bytes, spec), Job),
                 frozenset(map(bytes, cast("list[bytes]", differing or []))),
             )
@@ -107,16 +111,32 @@ async def datasets_to_check(
 
 
 def _checked(
-    served: tuple[WorkspaceId, DatasetName, int], job: Job, known: frozenset[bytes]
-) -> CheckedDataset | None:
-    if not isinstance(job.step, TableSpec | AggregateSpec):
+    workspace: WorkspaceId, dataset: DatasetName | None, job: Job, known: frozenset[bytes]
+) -> CheckedDataset | CheckedJob | None:
+    """Return what is compared of a job, which serves the lookups of `dataset`, if it serves any."""
+    if dataset is not None and isinstance(job.step, TableSpec | AggregateSpec):
+        (topic,) = job.inputs
+        return CheckedDataset(workspace, dataset, job.id, topic, job.step, job.partitions, known)
+    spec = compared_spec(job.step)
+    if spec is None or not job.outputs:
         return None
-    workspace, dataset, partitions = served
-    (topic,) = job.inputs
-    return CheckedDataset(workspace, dataset, job.id, topic, job.step, partitions, known)
+    (output,) = job.outputs
+    return CheckedJob(
+        workspace,
+        DatasetName(job.title.partition(":")[0].partition(".")[0]),
+        job.id,
+        job.title,
+        job.inputs,
+        output.topic,
+        spec,
+        job.partitions,
+        known,
+    )
 
 
-async def record(pool: Pool, checked: CheckedDataset, finding: DatasetFinding, seed: int) -> None:
+async def record(
+    pool: Pool, checked: CheckedDataset | CheckedJob, finding: DatasetFinding, seed: int
+) -> None:
     """Store a finding; one that did not compare the keys of an alarm leaves it unchanged."""
     if finding.verdict in (IntegrityVerdict.UNKNOWN, IntegrityVerdict.SKIPPED):
         return
@@ -149,10 +169,12 @@ async def failed_checks(pool: Pool) -> list[FailedIntegrityCheck]:
     ]
 
 
-def _unknown(workspace: str | None, dataset: str | None, known: Collection[CheckedDataset]) -> str:
+def _unknown(
+    workspace: str | None, dataset: str | None, known: Collection[CheckedDataset | CheckedJob]
+) -> str:
     if not known:
         return "no branch serves lookups of a dataset; commit one first"
     wanted = f"dataset `{dataset}`" if dataset else "dataset"
     where = f" in workspace `{workspace}`" if workspace else ""
-    valid = sorted(f"`{each.dataset}` of `{each.workspace}`" for each in known)[:LISTED_NAMES]
+    valid = sorted({f"`{each.dataset}` of `{each.workspace}`" for each in known})[:LISTED_NAMES]
     return f"no {wanted} can be looked up{where}; valid ones: {', '.join(valid)}"

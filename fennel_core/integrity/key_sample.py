@@ -71,6 +71,15 @@ class KeySample:
         """Return the keys of the sample, smallest rank first."""
         return sorted(self._ranks, key=self._ranks.__getitem__)
 
+    def rank_of(self, key: bytes) -> bytes:
+        """Return the rank of a key of the sample; those of `always` have the smallest."""
+        return self._ranks[key]
+
+    @property
+    def excluded(self) -> frozenset[bytes]:
+        """The keys that have left the sample because they have too many rows."""
+        return frozenset(self._excluded)
+
     def rows_of(self, time: str) -> dict[bytes, list[InputRow]]:
         """Return per key its rows that were added and not retracted; `time` is the column by whose
         time they count.

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Callable, Sequence
-from typing import Final
+from typing import Final, assert_never
 
 from fennel_core.connections import postgres
 from fennel_core.connections.errors import SystemUnavailable
@@ -22,6 +22,7 @@ from fennel_core.integrity.checks import (
     IntegrityVerdict,
 )
 from fennel_core.integrity.errors import IntegrityDiffers, IntegrityNotChecked
+from fennel_core.integrity.output_checks import CheckedJob, OutputCheck
 from fennel_core.integrity.topic_history import HistoryRows
 from fennel_core.settings.model import Settings
 from fennel_core.snapshots.rebuild import SocketSlotClient
@@ -33,7 +34,7 @@ REMEDY: Final = (
     "recover --job ID` or the DAG `recovery`, then run `fennel-core integrity` for the datasets: "
     "it checks the same keys again, and the alarm ends when they agree"
 )
-Checked = tuple[CheckedDataset, DatasetFinding]
+Checked = tuple[CheckedDataset | CheckedJob, DatasetFinding]
 
 
 def seed_of_today() -> int:
@@ -77,7 +78,7 @@ def workspaces_of(settings: Settings, workspace: str | None) -> set[WorkspaceId]
     async def read() -> set[WorkspaceId]:
         dsn = settings.postgres_dsn.get_secret_value()
         async with postgres.pool(dsn, name="integrity", size=1) as pool:
-            found = await findings.datasets_to_check(pool, workspace, None)
+            found = await findings.jobs_to_check(pool, workspace, None)
         return {each.workspace for each in found}
 
     return asyncio.run(read())
@@ -93,14 +94,16 @@ async def _check(
 ) -> None:
     dsn = settings.postgres_dsn.get_secret_value()
     async with postgres.pool(dsn, name="integrity", size=1) as pool:
-        datasets = await findings.datasets_to_check(pool, *selected)
-        report(f"datasets to check: {len(datasets)}, {keys} keys of each, seed {seed}")
+        jobs = await findings.jobs_to_check(pool, *selected)
+        report(f"jobs to check: {len(jobs)}, {keys} keys of each, seed {seed}")
         topics = HistoryRows(settings, pool, asyncio.get_running_loop(), max_bytes)
         now = Micros(int(time.time() * 1_000_000))
-        check = DatasetCheck(SocketSlotClient(settings), topics, keys=keys, seed=seed, now=now)
+        slots = SocketSlotClient(settings)
+        lookups = DatasetCheck(slots, topics, keys=keys, seed=seed, now=now)
+        outputs = OutputCheck(slots, topics, keys=keys, seed=seed)
         found: list[Checked] = []
-        for each in datasets:
-            finding = await run_one(check, each)
+        for each in jobs:
+            finding = await run_one(lookups, outputs, each)
             report(f"{each}: {finding}")
             for difference in finding.differences:
                 report(f"{each}: {difference.with_rows}")
@@ -109,10 +112,18 @@ async def _check(
     raise_on_differences(found, seed)
 
 
-async def run_one(check: DatasetCheck, checked: CheckedDataset) -> DatasetFinding:
-    """Check one dataset; a system that is away is a finding of this dataset alone."""
+async def run_one(
+    lookups: DatasetCheck, outputs: OutputCheck, checked: CheckedDataset | CheckedJob
+) -> DatasetFinding:
+    """Check one job; a system that is away is a finding of this job alone."""
     try:
-        return await check.run(checked)
+        match checked:
+            case CheckedDataset():
+                return await lookups.run(checked)
+            case CheckedJob():
+                return await outputs.run(checked)
+            case unreachable:
+                assert_never(unreachable)
     except (SystemUnavailable, HistoryError) as failed:
         return DatasetFinding(failed=True, details=[str(failed)])
 
@@ -126,4 +137,4 @@ def raise_on_differences(found: Sequence[Checked], seed: int) -> None:
         if listed := [
             f"{each}: {finding}" for each, finding in found if finding.verdict is verdict
         ]:
-            raise error(f"{len(listed)} of {len(found)} datasets, seed {seed}: {'; '.join(listed)}")
+            raise error(f"{len(listed)} of {len(found)} jobs, seed {seed}: {'; '.join(listed)}")

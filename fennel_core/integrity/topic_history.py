@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import Final
 
 import polars as pl
 
@@ -15,6 +17,10 @@ from fennel_core.integrity.errors import RowsUnreadable
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 from fennel_core.vocab.versions import decode
+
+SETTLING_S: Final = 30.0
+"""How long a transaction may hide later records; those of jobs take less than a second."""
+SETTLING_PAUSE_S: Final = 0.1
 
 
 def cut(whole: TopicSlice, end: Offset, max_bytes: int) -> TopicSlice:
@@ -61,6 +67,26 @@ class HistoryRows:
         """See `checks.TopicRows.between`."""
         for record in TopicReader(self._settings).tail(partition, first, end):
             yield decode(record.value).select(columns)
+
+    def end(self, partition: TopicPartition) -> Offset:
+        """See `output_checks.WrittenRows.end`."""
+        found = TopicReader(self._settings).bounds([partition[0]]).get(partition)
+        if found is None:
+            raise RowsUnreadable(f"the topic `{partition[0]}` does not exist")
+        return found.end
+
+    def settled_end(self, partition: TopicPartition) -> Offset:
+        """See `output_checks.WrittenRows.settled_end`."""
+        written = TopicReader(self._settings).high_watermark(partition)
+        give_up = time.monotonic() + SETTLING_S
+        while (end := self.end(partition)) < written:
+            if time.monotonic() > give_up:
+                raise RowsUnreadable(
+                    f"a transaction in {partition[0]}[{partition[1]}] has stayed open for "
+                    f"{SETTLING_S:.0f} s"
+                )
+            time.sleep(SETTLING_PAUSE_S)
+        return end
 
     async def _plan(self, topic: TopicName) -> Mapping[TopicName, tuple[TopicSlice, ...]]:
         return await plan_slices(self._settings, self._pool, [topic])

@@ -43,6 +43,9 @@ from fennel_core.ingest.store import (
     ProducerRecord,
 )
 from fennel_core.integrity.checks import CheckedDataset, DatasetCheck
+from fennel_core.integrity.errors import RowsUnreadable
+from fennel_core.integrity.naive_outputs import compared_spec
+from fennel_core.integrity.output_checks import CheckedJob, OutputCheck
 from fennel_core.operators.build import as_watermark_step, build
 from fennel_core.operators.spec import AggregateSpec, TableSpec, step_version
 from fennel_core.operators.step import OperatorStep
@@ -53,15 +56,17 @@ from fennel_core.query.view import BranchKey, ServingVersion, Views
 from fennel_core.vocab.ids import (
     BranchName,
     CommitId,
+    DatasetName,
     Epoch,
     JobId,
     Micros,
     Offset,
     PartitionIndex,
+    TopicName,
     TopicPartition,
     WorkspaceId,
 )
-from fennel_core.vocab.versions import decode
+from fennel_core.vocab.versions import SIGN, decode, encode_frame
 from fennel_core.wire.entities import SyncRequest
 from tests.sim.engine.faulty_components import Dice, Process, ProcessPool, SimBroker
 from tests.sim.engine.model_log import ModelLog
@@ -203,6 +208,15 @@ class LogRows:
         self, partition: TopicPartition, end: Offset, columns: Sequence[str]
     ) -> Iterator[pl.DataFrame]:
         return self.between(partition, Offset(0), end, columns)
+
+    def end(self, partition: TopicPartition) -> Offset:
+        return self.log.stable_end(partition)
+
+    def settled_end(self, partition: TopicPartition) -> Offset:
+        """Refuse where production waits: time does not go on in a thread of the model."""
+        if (end := self.end(partition)) < len(self.log.log(partition).entries):
+            raise RowsUnreadable("a transaction is open")
+        return end
 
     def between(
         self, partition: TopicPartition, first: Offset, end: Offset, columns: Sequence[str]
@@ -363,6 +377,41 @@ class Cluster:
             seed=seed,
             now=Micros(now_us),
         )
+
+    def written(self, datasets: Sequence[str]) -> list[CheckedJob]:
+        """Return the jobs behind datasets whose written rows are compared."""
+        found = []
+        for job in self.made.behind(datasets):
+            spec = compared_spec(job.step)
+            if spec is not None and job.outputs:
+                (output,) = job.outputs
+                dataset = DatasetName(job.title.partition(".")[0])
+                found.append(
+                    CheckedJob(
+                        *(WORKSPACE, dataset, job.id, job.title, job.inputs, output.topic),
+                        *(spec, job.partitions),
+                    )
+                )
+        return found
+
+    def repeat_first_row(self, topic: TopicName, partitions: int, sign: int) -> None:
+        """Write the first row of a topic again, or take it back, which no job has done."""
+        for part in range(partitions):
+            for record in self.log.committed((topic, PartitionIndex(part)), 0):
+                if record.control is None:
+                    row = decode(record.value)[:1].with_columns(pl.lit(sign, pl.Int8).alias(SIGN))
+                    written = OutgoingRecord(topic, part, encode_frame(row))
+                    generation = self.log.open("damage")
+                    self.log.end(
+                        self.log.begin("damage", generation, [written], now_ms()), "committed"
+                    )
+                    return
+        raise AssertionError(f"{topic} has no row")
+
+    def output_check(self, *, keys: int, seed: int) -> OutputCheck:
+        """Return a check of the rows that this cluster's jobs have written."""
+        slots = OwnedSlot(self._slot, InProcessSlots(self._service))
+        return OutputCheck(slots, LogRows(self.log), keys=keys, seed=seed)
 
     def store(self, job: JobId, part: int) -> MemoryHangar:
         """Return the state of a job partition."""

@@ -12,6 +12,7 @@ from fennel_core.definition.integrity_check import DIFFERING, IntegrityAlarm
 from fennel_core.integrity import findings
 from fennel_core.integrity.checks import CheckedDataset, DatasetFinding, KeyDifference
 from fennel_core.integrity.naive_rows import RowDifference
+from fennel_core.integrity.output_checks import CheckedJob
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import Micros
 from tests.support.cluster import blueprint
@@ -52,19 +53,28 @@ def differing(*keys: bytes) -> DatasetFinding:
 
 
 async def _one(connections: Pool, dataset: str) -> CheckedDataset:
-    (found,) = await findings.datasets_to_check(connections, "w", dataset)
+    checked = await findings.jobs_to_check(connections, "w", dataset)
+    (found,) = [each for each in checked if isinstance(each, CheckedDataset)]
     return found
 
 
-async def test_every_dataset_with_lookups_is_checked_once(committed: Pool) -> None:
-    found = await findings.datasets_to_check(committed, None, None)
+async def test_every_dataset_with_lookups_and_every_job_with_a_definition_is_checked_once(
+    committed: Pool,
+) -> None:
+    found = await findings.jobs_to_check(committed, None, None)
     served = {
         view.name
         for view in blueprint("corrections").catalog.datasets
         if view.served_by is not None
     }
     assert {"Users", "Locals", "PerCity", "Abroad"} <= served
-    assert sorted(each.dataset for each in found) == sorted(served)
+    lookups = [each.dataset for each in found if isinstance(each, CheckedDataset)]
+    assert sorted(lookups) == sorted(served)
+    titles = {each.title for each in found if isinstance(each, CheckedJob)}
+    assert any("PerCity" in title and "join" in title for title in titles)
+    assert any("intervals" in title for title in titles)
+    assert not any("map" in title or "windows" in title for title in titles)
+    assert len({each.job for each in found}) == len(found)
     assert {(each.workspace, each.partitions, each.known) for each in found} == {
         ("w", 4, frozenset())
     }
@@ -73,7 +83,7 @@ async def test_every_dataset_with_lookups_is_checked_once(committed: Pool) -> No
 async def test_an_unknown_dataset_is_refused_with_the_valid_names(committed: Pool) -> None:
     for names in (("w", "Nothing"), ("x", None), ("x", "Users")):
         with pytest.raises(ApiError, match=r"valid ones: .*`Users` of `w`") as refused:
-            await findings.datasets_to_check(committed, *names)
+            await findings.jobs_to_check(committed, *names)
         assert refused.value.code == "nothing-of-that-name"
 
 

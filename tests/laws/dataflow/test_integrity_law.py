@@ -5,6 +5,7 @@ value in a state is found, with its key.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -29,6 +30,11 @@ async def _checked(cluster: Cluster, dataset: str, seed: int) -> DatasetFinding:
     return await check.run(cluster.checked(dataset))
 
 
+async def _written(cluster: Cluster, datasets: Sequence[str], seed: int) -> list[DatasetFinding]:
+    check = cluster.output_check(keys=3, seed=seed)
+    return [await check.run(each) for each in cluster.written(datasets)]
+
+
 async def _under_traffic(
     datasets: tuple[str, ...], calls: list[Call], skews_us: list[int], seed: int
 ) -> list[DatasetFinding]:
@@ -39,6 +45,7 @@ async def _under_traffic(
     async def check_forever() -> None:
         for number in range(10**6):
             found.append(await _checked(cluster, datasets[number % len(datasets)], seed + number))
+            found.extend(await _written(cluster, datasets, seed + number))
             await asyncio.sleep(0.03)  # virtual time, in which rows are logged and applied
 
     checking = asyncio.create_task(check_forever())
@@ -52,6 +59,7 @@ async def _under_traffic(
     await asyncio.wait([checking])
     if not checking.cancelled():
         checking.result()  # it failed
+    found += await _written(cluster, datasets, seed)
     found += [await _checked(cluster, dataset, seed) for dataset in datasets]
     await cluster.close()
     return found
@@ -106,3 +114,30 @@ def test_an_altered_value_in_a_state_is_found_and_named() -> None:
         assert finding.verdict is IntegrityVerdict.DIFFERS
         assert {each.shown_key for each in finding.differences} == {"['b']"}
         assert {each.row.columns for each in finding.differences} == {("city",)}
+
+
+def test_a_row_too_many_and_a_row_too_few_on_a_topic_are_found_and_named() -> None:
+    async def checked(change: str) -> dict[str, DatasetFinding]:
+        cluster = Cluster("corrections", ["PerCity"], 1, [0], NOW_US)
+        for uid in ("a", "b", "c"):
+            at = 1000 * (BASE_S + 1)
+            await cluster.log_rows(0, "Users", [{"uid": uid, "city": "rome", "at": at}])
+            await cluster.log_rows(0, "Clicks", [{"uid": uid, "amount": 3, "at": at + 1000}])
+        await cluster.settle()
+        if change:
+            (job,) = [each for each in cluster.written(["PerCity"]) if "join" in each.title]
+            cluster.repeat_first_row(job.output, job.partitions, -1 if change == "few" else 1)
+        check = cluster.output_check(keys=9, seed=1)
+        found = {each.title: await check.run(each) for each in cluster.written(["PerCity"])}
+        await cluster.close()
+        return found
+
+    for change in ("", "many", "few"):
+        found = run(checked(change))
+        (joined,) = [finding for title, finding in found.items() if "join" in title]
+        assert joined.keys == 3, "every user has a click"
+        assert joined.differing == bool(change)
+        for difference in joined.differences:
+            missing, extra = difference.row.expected, difference.row.found
+            assert (len(missing or ()), len(extra or ())) == ((1, 0) if change == "few" else (0, 1))
+            assert difference.as_of is None

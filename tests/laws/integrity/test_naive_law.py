@@ -117,7 +117,7 @@ def spec_values(spec: TableSpec | AggregateSpec) -> tuple[str, ...]:
     return (spec.schema if isinstance(spec, TableSpec) else spec.output).value_names
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(histories(ROW, max_rows=8), st.sampled_from([None, "paid"]))
 def test_terminal_aggregations_equal_the_naive_recompute(
     history: History, along: str | None
@@ -125,7 +125,7 @@ def test_terminal_aggregations_equal_the_naive_recompute(
     _check(_aggregate(EVENTS, along), EVENTS, history, along or "t")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     histories(
         st.tuples(ROW, st.none() | st.integers(1, 12)).map(
@@ -142,7 +142,7 @@ def test_aggregations_over_keyed_inputs_equal_the_naive_recompute(
     _check(_aggregate(rows, along), rows, history, along or "t")
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(
     histories(
         st.tuples(ROW, st.integers(0, 4)).map(

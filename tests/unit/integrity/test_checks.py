@@ -115,7 +115,8 @@ ROWS = [(k, f"v{t}", t) for t, k in enumerate([1, 2, 3, 1, 2, 1])]
 
 async def check(slot: Slot, topic: Topic | None = None) -> DatasetFinding:
     made = DatasetCheck(slot, topic or slot.topic, keys=5, seed=1, now=NOW)
-    return await run_one(made, DATASET)
+    unused: Any = None
+    return await run_one(made, unused, DATASET)
 
 
 @pytest.mark.parametrize("offsets", [[6, 6], [3, 6], [5, 6], [0, 6]])
@@ -179,7 +180,7 @@ async def test_what_cannot_be_compared_is_no_finding_about_lookups(
 def test_differences_are_raised_before_checks_that_could_not_be_carried_out() -> None:
     differs = DatasetFinding(keys=2, rows=9, differing=1)
     unknown, fine = DatasetFinding(failed=True, details=["away"]), DatasetFinding(keys=1)
-    with pytest.raises(IntegrityDiffers, match="1 of 3 datasets, seed 7: Users of w"):
+    with pytest.raises(IntegrityDiffers, match="1 of 3 jobs, seed 7: Users of w"):
         raise_on_differences([(DATASET, each) for each in (unknown, differs, fine)], 7)
     with pytest.raises(IntegrityNotChecked, match="away"):
         raise_on_differences([(DATASET, each) for each in (unknown, fine)], 7)
