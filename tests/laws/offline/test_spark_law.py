@@ -172,7 +172,7 @@ def shown(frame: DataFrame) -> list[str]:
 
 
 def test_the_examples_of_the_page_print_what_it_shows(spark: SparkSession) -> None:
-    page = (ROOT / "docs" / "dataframes.md").read_text().split("## Options")[0]
+    page = (ROOT / "docs" / "dataframes.md").read_text().split("## Export")[0]
     begin, *blocks = [
         (found[1], found[2])
         for found in FENCE.finditer(page)
