@@ -51,17 +51,19 @@ class FolderPlace:
                 raise ExportFailed(f"{self.folder} is not empty; name a new folder")
 
     def write(self, name: str, content: Path | bytes) -> None:
-        """See `ExportPlace.write`; a file is whole, or has another name."""
+        """See `ExportPlace.write`; a file is whole, or has another name until it is removed."""
         path = self.folder / name
         part = path.with_name(f".{path.name}.part")
         with _named(str(path)):
             path.parent.mkdir(exist_ok=True)
-            with part.open("wb") as file:
-                for piece in _pieces(content):
-                    file.write(piece)
-                file.flush()
-                os.fsync(file.fileno())
-            part.rename(path)
+            try:
+                _write_synced(part, content)
+                part.rename(path)
+            except BaseException:
+                part.unlink(missing_ok=True)
+                if path.parent != self.folder and not any(path.parent.iterdir()):
+                    path.parent.rmdir()
+                raise
 
     def remove(self, name: str) -> None:
         """See `ExportPlace.remove`."""
@@ -105,6 +107,14 @@ class BucketPlace:
 
     def _address(self, name: str) -> str:
         return f"s3://{self.bucket}/{self._key(name)}"
+
+
+def _write_synced(path: Path, content: Path | bytes) -> None:
+    with path.open("wb") as file:
+        for piece in _pieces(content):
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def _pieces(content: Path | bytes) -> Iterator[bytes]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import os
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -12,6 +14,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from fennel_core.dataframes import export as exports
+from fennel_core.dataframes import export_places
 from fennel_core.dataframes.datasource import OpenedRead, schema_of
 from fennel_core.dataframes.export import DELTA_LOG, SUCCESS, ExportFormat, export
 from fennel_core.dataframes.export_places import FolderPlace, place_at
@@ -105,6 +108,23 @@ def test_an_export_that_fails_leaves_nothing(tmp_path: Path) -> None:
     with pytest.raises(ReadFailed, match="the store is away"):
         export(opened(store=FailingVersions()), FolderPlace(tmp_path), ExportFormat.DELTA, 1, NOW)
     assert list(tmp_path.rglob("*.*")) == []
+
+
+@pytest.mark.parametrize("failing", ["part-", ".json"])
+def test_an_export_to_a_full_disk_leaves_an_empty_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, failing: str
+) -> None:
+    def full(descriptor: int) -> None:
+        if failing in os.readlink(f"/proc/self/fd/{descriptor}"):
+            raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(export_places.os, "fsync", full)
+        with pytest.raises(ExportFailed, match="No space left on device; free some space"):
+            export(opened(), FolderPlace(tmp_path), ExportFormat.DELTA, 1, NOW)
+    assert list(tmp_path.iterdir()) == []
+    export(opened(), FolderPlace(tmp_path), ExportFormat.DELTA, 1, NOW)
+    assert amounts(tmp_path) == AMOUNTS
 
 
 def test_a_place_that_cannot_be_used_names_the_fix(tmp_path: Path) -> None:
