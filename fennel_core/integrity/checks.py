@@ -49,7 +49,9 @@ from fennel_core.vocab.versions import META
 LOOKUP_TIMEOUT_S: Final = 60.0
 ROW_CHARACTERS: Final = 500
 KEPT_DIFFERENCES: Final = 100
-"""Differences of one dataset that are reported with their keys; the others are counted."""
+"""Differences of one dataset that are reported with their keys, and keys of an alarm that later
+checks compare again; the others are counted.
+"""
 _decode = msgspec.msgpack.Decoder(list[Any]).decode
 
 
@@ -128,19 +130,25 @@ class KeyDifference:
 
 @dataclass(slots=True)
 class DatasetFinding:
-    """What the check of a dataset found; `details` are reasons why something was not compared."""
+    """What the check of a dataset found; `details` are reasons why something was not compared.
+
+    `compared`: the keys that were compared; `differing_keys`: those of them that differ.
+    """
 
     keys: int = 0
     rows: int = 0
     differing: int = 0
     differences: list[KeyDifference] = field(default_factory=list)
     details: list[str] = field(default_factory=list)
+    compared: set[bytes] = field(default_factory=set)
+    differing_keys: set[bytes] = field(default_factory=set)
     failed: bool = False
     """A partition could not be read, although it may be the next time."""
 
     def add(self, difference: KeyDifference) -> None:
         """Add a difference; those beyond a number are counted only."""
         self.differing += 1
+        self.differing_keys.add(difference.key)
         if len(self.differences) < KEPT_DIFFERENCES:
             self.differences.append(difference)
 
@@ -280,6 +288,7 @@ class DatasetCheck:
         await asyncio.to_thread(add_all, since, sample.add_of_sample)
         differences = await asyncio.to_thread(_compared, checked, sample, asked, live.rows)
         finding.keys += len(sample.chosen())
+        finding.compared.update(sample.chosen())
         finding.rows += sum(map(len, rows.values()))
         for difference in differences:
             finding.add(difference)

@@ -2,7 +2,8 @@
 
 A row per job that serves lookups. A difference is an alarm (`status`, a metric and the log of the
 definition server) until a later check of the same keys finds none, or the job is deleted: the keys
-that differed are in every later sample. A check that could not be carried out changes no row.
+that differed are in every later sample, until they were compared and agreed. A check that could not
+be carried out changes no row.
 """
 
 from __future__ import annotations
@@ -137,18 +138,40 @@ def _checked(
 async def record(
     pool: Pool, checked: CheckedDataset | CheckedJob, finding: DatasetFinding, seed: int
 ) -> None:
-    """Store a finding; one that did not compare the keys of an alarm leaves it unchanged."""
+    """Store a finding; one without a difference that did not compare every key of an alarm leaves
+    the alarm unchanged.
+    """
     if finding.verdict in (IntegrityVerdict.UNKNOWN, IntegrityVerdict.SKIPPED):
         return
-    if checked.known and finding.details and not finding.differing:
+    missed = checked.known - finding.compared
+    if missed and not finding.differing:
         return
-    keys = list(dict.fromkeys(each.key for each in finding.differences))[:KEPT_DIFFERENCES]
+    keys = keys_of_alarm(checked.known, finding)
+    notes = _notes(len(missed), len(keys) - KEPT_DIFFERENCES)
     values = (
-        *(checked.dataset, finding.verdict.value, str(finding)[:DETAIL_CHARACTERS]),
-        *(finding.keys, keys, seed, checked.job),
+        *(checked.dataset, finding.verdict.value),
+        str(finding)[: DETAIL_CHARACTERS - len(notes)] + notes,
+        *(finding.keys, keys[:KEPT_DIFFERENCES], seed, checked.job),
     )
     async with pool.connection() as connection:
         await connection.execute(UPSERT, values)
+
+
+def keys_of_alarm(known: frozenset[bytes], finding: DatasetFinding) -> list[bytes]:
+    """Return the keys that differ, and the `known` ones that were not compared. The known ones are
+    first, so that a limit drops none of them.
+    """
+    keys = finding.differing_keys | (known - finding.compared)
+    return sorted(keys, key=lambda key: (key not in known, key))
+
+
+def _notes(missed: int, beyond: int) -> str:
+    found = ""
+    if missed:
+        found += f"; {missed} keys that differed before were not compared and are still checked"
+    if beyond > 0:
+        found += f"; {beyond} more keys differ, which are not checked again unless they are sampled"
+    return found
 
 
 async def failed_checks(pool: Pool) -> list[FailedIntegrityCheck]:

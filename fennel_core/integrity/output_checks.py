@@ -189,6 +189,7 @@ def _compare(
         expected = written_rows(checked.spec, rows)
         found = [output_row(row) for row in written.get(key, [])]
         finding.keys += 1
+        finding.compared.add(key)
         finding.rows += sum(map(len, rows))
         difference = _difference(checked.spec.output.names, expected, found)
         if difference is not None:

@@ -10,7 +10,12 @@ from fennel_core.blueprints import stored_names
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.definition.integrity_check import DIFFERING, IntegrityAlarm
 from fennel_core.integrity import findings
-from fennel_core.integrity.checks import CheckedDataset, DatasetFinding, KeyDifference
+from fennel_core.integrity.checks import (
+    KEPT_DIFFERENCES,
+    CheckedDataset,
+    DatasetFinding,
+    KeyDifference,
+)
 from fennel_core.integrity.naive_rows import RowDifference
 from fennel_core.integrity.output_checks import CheckedJob
 from fennel_core.vocab.errors import ApiError
@@ -48,8 +53,10 @@ async def committed(database: str) -> AsyncIterator[Pool]:
 
 def differing(*keys: bytes) -> DatasetFinding:
     row = RowDifference(("city",), [1, "rome"], [1, "oslo"])
-    differences = [KeyDifference(key, Micros(5), row) for key in keys]
-    return DatasetFinding(keys=9, rows=30, differing=len(keys), differences=differences)
+    finding = DatasetFinding(keys=9, rows=30, compared=set(keys))
+    for key in keys:
+        finding.add(KeyDifference(key, Micros(5), row))
+    return finding
 
 
 async def _one(connections: Pool, dataset: str) -> CheckedDataset:
@@ -100,14 +107,43 @@ async def test_a_difference_is_an_alarm_until_the_same_keys_agree(committed: Poo
     again = await _one(committed, "Users")
     assert again.known == {KEY, OTHER}, "its next sample has these keys"
     gone = DatasetFinding(keys=3, details=["partition 1: no slot owns it now"])
-    for nothing in (gone, DatasetFinding(), DatasetFinding(failed=True)):
+    unsettled = DatasetFinding(keys=3, compared={KEY})
+    for nothing in (gone, unsettled, DatasetFinding(), DatasetFinding(failed=True)):
         await findings.record(committed, again, nothing, seed=8)
         assert [each.seed for each in await findings.failed_checks(committed)] == [7]
-    await findings.record(committed, again, DatasetFinding(keys=3), seed=9)
+    await findings.record(committed, again, DatasetFinding(keys=3, compared={KEY, OTHER}), seed=9)
     assert await findings.failed_checks(committed) == []
     assert (await _one(committed, "Users")).known == frozenset()
     await alarm.check_once()
     assert DIFFERING._value.get() == 0
+
+
+async def test_an_alarm_keeps_the_keys_that_were_not_compared(committed: Pool) -> None:
+    await findings.record(committed, await _one(committed, "Users"), differing(KEY, OTHER), seed=7)
+    # The slot of KEY's partition is away, OTHER agrees, and another key differs.
+    third = b"\x91\xa1c"
+    found = differing(third)
+    found.compared.add(OTHER)
+    await findings.record(committed, await _one(committed, "Users"), found, seed=8)
+    (failed,) = await findings.failed_checks(committed)
+    assert "; 1 keys that differed before were not compared" in failed.detail
+    users = await _one(committed, "Users")
+    assert users.known == {KEY, third}
+    agrees = DatasetFinding(keys=1, compared={third})
+    await findings.record(committed, users, agrees, seed=9)
+    assert len(await findings.failed_checks(committed)) == 1, "KEY was never compared"
+
+
+async def test_an_alarm_says_how_many_keys_are_beyond_its_limit(committed: Pool) -> None:
+    users = await _one(committed, "Users")
+    await findings.record(committed, users, differing(b"\x91\xa1z"), seed=7)
+    many = [b"\x92\xa1a" + bytes([number]) for number in range(KEPT_DIFFERENCES + 2)]
+    users = await _one(committed, "Users")
+    await findings.record(committed, users, differing(*many), seed=8)
+    (failed,) = await findings.failed_checks(committed)
+    assert "; 3 more keys differ" in failed.detail
+    known = (await _one(committed, "Users")).known
+    assert (len(known), b"\x91\xa1z" in known) == (KEPT_DIFFERENCES, True)
 
 
 async def test_the_alarm_of_a_deleted_job_is_gone_and_none_is_stored_for_it(

@@ -130,6 +130,8 @@ async def test_a_wrong_answer_is_named_with_its_key_and_column() -> None:
     finding = await check(Slot(Topic(ROWS), [6, 6], wrong={2: "wrong"}))
     assert finding.verdict is IntegrityVerdict.DIFFERS
     assert {each.shown_key for each in finding.differences} == {"[2]"}
+    assert finding.differing_keys == {b"\x91\x02"}
+    assert finding.compared == {b"\x91\x01", b"\x91\x02", b"\x91\x03"}
     assert "key [2] as of 10000: `v`" in str(finding)
     assert "recomputed [4, 'v4'], live [4, 'wrong']" in finding.differences[0].with_rows
     assert "wrong" not in str(finding), "alarms name keys and no rows"
@@ -175,6 +177,7 @@ async def test_what_cannot_be_compared_is_no_finding_about_lookups(
     finding = await check(slot)
     assert finding.verdict is verdict
     assert why in str(finding)
+    assert finding.compared == set()
 
 
 def test_differences_are_raised_before_checks_that_could_not_be_carried_out() -> None:
