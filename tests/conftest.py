@@ -29,7 +29,8 @@ def cli(*arguments: str) -> str:
 
 def _started(*arguments: str) -> Iterator[None]:
     before = dict(os.environ)
-    if os.environ.get("FENNEL_REACH_BY_NAME") != "true":  # true: other containers run it
+    # True: other containers run it. The command below prints it with a capital letter.
+    if os.environ.get("FENNEL_REACH_BY_NAME", "").lower() != "true":
         cli("up", *arguments)
     for line in cli(*ENV_COMMAND).splitlines():
         name, _, value = shlex.split(line.removeprefix("export "))[0].partition("=")
