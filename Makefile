@@ -23,7 +23,7 @@ REQUESTS ?= 10000
 MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint scan format test sim faults offline-faults commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint scan format test sim faults offline-faults backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -81,6 +81,9 @@ faults: up ## Kill, disconnect and freeze services of the running platform durin
 
 offline-faults: env jars ## Kill jobs of offline queries at random moments: `make offline-faults KILLS=10 SEED=1`
 	KILLS=$(KILLS) SEED=$(SEED) .venv/bin/pytest -q -s tests/e2e/offline/killed_jobs.py
+
+backfill-test: env jars ## Recompute a million rows with Spark, and compare with a live run
+	BACKFILL_ROWS=10000 .venv/bin/pytest -q tests/e2e/engine/test_backfill.py
 
 commits: up ## Commit new versions of chains of datasets under queries: `make commits COMMITS=200 ROWS=200000`
 	COMMITS=$(COMMITS) ROWS=$(ROWS) .venv/bin/pytest -q -s tests/e2e/platform/test_commits_under_load.py

@@ -15,6 +15,7 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import io
+import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, Final, Protocol, TypeVar
@@ -37,6 +38,9 @@ if TYPE_CHECKING:
 CONNECT_SECONDS: Final = 5
 READ_SECONDS: Final = 60
 ATTEMPTS: Final = 4
+CONFLICTS: Final = 4
+"""How often a write is repeated that met another one of the same key."""
+CONFLICT_S: Final = 0.5
 DEFAULT_REGION: Final = "us-east-1"
 """The only region that must not be given as a location when a bucket is created."""
 DOWNLOAD_ATTEMPTS: Final = 3
@@ -113,13 +117,22 @@ def put_new(s3: S3Client, bucket: str, key: str, body: bytes | BinaryIO) -> bool
     A retry after a lost response may find its own object. Keys are unique per writer, so compare
     the content to distinguish the two cases.
     """
-    try:
-        s3.put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*")
-    except ClientError as refused:
-        if _status(refused) in {409, 412}:
-            return False
-        raise
-    return True
+    for last in (False,) * CONFLICTS + (True,):
+        try:
+            s3.put_object(Bucket=bucket, Key=key, Body=body, IfNoneMatch="*")
+        except ClientError as refused:
+            if _status(refused) == 412:
+                return False
+            if _status(refused) != 409 or last:
+                raise
+            # Another request for this key was under way, such as our own that seemed lost. Which
+            # of them wrote the object is known with the next one.
+            time.sleep(CONFLICT_S)
+            if not isinstance(body, bytes):
+                body.seek(0)
+        else:
+            return True
+    raise AssertionError("the last attempt returns or raises")
 
 
 def get(s3: S3Client, bucket: str, key: str) -> bytes | None:

@@ -116,6 +116,8 @@ class Compaction:
         self, merge: Merge, made: HistoryFile | MergeRefused, deadline: datetime
     ) -> CompactionResult:
         first = merge.files[0]
+        if isinstance(made, MergeRefused) and made.large:
+            return CompactionResult()
         if isinstance(made, MergeRefused):
             log.error(
                 "files of history cannot be merged",
@@ -124,8 +126,13 @@ class Compaction:
                 reason=made.reason,
             )
             return CompactionResult(refused=1)
-        if await self.files.replace(merge.files, made, deadline, self.kept):
-            return CompactionResult(merged=len(merge.files), made=1)
+        merged = [
+            file
+            for file in merge.files
+            if made.first_offset <= file.first_offset and file.next_offset <= made.next_offset
+        ]
+        if await self.files.replace(merged, made, deadline, self.kept):
+            return CompactionResult(merged=len(merged), made=1)
         log.warning(
             "files of history were changed while they were merged",
             topic=first.topic,

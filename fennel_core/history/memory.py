@@ -80,12 +80,13 @@ class MemoryHistoryFiles:
     async def retired(self) -> frozenset[str]:
         return frozenset(self._retired)
 
-    async def forget_due(self, limit: int) -> list[str]:
+    async def due(self, limit: int) -> list[str]:
         now = self._now()
-        due = sorted(key for key, (_, after) in self._retired.items() if after < now)[:limit]
-        for key in due:
-            del self._retired[key]
-        return due
+        return sorted(key for key, (_, after) in self._retired.items() if after < now)[:limit]
+
+    async def forget(self, keys: Sequence[str]) -> None:
+        for key in keys:
+            self._retired.pop(key, None)
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         files = [file for rows in self._rows.values() for file in rows]

@@ -11,6 +11,7 @@ from __future__ import annotations
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Final
 
 import polars as pl
 
@@ -20,25 +21,35 @@ from fennel_core.history.parquet import GROUP, OFFSET
 from fennel_core.history.roll import Put, object_key
 from fennel_core.history.store import HistoryFile
 
+DECODED_BYTES: Final = 256 << 20
+"""Rows that a task merges in memory; it needs about three times as much."""
 Get = Callable[[str], bytes | None]
 """Returns the content of an object, None if there is none."""
 
 
 @dataclass(frozen=True, slots=True)
 class MergeRefused:
-    """The files cannot be merged and stay as they are."""
+    """The files are not merged and stay as they are. `large`: because any two are large enough."""
 
     reason: str
+    large: bool = False
 
 
 def merge_files(merge: Merge, get: Get, put: Put) -> HistoryFile | MergeRefused:
-    """Upload the file of a merge and return it."""
+    """Upload one file of the first files of a merge that are small enough, and return it.
+
+    In a file some kinds of rows have a hundredth of their size in memory, which is known only here.
+    """
+    chosen: list[HistoryFile] = []
     frames: list[pl.DataFrame] = []
     for file in merge.files:
         body = get(file.object_key)
         if body is None:
             return MergeRefused(f"object {file.object_key} is missing from the bucket")
-        frame = parquet.decode_file(body)
+        try:
+            frame = parquet.decode_file(body)
+        except (pl.exceptions.PolarsError, OSError, ValueError) as broken:
+            return MergeRefused(f"object {file.object_key} cannot be read: {broken}")
         if frame.height != file.row_count:
             return MergeRefused(
                 f"object {file.object_key} has {frame.height} rows, and its row says "
@@ -46,9 +57,16 @@ def merge_files(merge: Merge, get: Get, put: Put) -> HistoryFile | MergeRefused:
             )
         if frames and frame.schema != frames[0].schema:
             return MergeRefused(f"object {file.object_key} has other columns than those before it")
+        if frames and sum(each.estimated_size() for each in (*frames, frame)) > DECODED_BYTES:
+            if len(frames) > 1:
+                break
+            chosen, frames = [], []
+        chosen.append(file)
         frames.append(frame)
+    if len(frames) < 2:
+        return MergeRefused("no two of the files fit in memory together", large=True)
     rows = pl.concat(frames).sort(GROUP, OFFSET, maintain_order=True)
-    first, last = merge.files[0], merge.files[-1]
+    first, last = chosen[0], chosen[-1]
     body = parquet.encode_file(rows)
     key = object_key(first.topic, first.part, first.first_offset, uuid.uuid4().hex)
     put(key, body)
@@ -60,6 +78,6 @@ def merge_files(merge: Merge, get: Get, put: Put) -> HistoryFile | MergeRefused:
         key,
         rows.height,
         len(body),
-        min((file.min_ts for file in merge.files if file.min_ts is not None), default=None),
-        max((file.max_ts for file in merge.files if file.max_ts is not None), default=None),
+        min((file.min_ts for file in chosen if file.min_ts is not None), default=None),
+        max((file.max_ts for file in chosen if file.max_ts is not None), default=None),
     )

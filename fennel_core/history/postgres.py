@@ -84,12 +84,11 @@ KEYS: Final = """
     UNION ALL SELECT object_key FROM history_retired WHERE topic = %(topic)s
 """
 RETIRED: Final = "SELECT object_key FROM history_retired"
-FORGET_DUE: Final = """
-    DELETE FROM history_retired WHERE object_key IN (
-        SELECT object_key FROM history_retired WHERE deletable_after < now()
-        ORDER BY deletable_after, object_key LIMIT %s FOR UPDATE SKIP LOCKED
-    ) RETURNING object_key
+DUE: Final = """
+    SELECT object_key FROM history_retired WHERE deletable_after < now()
+    ORDER BY deletable_after, object_key LIMIT %s
 """
+FORGET: Final = "DELETE FROM history_retired WHERE object_key = ANY(%s) RETURNING object_key"
 LOCK: Final = """
     SELECT next_offset FROM history_partition WHERE topic = %(topic)s AND part = %(part)s FOR UPDATE
 """
@@ -176,8 +175,11 @@ class PostgresHistoryFiles:
     async def retired(self) -> frozenset[str]:
         return frozenset(key for (key,) in await self._rows(RETIRED))
 
-    async def forget_due(self, limit: int) -> list[str]:
-        return sorted(key for (key,) in await self._rows(FORGET_DUE, (limit,)))
+    async def due(self, limit: int) -> list[str]:
+        return sorted(key for (key,) in await self._rows(DUE, (limit,)))
+
+    async def forget(self, keys: Sequence[str]) -> None:
+        await self._rows(FORGET, (list(keys),))
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         return {

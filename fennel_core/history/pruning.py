@@ -52,13 +52,15 @@ async def prune_history(
 ) -> PrunedHistory:
     """Delete what has been absent from the bank or the index for longer than `grace`.
 
-    Rows are deleted before objects: an object without a row is found by listing, but a row without
-    its object would be a gap in what history claims to hold. Raises SystemUnavailable, and
+    Rows of files are deleted before objects: an object without a row is found by listing, but a row
+    without its object would be a gap in what history claims to hold. Raises SystemUnavailable, and
     DeletionRefused before anything unknown is deleted.
     """
     deleted = 0
-    while due := await files.forget_due(DELETE_BATCH):
+    while due := await files.due(DELETE_BATCH):
+        # The rows go last: without them, what is left would be unknown objects.
         await objects.delete(due)
+        await files.forget(due)
         deleted += len(due)
     # Listed before topics and rows are read: an object that got its row in between is referenced.
     stored: dict[TopicName, list[str]] = {}

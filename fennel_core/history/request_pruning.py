@@ -72,9 +72,9 @@ async def prune_requests(
         )
         if not expired:
             continue
-        removed = set(await files.remove_before(topic, part, expired[-1].next_offset))
-        gone = [file for file in expired if file.object_key in removed]
-        keys = [file.object_key for file in gone]
+        # Files may have been merged since they were listed.
+        keys = await files.remove_before(topic, part, expired[-1].next_offset)
+        gone = [file for file in expired if file.object_key in set(keys)]
         for start in range(0, len(keys), DELETE_BATCH):
             await objects.delete(keys[start : start + DELETE_BATCH])
         log.info(

@@ -24,7 +24,9 @@ from fennel_core.history.merging import MergeRefused, merge_files
 from fennel_core.history.spark import TASK_ATTEMPTS, first_lines
 from fennel_core.history.store import HistoryFile
 from fennel_core.settings.model import Settings
+from fennel_core.telemetry.logs import logger
 
+log = logger(__name__)
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
@@ -43,15 +45,24 @@ class SparkMerger:
 
     def _merge(self, root: str, merges: Sequence[Merge]) -> list[HistoryFile | MergeRefused]:
         try:
-            if self._spark is None:
-                self._spark = session(self._settings)
-            tasks = self._spark.sparkContext.parallelize(list(merges), len(merges))
-            return list(tasks.map(merge_task(self._settings, root)).collect())
-        except (PySparkException, *JVM_EXIT_ERRORS) as failed:
+            return self._made(root, merges)
+        except PySparkException as failed:
+            if len(merges) == 1:
+                return [MergeRefused(f"its task failed: {first_lines(failed)}")]
+            # One of them, such as one that needs too much memory, must not stop the others.
+            log.warning("merges are repeated one by one", reason=first_lines(failed))
+            return [made for merge in merges for made in self._merge(root, [merge])]
+        except JVM_EXIT_ERRORS as failed:
             raise CompactionFailed(
                 f"files of history were not merged ({first_lines(failed)}): what was merged before "
                 "stays; run the compaction again"
             ) from failed
+
+    def _made(self, root: str, merges: Sequence[Merge]) -> list[HistoryFile | MergeRefused]:
+        if self._spark is None:
+            self._spark = session(self._settings)
+        tasks = self._spark.sparkContext.parallelize(list(merges), len(merges))
+        return list(tasks.map(merge_task(self._settings, root)).collect())
 
     def stop(self) -> None:
         """Stop Spark."""

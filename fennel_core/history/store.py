@@ -118,11 +118,12 @@ class HistoryFiles(Protocol):
         """
         ...
 
-    async def forget_due(self, limit: int) -> list[str]:
-        """Forget retired keys that are due, at most `limit`, and return them.
+    async def due(self, limit: int) -> list[str]:
+        """Return retired keys whose objects are to be deleted now, at most `limit`."""
+        ...
 
-        The caller deletes the objects; if it dies before, they are orphans.
-        """
+    async def forget(self, keys: Sequence[str]) -> None:
+        """Forget retired keys, whose objects were deleted."""
         ...
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:

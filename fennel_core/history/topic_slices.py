@@ -144,8 +144,9 @@ def _of_file(
         yield from parquet.file_batches(source, columns, limit, below)
     except FileNotFoundError as gone:
         raise ReadFailed(
-            f"object {key} is missing from bucket `{settings.s3_bucket}`; restore it from a backup "
-            "of the bucket [read-object]"
+            f"object {key} is missing from bucket `{settings.s3_bucket}`. Plan the read again: "
+            "the object may have been merged with others; if it is missing again, restore it from "
+            "a backup of the bucket [read-object]"
         ) from gone
 
 

@@ -70,8 +70,8 @@ def given_rows(given: pl.DataFrame, program: QueryProgram) -> pl.DataFrame:
     """Return the rows of a query from `ROW`, `AT` and the inputs of the program by name."""
     reason = pl.when(pl.col(AT).is_null()).then(pl.lit(NO_TIME, dtype=pl.String))
     return given.select(
-        ROW,
-        AT,
+        pl.col(ROW).cast(pl.Int64),
+        pl.col(AT).cast(LOGICAL_TIME),
         reason.alias(REASON),
         *(
             pl.col(name).cast(logical_type(dtype)).alias(register(place))

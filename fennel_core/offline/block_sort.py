@@ -14,19 +14,23 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Final
 
 import polars as pl
 import pyarrow as pa
 
-from fennel_core.offline.blocks import ROWS_KIND, BlockLayout, Placement, read_blocks
+from fennel_core.offline.blocks import ROWS_KIND, BlockLayout, Placement, read_blocks, row_bytes
+from fennel_core.offline.task_folders import task_folder
 from fennel_core.offline.timeline import CHUNK_ROWS, PLACE, TimelineChunk
 from fennel_core.operators.rows import encode_rows
 from fennel_core.vocab.versions import POS, SIGN
 
 SORTED_BYTES: Final = 256 << 20
 """Rows that are sorted in memory; a task needs about three times as much."""
+CHUNK_BYTES: Final = 8 << 20
+"""A chunk of wide rows has fewer than `CHUNK_ROWS`; one of each run is in memory while they are
+merged.
+"""
 _KIND: Final = "__kind"
 _CONTENT: Final = "__content"
 _RUN: Final = "__run"
@@ -46,8 +50,8 @@ class BlockSort:
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
         """Yield the rows of blocks with the columns of all kinds."""
-        with TemporaryDirectory(prefix="fennel-sort-") as folder:
-            runs, last = self._runs(batches, Path(folder))
+        with task_folder("sort") as folder:
+            runs, last = self._runs(batches, folder)
             frames = last.frames()
             for frame in _merged([*runs, frames], self.layout.order) if runs else frames:
                 yield frame.drop(_CONTENT)
@@ -55,8 +59,8 @@ class BlockSort:
     def timeline(self, batches: Iterator[pa.RecordBatch]) -> Iterator[TimelineChunk]:
         """Yield the rows of blocks as a timeline."""
         sources = len(self.layout.kinds) - 1
-        with TemporaryDirectory(prefix="fennel-sort-") as folder:
-            runs, last = self._runs(batches, Path(folder))
+        with task_folder("sort") as folder:
+            runs, last = self._runs(batches, folder)
             if not runs:
                 yield from last.timeline()
                 return
@@ -71,7 +75,7 @@ class BlockSort:
         waiting, size = list[tuple[int, pl.DataFrame]](), 0
         for kind, rows in read_blocks(batches, self.placement):
             waiting.append((kind, rows))
-            size += int(rows.estimated_size())
+            size += row_bytes(rows)
             if size >= self.sorted_bytes:
                 stored.append(folder / str(len(stored)))
                 _store(_Run.of(waiting, self.layout).frames(), stored[-1])
@@ -107,9 +111,14 @@ class _Run:
             parts[kind] = rows.select(layout.own(kind))
         return cls(layout, _in_order(pl.concat(orders), layout.order), parts)
 
+    @property
+    def _chunk_rows(self) -> int:
+        size = sum(row_bytes(frame) for frame in (self.order, *self.parts.values()))
+        return max(1, min(CHUNK_ROWS, CHUNK_BYTES * self.order.height // max(size, 1)))
+
     def frames(self) -> Iterator[pl.DataFrame]:
         """Yield chunks with the columns of all kinds."""
-        for chunk in self.order.iter_slices(CHUNK_ROWS):
+        for chunk in self.order.iter_slices(self._chunk_rows):
             columns = chunk.drop(_KIND, PLACE).get_columns()
             for kind, part in self.parts.items():
                 places = chunk.select(pl.when(pl.col(_KIND) == kind).then(PLACE)).to_series()
@@ -119,7 +128,7 @@ class _Run:
     def timeline(self) -> Iterator[TimelineChunk]:
         """Yield the same as chunks of a timeline."""
         versions = {kind: part for kind, part in self.parts.items() if kind != ROWS_KIND}
-        for chunk in self.order.drop(_CONTENT, _KIND).iter_slices(CHUNK_ROWS):
+        for chunk in self.order.drop(_CONTENT, _KIND).iter_slices(self._chunk_rows):
             yield TimelineChunk(chunk, self.parts[ROWS_KIND], versions)
 
 
@@ -177,7 +186,7 @@ def _merged(runs: Sequence[Iterator[pl.DataFrame]], order: Sequence[str]) -> Ite
     while not front.is_empty():
         front = _in_order(front, order)
         last = int(front[_RUN].is_not_null().arg_max() or 0)
-        yield front[: last + 1].drop(_RUN)
+        yield from front[: last + 1].drop(_RUN).iter_slices(CHUNK_ROWS)
         front = pl.concat([front[last + 1 :], *_next(runs, front.item(last, _RUN))])
 
 

@@ -112,18 +112,26 @@ def write_blocks(
     columns = layout.kinds[kind]
     split, size = defaultdict[int, list[pl.DataFrame]](list), 0
     for frame in frames:
-        for some in frame.iter_slices(SPLIT_ROWS):
+        fitting = COLLECTED_BYTES * frame.height // max(row_bytes(frame), 1)
+        for some in frame.iter_slices(max(1, min(SPLIT_ROWS, fitting))):
             typed = some.select(
                 _column(some, name, dtype).alias(name) for name, dtype in columns.items()
             )
             for partition, rows in _split(typed, placement):
                 split[partition].append(rows)
-            size += int(typed.estimated_size())
+            size += row_bytes(typed)
             if size >= COLLECTED_BYTES:
                 yield _blocks(split, kind)
                 split, size = defaultdict(list), 0
     if split:
         yield _blocks(split, kind)
+
+
+def row_bytes(rows: pl.DataFrame) -> int:
+    """Return about how many bytes rows have when each has its own copy of its texts."""
+    texts = [name for name, dtype in rows.schema.items() if dtype in {pl.String, pl.Binary}]
+    copied = rows.select(pl.col(name).cast(pl.Binary).bin.size().sum() for name in texts)
+    return int(rows.estimated_size() + sum(copied.row(0) if texts else ()))
 
 
 def _column(rows: pl.DataFrame, name: str, dtype: pl.DataType) -> pl.Expr:

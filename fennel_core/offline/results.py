@@ -20,7 +20,6 @@ from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Final
 
 import polars as pl
@@ -32,6 +31,7 @@ from fennel_core.connections import s3
 from fennel_core.offline.block_sort import BlockSort
 from fennel_core.offline.blocks import BlockLayout, ByRun
 from fennel_core.offline.rows import AT, REASON, ROW, failed_rows
+from fennel_core.offline.task_folders import task_folder
 from fennel_core.settings.model import Settings
 
 if TYPE_CHECKING:
@@ -130,7 +130,7 @@ class WriteWork:
     def write(self, frames: Iterator[pl.DataFrame]) -> Iterator[pa.RecordBatch]:
         """Write rows that come in order."""
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="fennel-result-")))
+            folder = stack.enter_context(task_folder("result"))
             file: _LocalFile | None = None
             for frame in frames:
                 if frame.is_empty():
@@ -211,6 +211,9 @@ class _LocalFile:
 def _written(writer: pq.ParquetWriter | None, path: Path, frame: pl.DataFrame) -> pq.ParquetWriter:
     """Append rows to a file as a row group, and return its writer."""
     table = frame.to_arrow(compat_level=pl.CompatLevel.oldest())
-    opened = pq.ParquetWriter(path, table.schema, compression="zstd") if writer is None else writer
-    opened.write_table(table)
-    return opened
+    if writer is None:
+        # Numbers seldom repeat: a dictionary of them takes as long as all else, and saves nothing.
+        texts = [name for name, dtype in frame.schema.items() if dtype == pl.String]
+        writer = pq.ParquetWriter(path, table.schema, compression="zstd", use_dictionary=texts)
+    writer.write_table(table)
+    return writer

@@ -16,9 +16,8 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Any, Final
 
 import polars as pl
@@ -34,6 +33,7 @@ from fennel_core.offline.request_input import InputPart
 from fennel_core.offline.rows import AT
 from fennel_core.offline.s3_files import Columns, InputInvalid, SourceFile, file_rows
 from fennel_core.offline.s3_places import S3Source
+from fennel_core.offline.task_folders import task_folder
 from fennel_core.query.errors import QueryError
 from fennel_core.query.values import input_column
 from fennel_core.settings.model import Settings
@@ -139,8 +139,8 @@ class _PartWriter:
 
     def __init__(self, work: StageWork, file: int) -> None:
         self._work, self._file = work, file
-        self._folder = TemporaryDirectory(prefix="fennel-input-")
-        self._path = Path(self._folder.name) / "part"
+        self._stack = ExitStack()
+        self._path = self._stack.enter_context(task_folder("input")) / "part"
         self._waiting: pl.DataFrame | None = None
         self._writer: pq.ParquetWriter | None = None
         self._staged = Staged(file, 0)
@@ -165,7 +165,7 @@ class _PartWriter:
     def close(self) -> None:
         if self._writer is not None:
             self._writer.close()
-        self._folder.cleanup()
+        self._stack.close()
 
     def _write(self, rows: pl.DataFrame) -> None:
         table = rows.to_arrow()

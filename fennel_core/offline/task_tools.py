@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import dataclass
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from typing import Protocol
 
 import polars as pl
@@ -27,6 +25,7 @@ from fennel_core.executors.task_sandbox import TaskSandbox
 from fennel_core.offline.batch_work import StepTools
 from fennel_core.offline.lookup_groups import Erasures
 from fennel_core.offline.scratch import ScratchStore, open_spill
+from fennel_core.offline.task_folders import task_folder
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -84,7 +83,7 @@ class PlatformTools:
     def open(self, erasures: Erasures) -> Iterator[StepTools]:
         """See `TaskTools.open`."""
         with ExitStack() as stack:
-            folder = Path(stack.enter_context(TemporaryDirectory(prefix="fennel-offline-")))
+            folder = stack.enter_context(task_folder("offline"))
             secrets = TaskSecrets(self.settings, self.workspace, self.version)
             callbacks = Callbacks(
                 secret=secrets.read, workspace=self.workspace, version=self.version

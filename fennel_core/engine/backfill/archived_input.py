@@ -16,6 +16,7 @@ to 74 from the two files, then the log from 75.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from itertools import accumulate
 
 import polars as pl
 import structlog
@@ -106,7 +107,10 @@ def batches(
     found: list[Record] = []
     size = 0
     ordered = rows.filter(pl.col(OFFSET) >= first).sort(OFFSET, maintain_order=True)
-    for frame in ordered.partition_by(OFFSET, maintain_order=True):
+    # A file may have a million records of one row: they are cut off one after the other.
+    lengths = ordered[OFFSET].rle().struct.field("len").to_list()
+    for start, length in zip(accumulate(lengths, initial=0), lengths, strict=False):
+        frame = ordered.slice(start, length)
         record = Record(
             Offset(frame.item(0, OFFSET)), encode_frame(frame.drop(OFFSET, GROUP)), None
         )

@@ -142,8 +142,8 @@ class QueuedBackfillClient:
         body = await self._objects.get(file.object_key)
         if body is None:
             raise BackfillCorrupt(
-                f"object {file.object_key} of history is missing; restore it from a backup of the "
-                "bucket"
+                f"object {file.object_key} of history is missing. Retry: it may have been merged "
+                "with others; if it is missing again, restore it from a backup of the bucket"
             )
         return await asyncio.to_thread(decode_file, body)
 

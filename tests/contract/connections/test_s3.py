@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import threading
 import uuid
 from dataclasses import replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import pytest
 from botocore.exceptions import ClientError
@@ -59,6 +60,32 @@ def test_of_many_writers_at_once_exactly_one_wins(store: tuple[S3Client, str]) -
             writer.join()
         assert len(won) == 1
         assert s3.get(client, bucket, f"race/{attempt}") == str(won[0]).encode() * 1000
+
+
+class Conflicting:
+    """A client whose first writes meet another write of the same key, which then fails."""
+
+    def __init__(self, client: S3Client, conflicts: int) -> None:
+        self._client, self._conflicts = client, conflicts
+
+    def put_object(self, **request: Any) -> None:
+        if self._conflicts:
+            self._conflicts -= 1
+            request["Body"].read()
+            raise ClientError({"ResponseMetadata": {"HTTPStatusCode": 409}}, "PutObject")  # type: ignore[typeddict-item]  # botocore reads no more of it
+        self._client.put_object(**request)
+
+
+def test_a_write_that_met_another_one_is_repeated(
+    store: tuple[S3Client, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    client, bucket = store
+    monkeypatch.setattr(s3, "CONFLICT_S", 0)
+    some = cast("S3Client", Conflicting(client, 2))
+    assert s3.put_new(some, bucket, "c/1", io.BytesIO(b"whole"))
+    assert s3.get(client, bucket, "c/1") == b"whole"
+    with pytest.raises(ClientError):
+        s3.put_new(cast("S3Client", Conflicting(client, 9)), bucket, "c/2", io.BytesIO(b"x"))
 
 
 def test_keys_are_listed_by_prefix_and_deleted(store: tuple[S3Client, str]) -> None:

@@ -442,4 +442,4 @@ async def test_a_removed_workspace_leaves_no_history(database: str) -> None:
         assert len(await files.files(theirs, part)) == 2
         assert not await files.add(file(mine, 9, 12)), "a writer that is late adds nothing"
         due = {file(mine, first, next_).object_key for first, next_ in ((0, 5), (5, 9), (0, 9))}
-        assert set(await files.forget_due(10)) == due, "the next pruning deletes the objects"
+        assert set(await files.due(10)) == due, "the next pruning deletes the objects"

@@ -163,9 +163,13 @@ class Interleaved(MemoryHistoryFiles):
         await self._world.step()
         return await super().keys(topic)
 
-    async def forget_due(self, limit: int) -> list[str]:
+    async def due(self, limit: int) -> list[str]:
         await self._world.step()
-        return await super().forget_due(limit)
+        return await super().due(limit)
+
+    async def forget(self, keys: Sequence[str]) -> None:
+        await self._world.step()
+        await super().forget(keys)
 
     async def replace(self, *replaced: Any) -> bool:
         await self._world.step()

@@ -80,6 +80,7 @@ def small_batches(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[N
     monkeypatch.setattr(blocks, "SPLIT_ROWS", 3)
     monkeypatch.setattr(blocks, "COLLECTED_BYTES", 200)
     monkeypatch.setattr(block_sort, "CHUNK_ROWS", 4)
+    monkeypatch.setattr(block_sort, "CHUNK_BYTES", 300)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     yield
     assert list(tmp_path.iterdir()) == [], "runs on disk leave with the task"
@@ -190,3 +191,20 @@ def test_blocks_of_another_partition_are_refused() -> None:
     [batch] = write_blocks(iter([frame]), layout, ROWS_KIND, ByHash(ROW, 1))
     with pytest.raises(AssertionError, match="same build of polars"):
         list(BlockSort(layout, ByHash(ROW, 3)).rows(iter([batch])))
+
+
+def test_wide_rows_are_collected_and_merged_a_few_at_a_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(block_sort, "CHUNK_ROWS", 50_000)
+    monkeypatch.setattr(block_sort, "CHUNK_BYTES", 100_000)
+    monkeypatch.setattr(blocks, "SPLIT_ROWS", 50_000)
+    monkeypatch.setattr(blocks, "COLLECTED_BYTES", 100_000)
+    layout = BlockLayout({ROWS_KIND: {ROW: pl.Int64(), "v": pl.String()}}, (ROW,))
+    frame = pl.DataFrame({ROW: range(200)}).with_columns(pl.lit("v" * 10_000).alias("v"))
+    placement = ByRun(200, 1)
+    batches = list(write_blocks(iter([frame]), layout, ROWS_KIND, placement))
+    assert max(batch.nbytes for batch in batches) < 250_000
+    chunks = list(BlockSort(layout, placement, 500_000).rows(iter(batches)))
+    assert max(chunk.height for chunk in chunks) < 50
+    assert pl.concat(chunks)[ROW].to_list() == list(range(200))

@@ -66,7 +66,9 @@ class FrameRows:
         return self.frame.height
 
     def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
-        return (self.frame[n : n + 1] for batch in batches for n in batch.column(0).to_pylist())
+        # Numbered as rows of a request are (`request_input`).
+        frame = self.frame.drop(ROW).with_row_index(ROW)
+        return (frame[n : n + 1] for batch in batches for n in batch.column(0).to_pylist())
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fennel_core.history import parquet
+from fennel_core.history import merging, parquet
 from fennel_core.history.compaction import CompactionRule, Merge, plan_merges
 from fennel_core.history.merging import MergeRefused, merge_files
 from fennel_core.history.roll import TopicLayout
@@ -144,6 +144,35 @@ def test_files_that_do_not_fit_are_refused_and_nothing_is_written() -> None:
         assert isinstance(refused, MergeRefused)
         assert reason in refused.reason
         assert set(stored) == before
+
+
+def test_rows_that_do_not_fit_in_memory_together_are_merged_in_part(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    parts = [rolled([(Offset(n), batch(10 * n, rows))], n + 1) for n, rows in enumerate((90, 9, 9))]
+    stored = {file.object_key: body for file, body in parts}
+    sizes = [parquet.decode_file(body).estimated_size() for _, body in parts]
+    merge = Merge(tuple(file for file, _ in parts))
+    monkeypatch.setattr(merging, "DECODED_BYTES", sizes[0] + 1)
+    made = merge_files(merge, stored.get, stored.__setitem__)
+    assert isinstance(made, HistoryFile)
+    assert (made.first_offset, made.next_offset, made.row_count) == (1, 3, 18)
+    monkeypatch.setattr(merging, "DECODED_BYTES", sizes[0] + sizes[1])
+    made = merge_files(merge, stored.get, stored.__setitem__)
+    assert isinstance(made, HistoryFile)
+    assert (made.first_offset, made.next_offset, made.row_count) == (0, 2, 99)
+    monkeypatch.setattr(merging, "DECODED_BYTES", 1)
+    refused = merge_files(merge, stored.get, stored.__setitem__)
+    assert isinstance(refused, MergeRefused)
+    assert refused.large
+
+
+def test_a_damaged_file_is_refused() -> None:
+    first, second = (rolled([(Offset(n), batch(10 * n, 3))], n + 1) for n in range(2))
+    stored = {first[0].object_key: first[1], second[0].object_key: b"PAR1 damaged PAR1"}
+    refused = merge_files(Merge((first[0], second[0])), stored.get, stored.__setitem__)
+    assert isinstance(refused, MergeRefused)
+    assert "cannot be read" in refused.reason
 
 
 def test_a_merge_has_no_gap() -> None:

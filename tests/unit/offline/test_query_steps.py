@@ -2,8 +2,16 @@
 
 from __future__ import annotations
 
-from fennel_core.offline.query_steps import live_registers, steps_of
-from tests.laws.offline.worlds import SPECS, job_of, program
+import polars as pl
+
+from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.offline.batch_work import StepTools, given_rows, run_steps
+from fennel_core.offline.query_steps import ComputeLevel, live_registers, steps_of
+from fennel_core.offline.register_types import register_types
+from fennel_core.offline.rows import ROW
+from fennel_core.offline.scratch import ScratchStore
+from tests.laws.offline.queries import given_frame
+from tests.laws.offline.worlds import SPECS, Code, job_of, program
 
 JOBS = {job_of(name): spec for name, spec in SPECS.items()}
 
@@ -51,3 +59,15 @@ def test_every_register_is_filled_before_it_is_read() -> None:
     steps = steps_of(bound, JOBS)
     given = frozenset(place for _, _, place in bound.inputs)
     assert live_registers(bound, steps)[0] <= given, "the first step makes requests"
+
+
+def test_rows_may_have_numbers_of_any_type_of_integers() -> None:
+    bound = program(["F.now"])
+    rows = given_frame([({"F.k": 1, "F.n": 1, "F.ks": [1], "F.ns": [1]}, 5)])
+    [made] = run_steps(
+        [step for step in steps_of(bound, JOBS) if isinstance(step, ComputeLevel)],
+        iter([given_rows(rows.with_columns(pl.col(ROW).cast(pl.UInt32)), bound)]),
+        register_types(bound),
+        StepTools({}, Code(), lambda: ScratchStore(MemoryHangar)),
+    )
+    assert made[ROW].dtype == pl.Int64
