@@ -93,11 +93,10 @@ class _State:
     async def check(self) -> str | None:
         return self._problem if self._failures >= REPORTED_FAILURES else None
 
-    def done(self, result: PassResult) -> None:
-        self._failures, self._problem = 0, None
-        ROUNDS.labels("done").inc()
-        self._topics = result.topics
-        groups = count_groups(result.topics)
+    def publish(self, topics: Mapping[TopicName, TopicCounts]) -> None:
+        """Show these counts in `/topics` and `/metrics`."""
+        self._topics = topics
+        groups = count_groups(topics)
         for group in self._groups - groups.keys():
             for gauge in (FILES, ROWS, LAG, WAITING):
                 gauge.remove(group.workspace, group.kind)
@@ -108,7 +107,12 @@ class _State:
             LAG.labels(*labels).set(counts.lag_records)
             WAITING.labels(*labels).set(counts.waiting_s)
         self._groups = frozenset(groups)
-        LATE.set(sum(counts.late for counts in result.topics.values()))
+        LATE.set(sum(counts.late for counts in topics.values()))
+
+    def done(self, result: PassResult) -> None:
+        self._failures, self._problem = 0, None
+        ROUNDS.labels("done").inc()
+        self.publish(result.topics)
         if result.files:
             log.info(
                 "history pass added files",
@@ -118,7 +122,7 @@ class _State:
             )
 
     def report(self) -> list[dict[str, object]]:
-        """Return what history holds and lacks of each topic, as of the last pass."""
+        """Return what history holds and lacks of each topic, as of the last counts."""
         return [
             {
                 "topic": topic,
@@ -130,9 +134,11 @@ class _State:
             for topic, counts in self._topics.items()
         ]
 
-    def failed(self, reason: str) -> None:
+    def failed(self, reason: str, topics: Mapping[TopicName, TopicCounts]) -> None:
+        """`topics`: the counts that the writer has, with waiting times until now."""
         self._failures += 1
         self._problem = reason
+        self.publish(topics)
         ROUNDS.labels("failed").inc()
         log.error("history pass failed; retrying", failures=self._failures, reason=reason)
 
@@ -153,7 +159,13 @@ async def run_history(settings: Settings, *beside: Beside) -> None:
         files, topics = PostgresHistoryFiles(pool), HistoryTopics(pool)
         rule = RollRule(settings.history_file_records, settings.history_max_wait_s)
         writer = HistoryWriter(
-            files, topics, TopicReader(settings).permitted_bounds, roller, rule, time.monotonic
+            files,
+            topics,
+            TopicReader(settings).permitted_bounds,
+            roller,
+            rule,
+            time.monotonic,
+            state.publish,
         )
         marks = PostgresGarbageMarks(pool)
         grace = timedelta(milliseconds=settings.history_grace_ms)
@@ -201,14 +213,18 @@ async def run_history(settings: Settings, *beside: Beside) -> None:
         )
 
 
+async def _run_pass(writer: HistoryWriter, state: _State) -> None:
+    try:
+        with ROUND_SECONDS.time():
+            result = await writer.run_pass()
+    except (SystemUnavailable, RollFailed) as failed:
+        state.failed(str(failed), writer.counts())
+    else:
+        state.done(result)
+
+
 async def _run_passes(writer: HistoryWriter, state: _State, trigger_s: float) -> None:
     while True:
         began = time.monotonic()
-        try:
-            with ROUND_SECONDS.time():
-                result = await writer.run_pass()
-        except (SystemUnavailable, RollFailed) as failed:
-            state.failed(str(failed))
-        else:
-            state.done(result)
+        await _run_pass(writer, state)
         await asyncio.sleep(max(0.0, trigger_s - (time.monotonic() - began)))

@@ -35,8 +35,9 @@ class TopicGroup:
 class TopicCounts:
     """What history holds of a topic or a group, and what it lacks.
 
-    `lag_records`: offsets that it lacks. `waiting_s`: since when it lacks the oldest of them.
-    `late`: whether that is longer than a working writer needs.
+    `lag_records`: offsets that it lacks. `waiting_s`: since when it lacks the oldest of them, or
+    since when the end of the topic is unknown, and the lag with it. `late`: whether that is longer
+    than a working writer needs.
     """
 
     totals: HistoryTotals
@@ -55,13 +56,17 @@ def count_topics(
     totals: Mapping[TopicName, HistoryTotals],
     topics: Iterable[TopicName],
     behind: Mapping[TopicPartition, Backlog],
+    unknown: Mapping[TopicName, float],
     rule: RollRule,
     now_s: float,
 ) -> dict[TopicName, TopicCounts]:
-    """Return the counts of `topics` and of those that have files."""
+    """Return the counts of `topics` and of those that have files.
+
+    `unknown`: topics whose ends cannot be read, and since when.
+    """
     late_after_s = max(LATE_FACTOR * rule.wait_s, SHORTEST_LATE_S)
     lag: dict[TopicName, int] = {}
-    waiting_s: dict[TopicName, float] = {}
+    waiting_s = {topic: now_s - since_s for topic, since_s in unknown.items()}
     for (topic, _), backlog in behind.items():
         lag[topic] = lag.get(topic, 0) + backlog.records
         waiting_s[topic] = max(waiting_s.get(topic, 0.0), now_s - backlog.since_s)

@@ -4,6 +4,9 @@ Theory. A pass reads which topics have a history, where their rows end and where
 themselves, selects the partitions that are due and rolls them. It keeps nothing that matters: what
 it remembers between passes (how long a partition has waited, that only control records lie behind
 its rows) saves work and may be lost at any time.
+
+What history lacks is published before a pass rolls, too, and can be counted again when a pass has
+failed: times go on, so that topics become late also while nothing succeeds.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from fennel_core.history.backlog import Backlog, RollRule, backlogs, due_partiti
 from fennel_core.history.errors import RollFailed
 from fennel_core.history.kafka import LogBounds
 from fennel_core.history.roll import TopicLayout
-from fennel_core.history.store import HistoryFile, HistoryFiles
+from fennel_core.history.store import HistoryFile, HistoryFiles, HistoryTotals
 from fennel_core.history.topic_counts import TopicCounts, count_topics
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
@@ -103,7 +106,11 @@ class PassResult:
 
 @dataclass
 class HistoryWriter:
-    """Rolls topics into history. `bounds` reads the log; `clock` is monotonic, in seconds."""
+    """Rolls topics into history.
+
+    `bounds` reads the log, and may lack topics that the process may not describe; `clock` is
+    monotonic, in seconds; `publish` receives the counts of a pass before it rolls.
+    """
 
     files: HistoryFiles
     topics: TopicSource
@@ -111,6 +118,10 @@ class HistoryWriter:
     roller: Roller
     rule: RollRule
     clock: Callable[[], float]
+    publish: Callable[[Mapping[TopicName, TopicCounts]], None] = lambda _: None
+    _totals: Mapping[TopicName, HistoryTotals] = field(default_factory=dict)
+    _topics: frozenset[TopicName] = frozenset()
+    _unknown: dict[TopicName, float] = field(default_factory=dict)
     _covered: dict[TopicPartition, Offset] = field(default_factory=dict)
     _behind: dict[TopicPartition, Backlog] = field(default_factory=dict)
 
@@ -118,25 +129,33 @@ class HistoryWriter:
         """Roll what is due; raises SystemUnavailable or RollFailed."""
         layouts = await self.topics.with_history()
         now_s = self.clock()
-        bounds = await self._update_backlogs(layouts, now_s)
+        await self._update_backlogs(layouts, now_s)
+        self.publish(self.counts())
         publisher = BatchPublisher(self.files, self._covered)
         if due := due_partitions(self._behind, self.rule, now_s):
             await self.roller.roll(due, layouts, publisher)
-            bounds = await self._update_backlogs(layouts, now_s)
-        topics = count_topics(
-            await self.files.totals(),
-            {topic for topic, _ in bounds},
-            self._behind,
-            self.rule,
-            self.clock(),
+            await self._update_backlogs(layouts, now_s)
+        return PassResult(publisher.added_files, publisher.added_rows, self.counts())
+
+    def counts(self) -> dict[TopicName, TopicCounts]:
+        """Return what history held and lacked when it was last read, with the waiting times until
+        now.
+        """
+        return count_topics(
+            self._totals, self._topics, self._behind, self._unknown, self.rule, self.clock()
         )
-        return PassResult(publisher.added_files, publisher.added_rows, topics)
 
     async def _update_backlogs(
         self, layouts: Mapping[TopicName, TopicLayout], now_s: float
-    ) -> Mapping[TopicPartition, LogBounds]:
+    ) -> None:
         ends = await self.files.ends(list(layouts))
         bounds = await asyncio.to_thread(self.bounds, list(layouts))
+        self._totals = await self.files.totals()
+        self._topics = frozenset(layouts)
+        known = {topic for topic, _ in bounds}
+        self._unknown = {
+            topic: self._unknown.get(topic, now_s) for topic in layouts if topic not in known
+        }
         self._covered = {
             partition: offset for partition, offset in self._covered.items() if partition in bounds
         }
@@ -158,4 +177,3 @@ class HistoryWriter:
             self._behind,
             now_s,
         )
-        return bounds

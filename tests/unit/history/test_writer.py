@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime, timedelta
+from typing import NoReturn
 
 import pytest
 
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.garbage import DeletionLimit, DeletionRefused, MemoryGarbageMarks
 from fennel_core.connections.object_store import MemoryObjectStore
 from fennel_core.history.backlog import RollRule
 from fennel_core.history.errors import RollFailed
+from fennel_core.history.host import LATE, _run_pass, _State
 from fennel_core.history.memory import MemoryHistoryFiles
 from fennel_core.history.pruning import PrunedHistory, prune_history
 from fennel_core.history.roll import TopicLayout
@@ -71,6 +74,13 @@ class World:
         return key
 
 
+class BrokenRoller:
+    """Spark fails whatever it is given."""
+
+    async def roll(self, *_: object) -> None:
+        raise RollFailed("no space left")
+
+
 def lag(done: PassResult) -> int:
     return done.topics[TOPIC].lag_records
 
@@ -87,6 +97,54 @@ async def test_few_messages_are_rolled_after_the_waiting_time() -> None:
     rolled = await writer.run_pass()
     assert (rolled.files, rolled.rows, lag(rolled)) == (1, 3, 0)
     assert (rolled.topics[TOPIC].totals.rows, rolled.topics[TOPIC].waiting_s) == (3, 0)
+
+
+async def test_topics_become_late_while_passes_fail() -> None:
+    world, state = World(), _State()
+    writer = world.writer(RollRule(enough_records=1, wait_s=60))
+    writer.roller, writer.publish = BrokenRoller(), state.publish
+    world.log.append(0, [1, 2])
+    await _run_pass(writer, state)
+    assert [(of["lag_records"], of["late"]) for of in state.report()] == [(2, False)]
+    world.log.append(0, [3])
+    world.now += timedelta(seconds=181)
+    await _run_pass(writer, state)
+    assert [(of["lag_records"], of["waiting_s"], of["late"]) for of in state.report()] == [
+        (3, 181, True)
+    ]
+    assert LATE._value.get() == 1
+
+    def away(topics: Sequence[TopicName]) -> NoReturn:
+        raise SystemUnavailable("Kafka: away")
+
+    writer.bounds = away
+    world.now += timedelta(seconds=60)
+    await _run_pass(writer, state)
+    assert [(of["lag_records"], of["waiting_s"]) for of in state.report()] == [(3, 241)]
+    assert await state.check() == "Kafka: away"
+
+
+async def test_counts_are_published_before_a_roll_that_takes_long() -> None:
+    world = World()
+    writer = world.writer(RollRule(enough_records=1, wait_s=0))
+    published: list[int] = []
+    writer.publish = lambda counts: published.append(counts[TOPIC].lag_records)
+    world.log.append(0, [1, 2])
+    assert lag(await writer.run_pass()) == 0
+    assert published == [2]
+
+
+async def test_a_topic_whose_end_cannot_be_read_becomes_late() -> None:
+    world, denied = World(), TopicName("w.topic.denied.1")
+    writer = world.writer(RollRule(enough_records=1, wait_s=60))
+    world.topics.add(denied)
+    world.log.append(0, [1])
+    assert not (await writer.run_pass()).topics[denied].late
+    world.now += timedelta(seconds=181)
+    counts = (await writer.run_pass()).topics
+    assert (counts[denied].waiting_s, counts[denied].late, counts[TOPIC].late) == (181, True, False)
+    world.topics.remove(denied)
+    assert denied not in (await writer.run_pass()).topics
 
 
 async def test_control_records_at_the_end_make_no_file_and_are_read_once() -> None:
