@@ -15,3 +15,8 @@ class ExpectationInvalid(ExpectationError):
     """An expectation cannot be evaluated as it is declared; the text says what to change."""
 
     code = "expectation-argument"
+
+
+def first_line(error: BaseException) -> str:
+    """Return what an error of a library says, shortened for a message."""
+    return str(error).splitlines()[0][:200] if str(error).strip() else type(error).__name__

@@ -7,7 +7,10 @@ because a pattern of one workspace must not hold the process that evaluates thos
 from __future__ import annotations
 
 import datetime as dt
+import decimal
 import json
+import math
+import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
@@ -16,15 +19,17 @@ from dateutil import parser as dateutil_parser
 from jsonschema import Draft202012Validator
 from jsonschema.exceptions import SchemaError
 
-from fennel_core.expectations.errors import ExpectationInvalid
+from fennel_core.expectations.errors import ExpectationInvalid, first_line
 from fennel_core.expectations.values import (
     COMPARABLE,
+    DECIMAL_DIGITS,
     Rule,
     by_expression,
     by_value,
-    literal,
+    decimal_of,
     present,
     require,
+    shortened,
     texts,
     value_of,
 )
@@ -50,6 +55,11 @@ Dtypes = Mapping[str, Dtype]
 TEXT_CHARACTERS: Final = 1_000_000
 """A longer text is never parsed: it is not as expected."""
 DATE_CHARACTERS: Final = 100
+SCHEMA_CHARACTERS: Final = 20_000
+"""A schema of more characters is refused, and a longer text does not match any: both are compared
+in Python."""
+SCHEMA_COMPARISONS: Final = 40_000_000
+"""Characters of a schema times those of a text: bounds the time of one comparison."""
 TYPES: Final[Mapping[type, frozenset[str]]] = {
     Int: frozenset({"int", "int64", "Int64", "INTEGER", "BIGINT", "LongType", "IntegerType"}),
     Float: frozenset({"float", "float64", "Float64", "DOUBLE", "FLOAT", "DoubleType", "FloatType"}),
@@ -68,9 +78,18 @@ TYPES: Final[Mapping[type, frozenset[str]]] = {
 }
 """Names of a column's type in Python, pandas, SQL and Spark, which Great Expectations accepts."""
 SLOW_KEYWORDS: Final = frozenset(
-    {"pattern", "patternProperties", "$ref", "$dynamicRef", "$recursiveRef"}
+    {
+        "pattern",
+        "patternProperties",
+        "$ref",
+        "$dynamicRef",
+        "$recursiveRef",
+        "uniqueItems",
+        "unevaluatedItems",
+        "unevaluatedProperties",
+    }
 )
-"""Keywords of JSON Schema whose time is not bounded by the sizes of schema and text."""
+"""Keywords of JSON Schema whose time is more than the product of the sizes of schema and text."""
 MISSING_BOTH, MISSING_EITHER, MISSING_NEVER = (
     "both_values_are_missing",
     "either_value_is_missing",
@@ -136,10 +155,10 @@ def between(given: Arguments, dtypes: Dtypes) -> Rule:
     require(dtype, COMPARABLE, f"column `{name}`")
     column, parts = pl.col(name), []
     if "min_value" in given:
-        least = literal(value_of(given["min_value"], dtype))
+        least = pl.lit(value_of(given["min_value"], dtype))
         parts.append(column > least if given.get("strict_min") else column >= least)
     if "max_value" in given:
-        most = literal(value_of(given["max_value"], dtype))
+        most = pl.lit(value_of(given["max_value"], dtype))
         parts.append(column < most if given.get("strict_max") else column <= most)
     if not parts:
         raise ExpectationInvalid("`min_value` or `max_value` is required")
@@ -180,7 +199,7 @@ def does_not_match(given: Arguments, dtypes: Dtypes) -> Rule:
 def matches_list(given: Arguments, dtypes: Dtypes) -> Rule:
     """Every text matches any, or all, of some patterns."""
     match_on = given.get("match_on", "any")
-    if match_on not in {"any", "all"}:
+    if match_on not in ("any", "all"):  # a tuple: the value may not be hashable
         raise ExpectationInvalid("`match_on` is `any` or `all`")
     combine = pl.any_horizontal if match_on == "any" else pl.all_horizontal
     return _patterns(given, dtypes, _required(given, "regex_list"), combine)
@@ -197,7 +216,7 @@ def matches_strftime(given: Arguments, dtypes: Dtypes) -> Rule:
     name, pattern = _text_column(given, dtypes), _required(given, "strftime_format")
     try:
         dt.datetime.strptime(dt.datetime(2020, 1, 2, tzinfo=dt.UTC).strftime(pattern), pattern)  # noqa: DTZ007  # only whether it can be read
-    except (TypeError, ValueError) as wrong:
+    except (TypeError, ValueError, re.error) as wrong:
         raise ExpectationInvalid(f"`strftime_format` is no format of a time: {wrong}") from None
 
     def test(text: str) -> bool:
@@ -227,16 +246,19 @@ def matches_json_schema(given: Arguments, dtypes: Dtypes) -> Rule:
         schema = _object_in(schema)
     if not isinstance(schema, dict):
         raise ExpectationInvalid("`json_schema` is a JSON object")
+    if (size := len(json.dumps(schema))) > SCHEMA_CHARACTERS:
+        raise ExpectationInvalid(f"`json_schema` has more than {SCHEMA_CHARACTERS} characters")
+    longest = min(SCHEMA_CHARACTERS, SCHEMA_COMPARISONS // size)
     if slow := sorted(SLOW_KEYWORDS & _keywords(schema)):
         raise ExpectationInvalid(f"`{slow[0]}` in `json_schema` is not supported; write it out")
     try:
         Draft202012Validator.check_schema(schema)
     except (SchemaError, RecursionError) as wrong:
-        raise ExpectationInvalid(f"`json_schema` is not a schema: {_first_line(wrong)}") from None
+        raise ExpectationInvalid(f"`json_schema` is not a schema: {first_line(wrong)}") from None
     validator = Draft202012Validator(schema)
 
     def test(text: str) -> bool:
-        return _reads(lambda: _require_valid(validator, _json(text)))
+        return len(text) <= longest and _reads(lambda: _require_valid(validator, _json(text)))
 
     return by_value(name, test)
 
@@ -291,18 +313,36 @@ def sum_equals(given: Arguments, dtypes: Dtypes) -> Rule:
     stored = [base(dtypes[name]) for name in names]
     is_exact = not any(isinstance(each, Float) for each in stored)
     scale = max((each.scale for each in stored if isinstance(each, Decimal)), default=0)
-    total = given.get("sum_total")
-    if isinstance(total, bool) or not isinstance(total, int | float):
-        raise ExpectationInvalid("`sum_total` is a number")
-    wanted = value_of(total, Decimal(0)) if is_exact else float(total)
+    wanted = _total(given, is_exact=is_exact)
+    kind = pl.Decimal(DECIMAL_DIGITS, scale) if is_exact else pl.Float64()
+    columns = [pl.col(name).fill_null(0).cast(kind, strict=False) for name in names]
+    most = pl.lit(decimal.Decimal(f"{(10**DECIMAL_DIGITS - 1) // len(names)}E-{scale}"))
+    # What does not fit would be null, which adds nothing, or an error of the sum: the row fails.
+    fits = [column.is_between(-most, most).fill_null(value=False) for column in columns]
+    summed = [
+        pl.when(pl.all_horizontal(fits)).then(column) if is_exact else column for column in columns
+    ]
+    equal = pl.sum_horizontal(summed) == pl.lit(wanted)
+    good = pl.all_horizontal(*fits, equal) if is_exact else equal
 
     def rule(rows: pl.DataFrame) -> tuple[pl.Series, pl.Series]:
         there = rows.select(pl.any_horizontal(pl.col(*names).is_not_null())).to_series()
-        kind = pl.Decimal(38, scale) if is_exact else pl.Float64()
-        columns = [pl.col(name).fill_null(0).cast(kind, strict=False) for name in names]
-        return there, rows.select(pl.sum_horizontal(columns) == pl.lit(wanted)).to_series()
+        return there, rows.select(good).to_series()
 
     return rule
+
+
+def _total(given: Arguments, *, is_exact: bool) -> decimal.Decimal | float:
+    total = given.get("sum_total")
+    if isinstance(total, bool) or not isinstance(total, int | float):
+        raise ExpectationInvalid("`sum_total` is a number")
+    try:
+        wanted = decimal_of(total) if is_exact else float(total)
+    except (ValueError, OverflowError) as wrong:
+        raise ExpectationInvalid(f"`sum_total` cannot be {shortened(total)}: {wrong}") from None
+    if not math.isfinite(wanted):
+        raise ExpectationInvalid(f"`sum_total` cannot be {shortened(total)}: it is not finite")
+    return wanted
 
 
 def _all(rows: pl.DataFrame) -> pl.Series:
@@ -340,7 +380,7 @@ def _pair(given: Arguments, dtypes: Dtypes) -> tuple[str, str]:
     if kinds[0] != kinds[1] and not numbers:
         raise ExpectationInvalid(f"columns `{first}` and `{second}` have types that do not compare")
     ignored = given.get("ignore_row_if", MISSING_BOTH)
-    if ignored not in {MISSING_BOTH, MISSING_EITHER, MISSING_NEVER}:
+    if ignored not in (MISSING_BOTH, MISSING_EITHER, MISSING_NEVER):  # it may not be hashable
         raise ExpectationInvalid(
             f"`ignore_row_if` is `{MISSING_BOTH}`, `{MISSING_EITHER}` or `{MISSING_NEVER}`"
         )
@@ -385,7 +425,7 @@ def _patterns(
         except pl.exceptions.ComputeError as wrong:
             raise ExpectationInvalid(
                 f"pattern {pattern!r} is not one of RE2 syntax, which has no look-around and no "
-                f"back-references: {_first_line(wrong)}"
+                f"back-references: {first_line(wrong)}"
             ) from None
     return by_expression(name, combine([pl.col(name).str.contains(p) for p in patterns]))
 
@@ -430,7 +470,3 @@ def _keywords(schema: Any) -> set[str]:
         elif isinstance(each, list):
             waiting += each
     return found
-
-
-def _first_line(error: BaseException) -> str:
-    return str(error).splitlines()[0][:200] if str(error) else type(error).__name__

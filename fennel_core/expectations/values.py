@@ -26,6 +26,9 @@ from fennel_core.vocab.dtypes import (
 Rule = Callable[[pl.DataFrame], tuple[pl.Series, pl.Series]]
 """Returns which rows are considered, and which are as expected; the latter may be null."""
 COMPARABLE: Final = (Int, Float, Decimal, Str, Timestamp, Date)
+DECIMAL_DIGITS: Final = 38
+"""Of a decimal in Polars, before and behind the point together."""
+SHOWN_CHARACTERS: Final = 100
 _INT64: Final = 1 << 63
 
 
@@ -46,30 +49,52 @@ def value_of(given: Any, dtype: Dtype) -> Any:
         match kind:
             case Bool() if isinstance(given, bool):
                 return given
-            case Int() | Float() if is_number:
+            case Int() if is_number and (isinstance(given, float) or _is_int64(given)):
                 return given
+            case Float() if is_number:
+                return given if isinstance(given, float) or _is_int64(given) else float(given)
             case Decimal() if is_number or isinstance(given, str):
-                return decimal.Decimal(str(given))
+                return decimal_of(given)
             case Str() if isinstance(given, str):
                 return given
             case Timestamp() if isinstance(given, str):
                 moment = dt.datetime.fromisoformat(given)
-                return moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)
+                return (moment if moment.tzinfo else moment.replace(tzinfo=dt.UTC)).astimezone(
+                    dt.UTC
+                )
             case Date() if isinstance(given, str):
                 return dt.date.fromisoformat(given)
             case _:
                 wrong = True
-    except (ValueError, decimal.InvalidOperation):
+    except (ValueError, OverflowError, decimal.InvalidOperation):
         wrong = True
     assert wrong, "every other case returns"
-    raise ExpectationInvalid(f"the value {given!r} is not of the column's type `{show(dtype)}`")
+    raise ExpectationInvalid(
+        f"the value {shortened(given)} is not of the column's type `{show(dtype)}`"
+    )
 
 
-def literal(value: Any) -> pl.Expr:
-    """Return a value as an expression that compares exactly with a column."""
-    if isinstance(value, int) and not isinstance(value, bool) and not -_INT64 <= value < _INT64:
-        return pl.lit(float(value))
-    return pl.lit(value)
+def decimal_of(given: float | str) -> decimal.Decimal:
+    """Return a number that a decimal column can be compared with. Raises ValueError."""
+    number = decimal.Decimal(str(given))
+    if not number.is_finite():
+        raise ValueError("it is not finite")
+    _, digits, exponent = number.as_tuple()
+    assert isinstance(exponent, int), "the number is finite"
+    whole, fraction = max(len(digits) + exponent, 0), max(-exponent, 0)
+    if whole + fraction > DECIMAL_DIGITS:
+        raise ValueError(f"it has more than {DECIMAL_DIGITS} digits")
+    return number
+
+
+def shortened(given: Any) -> str:
+    """Return a value of an argument for a message."""
+    shown = repr(given)
+    return shown if len(shown) <= SHOWN_CHARACTERS else f"{shown[:SHOWN_CHARACTERS]}…"
+
+
+def _is_int64(given: int) -> bool:
+    return -_INT64 <= given < _INT64
 
 
 def present(rows: pl.DataFrame, column: str) -> pl.Series:

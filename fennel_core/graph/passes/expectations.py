@@ -2,19 +2,15 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping
-from typing import Final
 
 from fennel_core.expectations.errors import ExpectationInvalid
-from fennel_core.expectations.expected import KINDS, read_expectation
+from fennel_core.expectations.expected import COLUMN_ARGUMENTS, KINDS, json_object, read_expectation
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.passes.terminals import is_terminal_dataset
 from fennel_core.vocab.dtypes import Dtype
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire.entities import ExpectationSuite, ExpectedOf
-
-COLUMN_ARGUMENTS: Final = ("column", "column_A", "column_B", "column_list")
 
 
 def check_expectations(graph: Graph, before: Graph | None) -> Iterator[Problem]:
@@ -78,11 +74,8 @@ def _suite(suite: ExpectationSuite, dtypes: Mapping[str, Dtype]) -> Iterator[Pro
 
 def _named_columns(kwargs: str) -> Iterator[str]:
     """Yield the columns in the arguments of an expectation, which are a JSON object."""
-    try:
-        arguments = json.loads(kwargs)
-    except json.JSONDecodeError:
-        arguments = None
-    if not isinstance(arguments, dict):
+    arguments = json_object(kwargs)
+    if arguments is None:
         return
     for name in COLUMN_ARGUMENTS:
         value = arguments.get(name, [])

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import datetime as dt
 import json
+import math
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -12,8 +13,10 @@ from typing import Any
 import polars as pl
 import pytest
 
+from fennel_core.expectations import expected as expected_module
 from fennel_core.expectations.errors import ExpectationInvalid
-from fennel_core.expectations.expected import KINDS, Expected, passes, read_expectation
+from fennel_core.expectations.expected import KINDS, Expected, Kind, passes, read_expectation
+from fennel_core.expectations.values import Rule
 from fennel_core.operators.rows import frame_columns
 from fennel_core.vocab import dtypes as types
 from fennel_core.vocab.dtypes import Field, Optional
@@ -44,6 +47,7 @@ SCHEMA = Schema((), tuple(Field(name, dtype) for name, (dtype, _) in COLUMNS.ite
 DTYPES = {name: dtype for name, (dtype, _) in COLUMNS.items()}
 VALUES, PAIR = "expect_column_values_to_", "expect_column_pair_values_"
 LENGTHS = "expect_column_value_lengths_to_"
+SUM = "expect_multicolumn_sum_to_equal"
 SCHEMA_OF_A = {"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}
 
 
@@ -187,6 +191,104 @@ def test_what_cannot_be_evaluated_is_refused_by_name(
 
 
 @pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        ("be_between", {"column": "d", "min_value": 1e-40}),
+        ("be_between", {"column": "d", "max_value": 1e40}),
+        ("be_between", {"column": "d", "max_value": math.inf}),
+        ("be_between", {"column": "d", "max_value": "NaN"}),
+        ("be_between", {"column": "d", "max_value": "1e999999"}),
+        ("be_in_set", {"column": "d", "value_set": ["sNaN"]}),
+        ("be_between", {"column": "i", "max_value": 10**400}),
+        ("be_between", {"column": "f", "max_value": 10**400}),
+        ("be_between", {"column": "i", "max_value": 1 << 63}),
+        ("be_between", {"column": "at", "max_value": "9999-12-31T23:59:59-10:00"}),
+        ("be_between", {"column": "s", "max_value": "\ud800"}),  # no text of UTF-8
+        ("match_strftime_format", {"column": "s", "strftime_format": "%Y-%m-%d %H:%M %Y"}),
+        ("match_regex_list", {"column": "s", "regex_list": ["a"], "match_on": ["any"]}),
+        ("match_json_schema", {"column": "s", "json_schema": {"items": {"uniqueItems": True}}}),
+        ("match_json_schema", {"column": "s", "json_schema": {"enum": ["x" * 20_000]}}),
+    ],
+)
+def test_values_that_no_library_can_use_are_refused(kind: str, arguments: dict[str, Any]) -> None:
+    with pytest.raises(ExpectationInvalid) as refused:
+        read(f"{VALUES}{kind}", **arguments)
+    assert len(str(refused.value)) < 400
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments"),
+    [
+        (SUM, {"column_list": ["i"], "sum_total": 1e300}),
+        (SUM, {"column_list": ["i"], "sum_total": math.inf}),
+        (SUM, {"column_list": ["d"], "sum_total": math.nan}),
+        (SUM, {"column_list": ["f"], "sum_total": math.inf}),
+        (SUM, {"column_list": ["f"], "sum_total": 10**400}),
+        (f"{PAIR}to_be_equal", {"column_A": "i", "column_B": "j", "ignore_row_if": ["neither"]}),
+    ],
+)
+def test_values_of_sums_and_pairs_that_no_library_can_use_are_refused(
+    kind: str, arguments: dict[str, Any]
+) -> None:
+    with pytest.raises(ExpectationInvalid):
+        read(kind, **arguments)
+
+
+def test_what_a_rule_raises_for_rows_of_the_types_is_an_answer(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def panics(given: object, dtypes: object) -> Rule:
+        return lambda rows: (rows["i"], rows.select(pl.lit(Decimal("1e-40")) > 0).to_series())
+
+    kind = f"{VALUES}be_null"
+    monkeypatch.setattr(expected_module, "KINDS", {kind: Kind(panics)})
+    with pytest.raises(ExpectationInvalid, match="cannot be applied to the columns"):
+        read(kind, column="i")
+
+
+def test_values_within_the_bounds_are_applied() -> None:
+    digits = "9" * 36
+    rows = pl.DataFrame(
+        {"d": [Decimal(f"{digits}.99"), Decimal(f"-{digits}.99"), Decimal("0.00")]},
+        schema={"d": pl.Decimal(38, 2)},
+    )
+    between = f"{VALUES}be_between"
+    assert read(between, column="d", min_value="1e-38").apply(rows) == (3, 2)
+    assert read(between, column="d", max_value="1e37").apply(rows) == (3, 0)
+    assert read(between, column="d", min_value=f"{digits}.99").apply(rows) == (3, 2)
+    assert read(between, column="i", min_value=-(1 << 63)).apply(frame()) == (4, 0)
+    assert read(between, column="f", max_value=math.inf).apply(frame()) == (3, 0)
+    assert read(between, column="f", max_value=10**30).apply(frame()) == (3, 0)
+    assert read(SUM, column_list=["f"], sum_total=1e300).apply(frame()) == (4, 4)
+
+
+def test_a_row_whose_sum_does_not_fit_fails() -> None:
+    most, dtypes = Decimal("9" * 38), {"a": types.Decimal(0), "b": types.Decimal(28)}
+    rows = pl.DataFrame(
+        {"a": [most, Decimal(2), most, None], "b": [Decimal(1)] * 4},
+        schema={"a": pl.Decimal(38, 0), "b": pl.Decimal(38, 28)},
+    )
+
+    def counts(*columns: str, total: int) -> tuple[int, int]:
+        arguments = json.dumps({"column_list": columns, "sum_total": total})
+        return read_expectation(Expectation(SUM, arguments), dtypes).apply(rows)
+
+    assert counts("a", "b", total=1) == (4, 3)
+    assert counts("a", "b", total=3) == (4, 3)
+    assert counts("a", "a", total=4) == (3, 2)
+
+
+def test_a_long_text_is_not_compared_with_a_schema() -> None:
+    expected = read(f"{VALUES}match_json_schema", column="s", json_schema={"type": "array"})
+    texts = [f"[{'1,' * (size // 2)}1]" for size in (19_000, 20_001)]
+    assert expected.apply(pl.DataFrame({"s": texts})) == (2, 1)
+    big = {"enum": ["x" * 10_000, [1] * 1000]}
+    expected = read(f"{VALUES}match_json_schema", column="s", json_schema=big)
+    assert expected.apply(pl.DataFrame({"s": [json.dumps([1] * 1000)]})) == (1, 0)
+    assert expected.apply(pl.DataFrame({"s": [json.dumps([1] * 1000) + " " * 1000]})) == (1, 1)
+
+
+@pytest.mark.parametrize(
     ("kind", "arguments", "why"),
     [
         (f"{LENGTHS}equal", {"column": "s", "value": 1.5}, "number of characters"),
@@ -229,7 +331,7 @@ def test_wrong_pairs_lengths_and_sums_are_refused_by_name(
 
 
 def test_arguments_that_are_no_object_are_refused() -> None:
-    for kwargs in ("", "[1]", "{"):
+    for kwargs in ("", "[1]", "{", "[" * 100_000, f'{{"column": {"1" * 5000}}}'):
         with pytest.raises(ExpectationInvalid, match="not a JSON object"):
             read_expectation(Expectation(f"{VALUES}be_null", kwargs), DTYPES)
 
