@@ -121,6 +121,7 @@ async def serve(settings: Settings) -> None:
                 for each in (warming, inline, orchestrator):
                     closing.push_async_callback(each.close)
                 closing.push_async_callback(offline.close)
+                closing.callback(app.state.dataframe_reads.close)
 
 
 def with_services(state: ServerState, offline: OfflineParts) -> FastAPI:

@@ -112,6 +112,12 @@ class ApiVersions:
                 "end": part.end,
             }
             page = decode_page(self.api.call("GET", "/tail", asked))
+            if page.following <= first:
+                raise ReadFailed(
+                    f"the log of `{topic}`, partition {partition}, ends at {page.following} and "
+                    f"ended at {part.end} when the read was planned; load the DataFrame again "
+                    "[read-incomplete]"
+                )
             for _, value in page.records:
                 yield rows.kept(decode(value)).select(columns)
             first = Offset(page.following)

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,7 +23,8 @@ from fennel_core.connections import erasures
 from fennel_core.connections.object_store import MemoryObjectStore
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.connections.workspace_limits import WorkspaceLimits
-from fennel_core.dataframes import read_service
+from fennel_core.dataframes import planning, read_service
+from fennel_core.dataframes.api_messages import decode_page
 from fennel_core.dataframes.api_versions import ApiVersions, ReadApi
 from fennel_core.dataframes.part_rows import VersionStore, rows_of_part
 from fennel_core.dataframes.parts import TopicInput, parts_of
@@ -32,12 +35,21 @@ from fennel_core.dataframes.routes import router
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
+from fennel_core.history.conditions import Conditions
 from fennel_core.history.errors import ReadFailed
 from fennel_core.history.file_slices import TopicRecord
 from fennel_core.history.topic_slices import TopicSlice
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry.health import HealthEndpoint
-from fennel_core.vocab.ids import DatasetName, JobId, Offset, TopicName, TopicPartition, WorkspaceId
+from fennel_core.vocab.ids import (
+    DatasetName,
+    JobId,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    TopicPartition,
+    WorkspaceId,
+)
 from fennel_core.vocab.keys import key_bytes
 from tests.laws.dataframes.page_source import ORDER_ROWS, ORDERS, SPEND, USER_ROWS, USERS
 from tests.laws.dataframes.stores import MemoryVersions, topic_of
@@ -89,6 +101,10 @@ class MemoryTopics:
         messages = self.direct(part[0]).messages[part]
         for offset in range(first, end):
             yield TopicRecord(part, Offset(offset), messages[offset])
+
+    def log_end(self, part: TopicPartition) -> Offset | None:
+        found = {each.partition: each.end for each in self.inputs[part[0]].slices}
+        return found.get(part)
 
 
 async def make_catalog(connections: Pool) -> None:
@@ -160,8 +176,8 @@ async def url(connections: Pool, topics: MemoryTopics) -> AsyncIterator[str]:
     limits = WorkspaceLimits(1000, 0.0)
     state = ServerState(Settings(), connections, commits, commits, None, lambda: None, limits)
     app = application(state, HealthEndpoint("test", {}), (router,))
-    stores = ReadStores(topics.files, topics.slices_of, topics.tail)
-    app.state.dataframe_reads = DataframeReads(connections, stores)
+    stores = ReadStores(topics.files, topics.slices_of, topics.tail, topics.log_end)
+    app.state.dataframe_reads = reads = DataframeReads(connections, stores)
     port = free_port()
     server = uvicorn.Server(uvicorn.Config(app, port=port, log_level="error", lifespan="off"))
     running = asyncio.create_task(server.serve())
@@ -169,6 +185,7 @@ async def url(connections: Pool, topics: MemoryTopics) -> AsyncIterator[str]:
     yield f"http://127.0.0.1:{port}"
     server.should_exit = True
     await running
+    reads.close()
 
 
 def rows(plan: ReadPlan, versions: VersionStore) -> list[str]:
@@ -260,6 +277,85 @@ async def test_a_token_reads_the_content_of_its_workspace_only(url: str) -> None
         asked = {"first": 0, **rest, **params}
         with pytest.raises(ReadFailed, match=said):
             await asyncio.to_thread(ReadApi(url, token).call, "GET", path, asked)
+
+
+async def test_a_tail_ends_with_the_log_whatever_end_is_asked_for(
+    url: str, topics: MemoryTopics
+) -> None:
+    part = topics.inputs[USER_TOPIC].slices[0]
+    api = ReadApi(url, "reader")
+    asked = {"topic": USER_TOPIC, "partition": 0, "first": part.tail_first}
+
+    def ends() -> list[int]:
+        return [
+            decode_page(api.call("GET", "/tail", {**asked, "end": end})).following
+            for end in (part.end, 10**12)
+        ]
+
+    assert await asyncio.to_thread(ends) == [part.end] * 2
+    with pytest.raises(ReadFailed, match="is not the content of a dataset"):
+        await asyncio.to_thread(api.call, "GET", "/tail", {**asked, "partition": 99, "end": 1})
+    # A log that was restored from a backup has fewer records than the plan of a read.
+    planned = replace(part, files=(), end=Offset(part.end + 5))
+
+    def read() -> list[pl.DataFrame]:
+        return list(ApiVersions(api).batches(planned, ("user_id",), Conditions((), ())))
+
+    with pytest.raises(ReadFailed, match=f"ends at {part.end} and ended at {part.end + 5}"):
+        await asyncio.to_thread(read)
+
+
+async def test_reads_of_one_workspace_hold_up_neither_others_nor_commits(
+    connections: Pool, topics: MemoryTopics
+) -> None:
+    theirs = TopicName("other.topic.user.1")
+    async with connections.connection() as connection:
+        await connection.execute(
+            "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title,"
+            " blueprint) VALUES (%s, 'other', 'topic', 'x', 1, 'live', '', '')",
+            (theirs,),
+        )
+    released = threading.Event()
+
+    def tail(part: TopicPartition, first: Offset, end: Offset) -> Iterator[TopicRecord]:
+        if part[0] == USER_TOPIC:
+            assert released.wait(30), "the test ends"
+        yield TopicRecord(part, first, b"")
+
+    stores = ReadStores(topics.files, topics.slices_of, tail, lambda _: Offset(1))
+    reads, loop = DataframeReads(connections, stores), asyncio.get_running_loop()
+    default = ThreadPoolExecutor(1)
+    loop.set_default_executor(default)
+
+    def page(workspace: str, topic: TopicName) -> asyncio.Task[bytes]:
+        part = (topic, PartitionIndex(0))
+        return asyncio.create_task(reads.tail(WorkspaceId(workspace), part, Offset(0), Offset(1)))
+
+    blocked = [page("shop", USER_TOPIC) for _ in range(2 * read_service.READS_AT_ONCE)]
+    try:
+        async with asyncio.timeout(10):
+            assert decode_page(await page("other", theirs)).records == [(0, b"")]
+            await asyncio.to_thread(int)
+        assert not any(each.done() for each in blocked)
+    finally:
+        released.set()
+        await asyncio.gather(*blocked)
+        reads.close()
+
+
+async def test_definitions_are_decoded_beside_the_event_loop(
+    url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    threads: list[int] = []
+
+    def decoded(definitions: bytes) -> dict[str, dict[str, str]]:
+        threads.append(threading.get_ident())
+        return {}
+
+    monkeypatch.setattr(planning, "comments_of", decoded)
+    assert await over_api(url, {"dataset": "User"})
+    assert threads
+    assert threading.get_ident() not in threads
 
 
 UNREADABLE: list[tuple[dict[str, str], str]] = [
