@@ -6,6 +6,7 @@ so that the rows of a read depend on nothing that happens later.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
@@ -186,12 +187,9 @@ async def _served_version(pool: Pool, workspace: WorkspaceId, branch: str) -> Se
         [(definitions, catalog)] = await (await connection.execute(VERSION, (commit,))).fetchall()
     assert isinstance(definitions, bytes), "definitions are kept while a branch needs them"
     assert isinstance(catalog, bytes), "a commit that serves has a catalog"
-    return ServedVersion(
-        workspace,
-        CommitId(str(commit)),
-        stored_names.loads(catalog, Catalog),
-        comments_of(definitions),
-    )
+    decoded = await asyncio.to_thread(stored_names.loads, catalog, Catalog)
+    comments = await asyncio.to_thread(comments_of, definitions)
+    return ServedVersion(workspace, CommitId(str(commit)), decoded, comments)
 
 
 def comments_of(definitions: bytes) -> dict[str, dict[str, str]]:
