@@ -45,10 +45,18 @@ FORGET: Final = (
 COLUMNS: Final = (
     "workspace, dataset, topic, digest, kind, arguments, mostly, evaluated, failed, failed_at"
 )
+IS_UNMET: Final = (
+    "(evaluated > 0 AND (evaluated - failed)::double precision / nullif(evaluated, 0) < mostly)"
+)
+"""`not passes(…)` in SQL."""
+ORDER: Final = "workspace, dataset, kind, arguments, topic"
 READ: Final = f"""
     SELECT {COLUMNS} FROM expectation_count
     WHERE %(visible)s::text[] IS NULL OR workspace = ANY(%(visible)s)
-    ORDER BY workspace, dataset, kind, arguments, topic LIMIT %(limit)s
+    ORDER BY {ORDER} LIMIT %(limit)s
+"""  # noqa: S608  # a constant
+READ_UNMET: Final = f"""
+    SELECT {COLUMNS} FROM expectation_count WHERE {IS_UNMET} ORDER BY {ORDER} LIMIT %(limit)s
 """  # noqa: S608  # a constant
 
 
@@ -140,6 +148,10 @@ class PostgresQualityCounts:
         visible = None if workspaces is None else list(workspaces)
         rows = await self._rows(READ, {"limit": limit, "visible": visible})
         return [count_of(row) for row in rows]
+
+    async def read_unmet(self, limit: int) -> list[ExpectationCount]:
+        """Return the counts of expectations that are not met, of all workspaces."""
+        return [count_of(row) for row in await self._rows(READ_UNMET, {"limit": limit})]
 
     async def _rows(
         self, statement: LiteralString, values: Mapping[str, object] | None = None

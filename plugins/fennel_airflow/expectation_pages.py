@@ -11,7 +11,7 @@ from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
 from fennel_airflow.page_source import PageSource, Row
-from fennel_core.data_quality.postgres import COLUMNS, ExpectationCount
+from fennel_core.data_quality.postgres import COLUMNS, IS_UNMET, ORDER, ExpectationCount
 
 DAG_ID: Final = "commit"
 ROWS: Final = 500
@@ -19,7 +19,7 @@ COUNTS: Final = f"""
 SELECT {COLUMNS} FROM expectation_count
 WHERE (%(workspace)s::text IS NULL OR workspace = %(workspace)s)
     AND (%(visible)s::text[] IS NULL OR workspace = ANY(%(visible)s))
-ORDER BY workspace, dataset, kind, arguments, topic LIMIT %(rows)s
+ORDER BY {IS_UNMET} DESC, {ORDER} LIMIT %(rows)s
 """  # noqa: S608  # built from constants
 HIDDEN: Final = frozenset({"mostly", "result_format", "include_config", "catch_exceptions", "meta"})
 """Arguments that have a column of their own, or say nothing about rows."""
@@ -38,7 +38,7 @@ def router(source: PageSource) -> APIRouter:
         counts = [_shown(row) for row in source.rows(COUNTS, selected)]
         return source.page(
             "expectations.html",
-            counts=sorted(counts, key=lambda each: bool(each["is_met"])),
+            counts=counts,
             workspace=workspace or "",
             limit=ROWS,
             now=datetime.now(UTC),

@@ -54,6 +54,15 @@ def test_shares_are_shown_and_what_is_not_met_comes_first(client: TestClient, lo
     assert "include_config" not in page
 
 
+def test_what_is_not_met_is_within_the_limit(
+    client: TestClient, login: Login, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fennel_airflow.expectation_pages.ROWS", 1)
+    page = client.get("/expectations", headers=login("viewer")).text
+    assert "expect_unmet" in page
+    assert "expect_unseen" not in page
+
+
 def test_a_workspace_can_be_chosen_and_a_login_is_required(
     client: TestClient, login: Login
 ) -> None:

@@ -6,14 +6,16 @@ from collections.abc import AsyncIterator, Collection, Iterator, Mapping
 
 import polars as pl
 import pytest
+from structlog.testing import capture_logs
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections.postgres import Pool, pool
+from fennel_core.data_quality import evaluator as evaluator_module
 from fennel_core.data_quality.counting import EvaluatedRange, RowCounts
 from fennel_core.data_quality.evaluator import ROWS, UNMET, ExpectationEvaluator
 from fennel_core.data_quality.postgres import PostgresQualityCounts
-from fennel_core.data_quality.suites import CommittedSuites
+from fennel_core.data_quality.suites import CommittedSuites, Suites
 from fennel_core.definition import validation
 from fennel_core.history.file_slices import TopicRecord
 from fennel_core.history.kafka import LogBounds
@@ -103,6 +105,39 @@ async def test_expectations_of_a_commit_are_evaluated_and_reported(committed: Po
     assert (count.evaluated, count.failed, count.is_met) == (11, 1, True)
     assert UNMET._value.get() == 0
     assert await stored.read(10, ["other"]) == []
+
+
+async def test_unmet_expectations_behind_the_limit_are_reported(
+    committed: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(evaluator_module, "MAX_SERIES", 1)
+    written = Written()
+    evaluator = ExpectationEvaluator(committed, written)
+    written.values = [1, 2, 3, 11]
+    await evaluator.evaluate_once()
+    digests = [each.digest for each in await PostgresQualityCounts(committed).read_unmet(10)]
+    assert len(digests) == 1
+    add = (
+        "INSERT INTO expectation_count (topic, digest, workspace, dataset, kind, arguments, "
+        "mostly, evaluated, failed) VALUES (%s, %s, 'w', 'A', 'first', '{}', 0.9, %s, %s)"
+    )
+    async with committed.connection() as connection:
+        for digest, evaluated, failed in [("met", 10, 1), ("unmet", 10, 2), ("none", 0, 0)]:
+            await connection.execute(add, (TOPIC, digest, evaluated, failed))
+    with monkeypatch.context() as kept:
+        kept.setattr(PostgresQualityCounts, "keep_only", _keep_all)
+        with capture_logs() as logged:
+            await evaluator.evaluate_once()
+    assert UNMET._value.get() == 2
+    assert [each["expectation"] for each in logged] == ["first"], "the other one was logged before"
+    stored = PostgresQualityCounts(committed)
+    unmet = await stored.read_unmet(10)
+    assert [each.digest for each in unmet] == ["unmet", *digests]
+    assert unmet == [each for each in await stored.read(10) if not each.is_met]
+
+
+async def _keep_all(self: PostgresQualityCounts, suites: Suites) -> None:
+    """Forget nothing."""
 
 
 async def test_two_processes_do_not_count_a_range_twice(committed: Pool) -> None:
