@@ -86,7 +86,7 @@ def merge_history(settings: Settings, report: Report, every_s: float | None) -> 
         done = asyncio.run(maintain_history(settings))
         report(
             f"files of history merged: {done.merged} into {done.made}; merges whose files were "
-            f"changed by another process: {done.superseded}; refused: {done.refused}"
+            f"changed by another process: {done.superseded}"
         )
 
     _repeatedly(merge, "run", report, every_s)

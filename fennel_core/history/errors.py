@@ -22,7 +22,7 @@ class RollFailed(HistoryError):
 
 
 class CompactionFailed(HistoryError):
-    """The Spark job of a compaction failed; files merged before stay. Run it again."""
+    """A compaction failed, in whole or in part; files merged before stay. Run it again."""
 
     code = "compaction-failed"
 

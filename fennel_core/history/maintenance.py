@@ -14,6 +14,7 @@ from fennel_core.connections.installation import installation_objects
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.compaction import CompactionRule
 from fennel_core.history.compaction_run import Compaction, CompactionResult, Merger
+from fennel_core.history.errors import CompactionFailed
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.spark_merges import SparkMerger
 from fennel_core.history.topics import HistoryTopics
@@ -29,14 +30,22 @@ day.
 
 
 async def maintain_history(settings: Settings) -> CompactionResult:
-    """Merge small files of history. Raises SystemUnavailable or CompactionFailed."""
+    """Merge small files of history. Raises SystemUnavailable, and CompactionFailed also if
+    some files cannot be merged.
+    """
     dsn = settings.postgres_dsn.get_secret_value()
     async with postgres.pool(dsn, name=SESSION, size=2) as pool:
         merger = SparkMerger(settings, installation_objects(settings, pool))
         try:
-            return await compact(settings, pool, merger)
+            done = await compact(settings, pool, merger)
         finally:
             merger.stop()
+    if done.refused:
+        raise CompactionFailed(
+            f"{done.refused} merges were refused, {done.made} were made: the log names the files; "
+            "restore damaged ones from a backup of the bucket"
+        )
+    return done
 
 
 async def compact(settings: Settings, pool: Pool, merger: Merger) -> CompactionResult:

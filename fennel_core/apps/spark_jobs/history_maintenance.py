@@ -34,7 +34,6 @@ def main() -> int:
         merged=done.merged,
         made=done.made,
         superseded=done.superseded,
-        refused=done.refused,
     )
     return 0
 

@@ -42,7 +42,7 @@ def environment(server: S3Server, dsn: str, data: Path, bucket: str) -> dict[str
 
 
 async def maintained(variables: dict[str, str]) -> None:
-    """Run the program as Airflow's operator does."""
+    """Run the program as Airflow's operator does; it fails, because one merge is refused."""
     tools = Path(sys.executable).parent
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     process = await asyncio.create_subprocess_exec(
@@ -53,7 +53,8 @@ async def maintained(variables: dict[str, str]) -> None:
         stderr=asyncio.subprocess.STDOUT,
     )
     out, _ = await process.communicate()
-    assert process.returncode == 0, out.decode()[-4000:]
+    assert process.returncode == 1, out.decode()[-4000:]
+    assert "1 merges were refused, 2 were made" in out.decode()
 
 
 async def test_the_program_merges_small_files_and_every_row_stays(
