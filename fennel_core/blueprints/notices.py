@@ -11,6 +11,7 @@ from typing import Final
 
 from fennel_core.blueprints.plan_entries import Notice
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.expectations import accepted_before, reasons_not_evaluable
 from fennel_core.vocab.dtypes import show
 from fennel_core.wire.entities import Dataset, ExpectedOf, IndexSide, Pipeline
 from fennel_core.wire.operators import Aggregate, Count, Quantile, WindowOp
@@ -39,8 +40,23 @@ def definition_notices(graph: Graph, before: Graph | None = None) -> tuple[Notic
         if suite.entity_kind is ExpectedOf.FEATURESET
     ]
     if before is not None:
+        notices += _expectations(graph, before)
         notices += _feature_types(graph, before)
     return tuple(notices)
+
+
+def _expectations(graph: Graph, before: Graph) -> Iterator[Notice]:
+    """Yield the expectations of datasets that an earlier release accepted, and this one not."""
+    for suite in graph.expectations:
+        accepted = accepted_before(before, suite)
+        for expectation, why in reasons_not_evaluable(graph, suite).items():
+            if expectation in accepted:
+                yield Notice(
+                    "expectation-not-evaluable",
+                    suite.entity,
+                    f"dataset `{suite.entity}`: `{expectation.type}` is recorded as before and "
+                    f"cannot be evaluated: {why}",
+                )
 
 
 def _feature_types(graph: Graph, before: Graph) -> Iterator[Notice]:

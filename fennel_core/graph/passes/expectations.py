@@ -1,4 +1,8 @@
-"""Check that expectations can be evaluated: their kinds, columns, arguments and rows."""
+"""Check that expectations can be evaluated: their kinds, columns, arguments and rows.
+
+Arguments are not checked where that would stop a commit for nothing: those of featuresets, which
+are not evaluated, and those that the branch has already, since an earlier release accepted them.
+"""
 
 from __future__ import annotations
 
@@ -10,12 +14,11 @@ from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.passes.terminals import is_terminal_dataset
 from fennel_core.vocab.dtypes import Dtype
 from fennel_core.vocab.problems import Problem
-from fennel_core.wire.entities import ExpectationSuite, ExpectedOf
+from fennel_core.wire.entities import Expectation, ExpectationSuite, ExpectedOf
 
 
 def check_expectations(graph: Graph, before: Graph | None) -> Iterator[Problem]:
     """Yield one problem per suite on a missing or terminal entity, and per invalid expectation."""
-    del before
     for suite in graph.expectations:
         dtypes = _dtypes(graph, suite)
         if dtypes is None:
@@ -31,7 +34,38 @@ def check_expectations(graph: Graph, before: Graph | None) -> Iterator[Problem]:
                 "currently dont support expectations on continuous windows."
             )
             yield Problem("expectation-terminal", suite.entity, text)
-        yield from _suite(suite, dtypes)
+        accepted = accepted_before(before, suite)
+        reasons = reasons_not_evaluable(graph, suite)
+        yield from _suite(
+            suite, dtypes, {each: why for each, why in reasons.items() if each not in accepted}
+        )
+
+
+def reasons_not_evaluable(graph: Graph, suite: ExpectationSuite) -> dict[Expectation, str]:
+    """Return why expectations of a dataset about its columns cannot be evaluated."""
+    dtypes = _dtypes(graph, suite)
+    found: dict[Expectation, str] = {}
+    if suite.entity_kind is not ExpectedOf.DATASET or dtypes is None:
+        return found
+    for expectation in suite.expectations:
+        if expectation.type in KINDS and dtypes.keys() >= {*_named_columns(expectation.kwargs)}:
+            try:
+                read_expectation(expectation, dtypes)
+            except ExpectationInvalid as invalid:
+                found[expectation] = str(invalid)
+    return found
+
+
+def accepted_before(before: Graph | None, suite: ExpectationSuite) -> frozenset[Expectation]:
+    """Return the expectations that an entity has already although they cannot be evaluated."""
+    if before is None:
+        return frozenset()
+    return frozenset(
+        expectation
+        for known in before.expectations
+        if (known.entity, known.entity_kind) == (suite.entity, suite.entity_kind)
+        for expectation in reasons_not_evaluable(before, known)
+    )
 
 
 def _dtypes(graph: Graph, suite: ExpectationSuite) -> dict[str, Dtype] | None:
@@ -46,7 +80,9 @@ def _dtypes(graph: Graph, suite: ExpectationSuite) -> dict[str, Dtype] | None:
             return {f.ref.name: f.dtype for f in graph.features_of(suite.entity)}
 
 
-def _suite(suite: ExpectationSuite, dtypes: Mapping[str, Dtype]) -> Iterator[Problem]:
+def _suite(
+    suite: ExpectationSuite, dtypes: Mapping[str, Dtype], reasons: Mapping[Expectation, str]
+) -> Iterator[Problem]:
     where = f"{suite.entity_kind.value} `{suite.entity}`"
     for expectation in suite.expectations:
         if expectation.type not in KINDS:
@@ -63,12 +99,8 @@ def _suite(suite: ExpectationSuite, dtypes: Mapping[str, Dtype]) -> Iterator[Pro
                 f"have; its columns are {sorted(dtypes)}"
             )
             yield Problem("expectation-column", suite.entity, text)
-        if missing:
-            continue
-        try:
-            read_expectation(expectation, dtypes)
-        except ExpectationInvalid as invalid:
-            text = f"{where}: `{expectation.type}` cannot be evaluated: {invalid}"
+        if expectation in reasons:
+            text = f"{where}: `{expectation.type}` cannot be evaluated: {reasons[expectation]}"
             yield Problem("expectation-argument", suite.entity, text)
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from fennel_core.blueprints.notices import definition_notices
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.vocab.dtypes import Float
-from fennel_core.wire.entities import ExpectedOf, Index, IndexSide
+from fennel_core.wire.entities import Expectation, ExpectedOf, Index, IndexSide
 from tests.support.commit_graphs import edit, graph
 
 
@@ -37,6 +37,20 @@ def test_expectations_of_a_featureset_are_not_evaluated() -> None:
         "expectations-not-evaluated Ride: featureset `Ride`: its expectations are recorded and not "
         "evaluated; those of datasets are",
     ]
+
+
+def test_an_expectation_that_an_earlier_release_accepted_is_named() -> None:
+    g = graph("connectors")
+    (suite,) = g.expectations
+    pattern = Expectation(
+        "expect_column_values_to_match_regex", '{"column": "text", "regex": "(?=a)"}'
+    )
+    old = replace(g, expectations=(replace(suite, expectations=(pattern,)),))
+    both = replace(suite, expectations=(*suite.expectations, pattern))
+    (notice,) = definition_notices(replace(g, expectations=(both,)), old)
+    assert (notice.code, notice.entity) == ("expectation-not-evaluable", suite.entity)
+    assert "look-around" in notice.text
+    assert definition_notices(g, old) == ()
 
 
 def test_a_dataset_whose_sources_the_environment_removed_gets_no_rows() -> None:

@@ -4,6 +4,7 @@
 before committing it.
 """
 
+import json
 import os
 from dataclasses import replace
 
@@ -14,6 +15,7 @@ from fennel_core.graph.passes import INCREMENTAL_RULES, RULES, validate
 from fennel_core.graph.passes.capabilities import DEFAULT_EVERY_US, refuse_unserved
 from fennel_core.graph.passes.connectors import one_definition_per_connector
 from fennel_core.graph.passes.dependencies import declare_dependencies
+from fennel_core.graph.passes.expectations import check_expectations
 from fennel_core.graph.passes.references import resolve_references
 from fennel_core.graph.passes.schemas import check_operator_schemas
 from fennel_core.graph.passes.streams import reads
@@ -29,6 +31,7 @@ from fennel_core.wire.connectors import (
     SecretRef,
     WebhookEndpoint,
 )
+from fennel_core.wire.entities import Expectation, ExpectedOf
 from fennel_core.wire.operators import (
     Dedup,
 )
@@ -40,7 +43,7 @@ from tests.support.commit_graphs import (
     graph,
     without_dataset,
 )
-from tests.support.graph_edits import call, other_retention
+from tests.support.graph_edits import call, expect, other_retention
 
 
 def served(g: Graph) -> Graph:
@@ -228,3 +231,30 @@ def test_a_connector_may_change_while_other_datasets_keep_the_earlier_definition
 def test_code_that_looks_up_a_dataset_outside_the_commit_is_accepted():
     g = call("def f(cls, ts):\n    return Elsewhere.lookup(ts)")(graph("featuresets"))
     assert list(declare_dependencies(g, None)) == []
+
+
+PATTERN = Expectation("expect_column_values_to_match_regex", '{"column": "text", "regex": "(?=a)"}')
+LENGTHS = Expectation("expect_column_value_lengths_to_equal", '{"column": "text", "value": -1}')
+
+
+def test_an_unchanged_expectation_of_an_earlier_release_is_not_refused():
+    g = graph("connectors")
+    with_both, with_pattern = expect(PATTERN, LENGTHS)(g), expect(PATTERN)(g)
+    assert len(list(check_expectations(with_both, None))) == 2
+    assert list(check_expectations(with_both, with_both)) == []
+    (problem,) = check_expectations(with_both, with_pattern)
+    assert (problem.code, LENGTHS.type in problem.text) == ("expectation-argument", True)
+
+
+def test_arguments_of_expectations_that_are_not_evaluated_are_not_checked():
+    g = graph("featuresets")
+    feature = g.features[0].ref
+    (suite,) = graph("connectors").expectations
+    wrong = replace(PATTERN, kwargs=json.dumps({"column": feature.name, "regex": "(?=a)"}))
+    featureset = replace(
+        suite,
+        entity=feature.featureset,
+        entity_kind=ExpectedOf.FEATURESET,
+        expectations=(wrong,),
+    )
+    assert list(check_expectations(replace(g, expectations=(featureset,)), None)) == []
