@@ -137,6 +137,8 @@ def test_a_row_too_many_and_a_row_too_few_on_a_topic_are_found_and_named() -> No
         (joined,) = [finding for title, finding in found.items() if "join" in title]
         assert joined.keys == 3, "every user has a click"
         assert joined.differing == bool(change)
+        assert len(joined.compared) == 3, "an alarm of any of them may end"
+        assert joined.differing_keys <= joined.compared
         for difference in joined.differences:
             missing, extra = difference.row.expected, difference.row.found
             assert (len(missing or ()), len(extra or ())) == ((1, 0) if change == "few" else (0, 1))
