@@ -12,7 +12,7 @@ from datetime import UTC, datetime
 
 import pandas as pd
 from fennel.client import Client
-from fennel.connectors import S3, Webhook, source
+from fennel.connectors import CSV, S3, Webhook, source
 from fennel.datasets import Count, Dataset, dataset, field, pipeline
 from fennel.dtypes import Continuous
 from fennel.featuresets import extractor, featureset
@@ -104,7 +104,7 @@ def main(url: str, token: str, name: str, key_id: str, secret: str) -> None:
         inputs=[Shopper.uid],
         outputs=[Shopper.age, Shopper.placed],
         timestamp_column="at",
-        input_s3=bucket.bucket(name, prefix="in/", format="csv"),
+        input_s3=bucket.bucket(name, prefix="in/", format=CSV()),
         output_s3=bucket.bucket(name, prefix="out/", format="parquet"),
         feature_to_column_map={"Shopper.uid": "shopper"},
         workflow="bucket",
