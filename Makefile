@@ -1,5 +1,7 @@
 # Every task of developers and of CI. `make help` lists the targets.
 SHELL := /bin/bash
+# Tests start hundreds of processes: without bytecode files each would compile all that it imports.
+unexport PYTHONDONTWRITEBYTECODE
 PREPARE := bash fennel_core/apps/local/prepare.sh
 CLI := .venv/bin/python -m fennel_core.apps.cli
 PYTEST_ARGS ?=

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import io
 import time
 from collections.abc import AsyncIterator, Callable, Sequence
 from pathlib import Path
@@ -29,9 +28,9 @@ from pydantic import SecretStr
 
 from fennel_core.connections.errors import ObjectStoreUnavailable, SystemUnavailable
 from fennel_core.connections.object_store import PIECE_BYTES, ObjectConflict, StoredObject
+from fennel_core.connections.ranged_file import RangedFile
 
 if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
     from mypy_boto3_s3 import S3Client
     from mypy_boto3_s3.literals import BucketLocationConstraintType
 
@@ -141,44 +140,22 @@ def get(s3: S3Client, bucket: str, key: str) -> bytes | None:
     return None if body is None else body.read()
 
 
-class RangedObject(io.RawIOBase):
-    """An object as a file of which only what is read is transferred.
-
-    `size_bytes`: of the object. Raises botocore's errors, and FileNotFoundError without an object.
-    """
+class RangedObject(RangedFile):
+    """An object as a file. Raises botocore's errors, and FileNotFoundError without an object."""
 
     def __init__(self, s3: S3Client, bucket: str, key: str, size_bytes: int) -> None:
+        super().__init__(size_bytes)
         self._s3, self._bucket, self._key = s3, bucket, key
-        self._size_bytes, self._at = size_bytes, 0
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer)
-        end = min(self._at + len(view), self._size_bytes)
-        if self._at >= end:
-            return 0
-        asked = f"bytes={self._at}-{end - 1}"
+    def fetch(self, first: int, size: int) -> bytes:
+        asked = f"bytes={first}-{first + size - 1}"
         try:
             found = self._s3.get_object(Bucket=self._bucket, Key=self._key, Range=asked)
         except ClientError as missing:
             if _status(missing) == 404:
                 raise FileNotFoundError(self._key) from missing
             raise
-        body = found["Body"].read()
-        assert len(body) == end - self._at, "S3 returns the range that it is asked for"
-        view[: len(body)] = body
-        self._at = end
-        return len(body)
+        return found["Body"].read()
 
 
 def open_stream(s3: S3Client, bucket: str, key: str) -> StreamingBody | None:

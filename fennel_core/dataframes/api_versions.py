@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import io
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import httpx
 import polars as pl
 
+from fennel_core.connections.ranged_file import RangedFile
 from fennel_core.dataframes.api_messages import decode_page, decode_source
 from fennel_core.dataframes.planning import ReadPlan
 from fennel_core.dataframes.read_request import ReadRequest
@@ -22,9 +22,6 @@ from fennel_core.history.parquet import RowFilter
 from fennel_core.history.topic_slices import TopicSlice
 from fennel_core.vocab.ids import Offset
 from fennel_core.vocab.versions import decode
-
-if TYPE_CHECKING:
-    from _typeshed import WriteableBuffer
 
 PATH: Final = "/api/v1/dataframes"
 TIMEOUT_S: Final = 120.0
@@ -123,34 +120,23 @@ class ApiVersions:
             first = Offset(page.following)
 
 
-class RemoteFile(io.RawIOBase):
-    """A file of history, of which only what is read is transferred."""
+class RemoteFile(RangedFile):
+    """A file of history."""
 
     def __init__(self, api: ReadApi, key: str, size_bytes: int) -> None:
-        self._api, self._key, self._size_bytes, self._at = api, key, size_bytes, 0
+        super().__init__(size_bytes)
+        self._api, self._key = api, key
 
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._at, io.SEEK_END: self._size_bytes}[whence]
-        self._at = max(0, base + offset)
-        return self._at
-
-    def readinto(self, buffer: WriteableBuffer) -> int:
-        view = memoryview(buffer)
-        length = max(0, min(len(view), self._size_bytes - self._at))
-        for first in range(0, length, RANGE_BYTES):
-            size = min(RANGE_BYTES, length - first)
-            asked: Params = {"key": self._key, "first": self._at + first, "size": size}
-            body = self._api.call("GET", "/file", asked)
-            assert len(body) == size, "the API returns the range that it is asked for"
-            view[first : first + size] = body
-        self._at += length
-        return length
+    def fetch(self, first: int, size: int) -> bytes:
+        """Return a range in as many calls as the API needs for its size."""
+        return b"".join(
+            self._api.call(
+                "GET",
+                "/file",
+                {"key": self._key, "first": start, "size": min(RANGE_BYTES, first + size - start)},
+            )
+            for start in range(first, first + size, RANGE_BYTES)
+        )
 
 
 @lru_cache(maxsize=4)

@@ -5,8 +5,10 @@ It must be configured before its first import, so this module does it at import.
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -45,8 +47,25 @@ if "airflow" not in sys.modules:
 
 
 @pytest.fixture(scope="session")
-def airflow_home() -> Path:
-    """Return the folder of an Airflow whose database is initialised and has the pools."""
+def airflow_home(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return the folder of an Airflow whose database is initialised and has the pools.
+
+    One of the workers of a test run makes the database; the others copy it.
+    """
+    folder = tmp_path_factory.getbasetemp()
+    if "PYTEST_XDIST_WORKER" in os.environ:
+        folder = folder.parent
+    made = folder / "airflow.db"
+    with (folder / "airflow.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not made.exists():
+            make_database()
+            (HOME / "airflow.db").rename(made)
+    shutil.copy(made, HOME / "airflow.db")
+    return HOME
+
+
+def make_database() -> None:
     pools = HOME / "pools.json"
     pools.write_text(json.dumps(airflow.POOLS))
     for words in (("db", "migrate"), ("pools", "import", str(pools))):
@@ -56,7 +75,6 @@ def airflow_home() -> Path:
             capture_output=True,
             env={**os.environ, **OPTIONS},
         )
-    return HOME
 
 
 @pytest.fixture

@@ -27,32 +27,52 @@ HEAVY = (
     "fastapi",
     "asyncpg",
 )
+IN_FORKS = """
+import os, sys, traceback
+assert "fennel_airflow" not in sys.modules, "each process loads the plugin by itself"
+for argument in sys.argv[1:]:
+    child = os.fork()
+    if child == 0:
+        try:
+            look(argument)
+            sys.stdout.flush()
+            os._exit(0)
+        finally:
+            traceback.print_exc()
+            os._exit(1)
+    if os.waitpid(child, 0)[1]:
+        sys.exit(f"{argument} failed")
+"""
+"""Importing Airflow takes seconds, so the processes of a test are forks of one that has."""
 LOOK = """
-import importlib.util, json, sys
-spec = importlib.util.spec_from_file_location("dag_file", sys.argv[1])
-module = importlib.util.module_from_spec(spec)
-spec.loader.exec_module(module)
+import gc, importlib.util, json, sys
 from airflow.sdk.definitions.dag import DAG
-import gc
-dags = [each for each in gc.get_objects() if type(each) is DAG]
+from airflow.task.priority_strategy import validate_and_load_priority_weight_strategy
+
 def weight(task):
-    from airflow.task.priority_strategy import validate_and_load_priority_weight_strategy as load
-    return load(task.weight_rule).get_weight(type("Instance", (), {"task": task}))
-print(json.dumps({
-    "modules": sorted({name.split(".")[0] for name in sys.modules}),
-    "dags": {dag.dag_id: {
-        "tasks": {
-            task.task_id: {
-                "down": sorted(task.downstream_task_ids),
-                "rule": task.trigger_rule.value,
-                "pool": task.pool,
-                "weight": weight(task),
-            }
-            for task in dag.tasks
-        },
-        "catchup": dag.catchup, "tags": sorted(dag.tags), "runs": dag.max_active_runs,
-    } for dag in dags},
-}))
+    strategy = validate_and_load_priority_weight_strategy(task.weight_rule)
+    return strategy.get_weight(type("Instance", (), {"task": task}))
+
+def look(file):
+    spec = importlib.util.spec_from_file_location("dag_file", file)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    dags = [each for each in gc.get_objects() if type(each) is DAG]
+    print(json.dumps({
+        "modules": sorted({name.split(".")[0] for name in sys.modules}),
+        "dags": {dag.dag_id: {
+            "tasks": {
+                task.task_id: {
+                    "down": sorted(task.downstream_task_ids),
+                    "rule": task.trigger_rule.value,
+                    "pool": task.pool,
+                    "weight": weight(task),
+                }
+                for task in dag.tasks
+            },
+            "catchup": dag.catchup, "tags": sorted(dag.tags), "runs": dag.max_active_runs,
+        } for dag in dags},
+    }))
 """
 
 
@@ -65,14 +85,11 @@ def _python(script: str, *arguments: str) -> str:
     return ran.stdout
 
 
-def _look(file: Path) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(_python(LOOK, str(file)).splitlines()[-1])
-    return found
-
-
 @pytest.fixture(scope="module")
 def looks() -> dict[str, dict[str, Any]]:
-    return {file.stem: _look(file) for file in FILES}
+    lines = _python(LOOK + IN_FORKS, *map(str, FILES)).splitlines()
+    found = [json.loads(line) for line in lines if line.startswith("{")]  # Airflow logs to stdout
+    return {file.stem: look for file, look in zip(FILES, found, strict=True)}
 
 
 def test_the_dag_folder_contains_the_documented_dags() -> None:
@@ -181,38 +198,40 @@ def test_airflow_loads_only_plugin_py_as_a_plugin() -> None:
 
 START = """
 import sys
-kind = sys.argv[1]
-sys.argv = ["airflow", "dag-processor" if kind == "other" else "scheduler"]
-from airflow.jobs.job import Job
-if kind == "broken":
-    sys.modules["fennel_core.ledger.reservation"] = None  # an import of it fails
-if kind != "task":
-    Job()
-if kind == "changed":
-    sys.modules["fennel_airflow"].preloaded_sources_ns = 0
-# tasks have listeners of their own, made from a second copy of the plugin
-if kind in ("task", "changed", "forked"):
-    from airflow.sdk.listener import get_listener_manager as listeners_of_tasks
-    listeners_of_tasks().hook.on_starting(component=object())
-ours = [
-    name
-    for name, module in sys.modules.items()
-    if module and name.startswith("fennel_core") and ".wire." not in name
-]
-print(kind, bool(ours))
+import airflow.settings
+
+def look(kind):
+    sys.argv = ["airflow", "dag-processor" if kind == "other" else "scheduler"]
+    from airflow.jobs.job import Job
+    if kind == "broken":
+        sys.modules["fennel_core.ledger.reservation"] = None  # an import of it fails
+    if kind != "task":
+        Job()
+    if kind == "changed":
+        sys.modules["fennel_airflow"].preloaded_sources_ns = 0
+    # tasks have listeners of their own, made from a second copy of the plugin
+    if kind in ("task", "changed", "forked"):
+        from airflow.sdk.listener import get_listener_manager as listeners_of_tasks
+        listeners_of_tasks().hook.on_starting(component=object())
+    ours = [
+        name
+        for name, module in sys.modules.items()
+        if module and name.startswith("fennel_core") and ".wire." not in name
+    ]
+    print("imported", kind, bool(ours))
 """
 
 
-@pytest.mark.parametrize(
-    ("kind", "imported"),
-    [
-        ("scheduler", True),
-        ("forked", True),
-        ("changed", False),
-        ("broken", False),
-        ("other", False),
-        ("task", False),
-    ],
-)
-def test_tasks_inherit_preloaded_modules_unless_sources_changed(kind: str, imported: bool) -> None:
-    assert _python(START, kind).splitlines()[-1] == f"{kind} {imported}"
+def test_tasks_inherit_preloaded_modules_unless_sources_changed() -> None:
+    imported = {
+        "scheduler": True,
+        "forked": True,
+        "changed": False,
+        "broken": False,
+        "other": False,
+        "task": False,
+    }
+    lines = _python(START + IN_FORKS, *imported).splitlines()
+    assert [line for line in lines if line.startswith("imported")] == [
+        f"imported {kind} {found}" for kind, found in imported.items()
+    ]

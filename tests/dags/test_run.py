@@ -65,6 +65,9 @@ def result_of(conf, failing):
     tasks = {t.task_id: str(t.state) for t in run.get_task_instances()}
     return {"run": str(run.state), "tasks": tasks, "calls": steps.calls}
 
+from airflow.sdk.execution_time.supervisor import in_process_api_server
+in_process_api_server().app  # takes longer than a run; the forks inherit it
+
 results = {}
 for name, (conf, failing) in json.loads(sys.argv[2]).items():
     reader, writer = os.pipe()

@@ -267,7 +267,7 @@ REFUSED: list[tuple[str, str, dict[str, str | int], str]] = [
     ("reader", "/file", {"key": f"{FILE}/../../x"}, "history has no file"),
     ("reader", "/file", {"key": f"secrets/{USER_TOPIC}/0/x"}, "history has no file"),
     ("reader", "/file", {"key": FILE, "size": 1 << 30}, "ask for 1"),
-    ("nobody", "/tail", {"topic": USER_TOPIC}, "unknown token"),
+    ("unissued", "/tail", {"topic": USER_TOPIC}, "unknown token"),
 ]
 
 

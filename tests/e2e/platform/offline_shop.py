@@ -1,8 +1,8 @@
 """What a data scientist runs: commit, log, ask for training data with the public client, and wait.
 
-One request has its rows in it; another reads `in/` of a bucket and writes to `out/` there. The
-arguments are the address of the platform, a token, the bucket and its key id and secret key; the
-last status of each is printed as JSON.
+One request has its rows in it; with a bucket, another reads `in/` of it and writes to `out/` there.
+The arguments are the address of the platform, a token and, if there is one, the bucket with its key
+id and secret key; the last status of each request is printed as JSON.
 """
 
 import json
@@ -65,7 +65,20 @@ class Shopper:
         return pd.Series([1 / int(age) for age in ages], name="inverse")
 
 
-def main(url: str, token: str, name: str, key_id: str, secret: str) -> None:
+def ask_for_files(client: Client, name: str, key_id: str, secret: str) -> dict:
+    bucket = S3(name="training", aws_access_key_id=key_id, aws_secret_access_key=secret)
+    return client.query_offline(
+        inputs=[Shopper.uid],
+        outputs=[Shopper.age, Shopper.placed],
+        timestamp_column="at",
+        input_s3=bucket.bucket(name, prefix="in/", format=CSV()),
+        output_s3=bucket.bucket(name, prefix="out/", format="parquet"),
+        feature_to_column_map={"Shopper.uid": "shopper"},
+        workflow="bucket",
+    )
+
+
+def main(url: str, token: str, *bucket: str) -> None:
     client = Client(url, token=token)
     client.commit("offline", datasets=[Person, Order, Orders], featuresets=[Shopper])
     day = [datetime(2026, 1, n, tzinfo=UTC) for n in range(1, 9)]
@@ -99,17 +112,7 @@ def main(url: str, token: str, name: str, key_id: str, secret: str) -> None:
         workflow="churn",
         num_dpus=4,
     )
-    bucket = S3(name="training", aws_access_key_id=key_id, aws_secret_access_key=secret)
-    of_bucket = client.query_offline(
-        inputs=[Shopper.uid],
-        outputs=[Shopper.age, Shopper.placed],
-        timestamp_column="at",
-        input_s3=bucket.bucket(name, prefix="in/", format=CSV()),
-        output_s3=bucket.bucket(name, prefix="out/", format="parquet"),
-        feature_to_column_map={"Shopper.uid": "shopper"},
-        workflow="bucket",
-    )
-    for each in (asked, of_bucket):
+    for each in (asked, *([ask_for_files(client, *bucket)] if bucket else [])):
         while each["state"] in ("queued", "running"):
             time.sleep(0.5)  # between two polls, as the documentation shows it
             each = client.track_offline_query(each["request_id"])
