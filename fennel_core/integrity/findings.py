@@ -22,8 +22,8 @@ from fennel_core.integrity.checks import (
     DatasetFinding,
     IntegrityVerdict,
 )
-from fennel_core.integrity.naive_outputs import compared_spec
-from fennel_core.integrity.output_checks import CheckedJob
+from fennel_core.integrity.naive_outputs import compared_spec, why_not_compared
+from fennel_core.integrity.output_checks import CheckedJob, UncomparedJob
 from fennel_core.operators.spec import AggregateSpec, TableSpec
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import DatasetName, JobId, WorkspaceId
@@ -54,6 +54,9 @@ DETAIL_CHARACTERS: Final = 2_000
 LISTED_NAMES: Final = 30
 
 
+CheckableJob = CheckedDataset | CheckedJob | UncomparedJob
+
+
 @dataclass(frozen=True, slots=True)
 class FailedIntegrityCheck:
     """A dataset whose lookups differed from the recompute when it was last checked."""
@@ -72,9 +75,9 @@ class FailedIntegrityCheck:
 
 async def jobs_to_check(
     pool: Pool, workspace: str | None, dataset: str | None
-) -> list[CheckedDataset | CheckedJob]:
-    """Return every job of the versions that branches serve whose lookups or written rows are
-    compared, each once, or those of the selected datasets.
+) -> list[CheckableJob]:
+    """Return every job of the versions that branches serve, each once, or those of the selected
+    datasets. Those that are not compared say why.
 
     Raises ApiError, listing valid names, if the names select none.
     """
@@ -90,16 +93,12 @@ async def jobs_to_check(
                 served.setdefault(job, (owner, None))
         specs = await (await connection.execute(SPECS, (list(served),))).fetchall()
     found = [
-        checked
-        for job, spec, differing in specs
-        if (
-            checked := _checked(
-                *served[JobId(str(job))],
-                stored_names.loads(cast(bytes, spec), Job),
-                frozenset(map(bytes, cast("list[bytes]", differing or []))),
-            )
+        _checked(
+            *served[JobId(str(job))],
+            stored_names.loads(cast(bytes, spec), Job),
+            frozenset(map(bytes, cast("list[bytes]", differing or []))),
         )
-        is not None
+        for job, spec, differing in specs
     ]
     selected = [
         each
@@ -113,26 +112,17 @@ async def jobs_to_check(
 
 def _checked(
     workspace: WorkspaceId, dataset: DatasetName | None, job: Job, known: frozenset[bytes]
-) -> CheckedDataset | CheckedJob | None:
+) -> CheckableJob:
     """Return what is compared of a job, which serves the lookups of `dataset`, if it serves any."""
     if dataset is not None and isinstance(job.step, TableSpec | AggregateSpec):
         (topic,) = job.inputs
         return CheckedDataset(workspace, dataset, job.id, topic, job.step, job.partitions, known)
+    named = workspace, DatasetName(job.title.partition(":")[0].partition(".")[0]), job.id, job.title
     spec = compared_spec(job.step)
     if spec is None or not job.outputs:
-        return None
+        return UncomparedJob(*named, why_not_compared(job.step))
     (output,) = job.outputs
-    return CheckedJob(
-        workspace,
-        DatasetName(job.title.partition(":")[0].partition(".")[0]),
-        job.id,
-        job.title,
-        job.inputs,
-        output.topic,
-        spec,
-        job.partitions,
-        known,
-    )
+    return CheckedJob(*named, job.inputs, output.topic, spec, job.partitions, known)
 
 
 async def record(
@@ -192,9 +182,7 @@ async def failed_checks(pool: Pool) -> list[FailedIntegrityCheck]:
     ]
 
 
-def _unknown(
-    workspace: str | None, dataset: str | None, known: Collection[CheckedDataset | CheckedJob]
-) -> str:
+def _unknown(workspace: str | None, dataset: str | None, known: Collection[CheckableJob]) -> str:
     if not known:
         return "no branch serves lookups of a dataset; commit one first"
     wanted = f"dataset `{dataset}`" if dataset else "dataset"

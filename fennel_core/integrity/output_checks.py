@@ -7,17 +7,24 @@ output to its end, then the ends of the inputs. A group with an input row betwee
 not have its output yet, and is not compared. Every other group has the output of exactly the rows
 that were read. The end of an output is read when it has reached the high watermark of the moment
 after the offsets: before, a transaction of another partition may hide what is written already.
+
+A step has closed every window up to the largest event time of the rows that it has applied, if not
+more: watermarks of other partitions may have closed later ones. So results are compared up to that
+time, which follows from the rows and not from the state.
+
+A tombstone of a table-table join has no columns but its key, so those of its group may be null. It
+is found by its position, which is made from that of its left row.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Final, Protocol
+from typing import Final, Protocol
 
 import msgspec
+import polars as pl
 
 from fennel_core.integrity.checks import (
     LOOKUP_TIMEOUT_S,
@@ -30,12 +37,15 @@ from fennel_core.integrity.checks import (
 from fennel_core.integrity.key_sample import KeySample
 from fennel_core.integrity.naive_outputs import (
     OutputSpec,
-    Row,
-    groups_of,
+    closed_by,
+    inputs_of,
     output_row,
-    written_rows,
+    tombstones_of,
+    unmatched,
 )
 from fennel_core.integrity.naive_rows import RowDifference
+from fennel_core.integrity.naive_values import InputRow
+from fennel_core.operators.spec import JoinSpec, has_validity
 from fennel_core.snapshots.rebuild import SlotClient
 from fennel_core.vocab.ids import (
     DatasetName,
@@ -48,10 +58,10 @@ from fennel_core.vocab.ids import (
     partition_indexes,
 )
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.vocab.versions import META
+from fennel_core.vocab.versions import IS_TOMBSTONE, META, POS, SIGN
 
 ROWS: Final = "(rows)"
-_encode = msgspec.msgpack.Encoder(order="sorted").encode
+_encode = msgspec.msgpack.Encoder().encode
 
 
 class WrittenRows(TopicRows, Protocol):
@@ -90,15 +100,44 @@ class CheckedJob:
         return f"{self.title} of {self.workspace} ({self.job})"
 
 
+@dataclass(frozen=True, slots=True)
+class UncomparedJob:
+    """A job that a check does not compare, and why not."""
+
+    workspace: WorkspaceId
+    dataset: DatasetName
+    job: JobId
+    title: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.title} of {self.workspace} ({self.job})"
+
+
 @dataclass(slots=True)
 class _Groups:
     """The sampled groups of one partition: their rows per input, and those that cannot be
-    compared.
+    compared. `watermark`: the largest event time of input 0, None without rows.
     """
 
     samples: list[KeySample]
+    watermark: int | None
     chosen: list[bytes] = field(default_factory=list)
     unsettled: set[bytes] = field(default_factory=set)
+
+    @property
+    def too_large(self) -> frozenset[bytes]:
+        return frozenset[bytes]().union(*(sample.excluded for sample in self.samples))
+
+
+@dataclass(frozen=True, slots=True)
+class _Written:
+    """The rows that a job has written for sampled groups, and, of a table-table join, the
+    tombstones of their left rows by position.
+    """
+
+    rows: KeySample
+    tombstones: KeySample
 
 
 class OutputCheck:
@@ -130,9 +169,10 @@ class OutputCheck:
         groups = await asyncio.to_thread(self._read_inputs, checked, part, offsets, wanted)
         if not groups.chosen:
             return
-        output = await asyncio.to_thread(self._read_output, checked, groups.chosen)
+        inputs = await asyncio.to_thread(_rows_of, checked, groups)
+        output = await asyncio.to_thread(self._read_output, checked, groups.chosen, inputs)
         await asyncio.to_thread(self._find_unsettled, checked, part, offsets, groups)
-        await asyncio.to_thread(_compare, checked, groups, output, finding)
+        await asyncio.to_thread(_compare, checked, groups, inputs, output, finding)
 
     def _read_inputs(
         self,
@@ -141,25 +181,38 @@ class OutputCheck:
         offsets: Mapping[TopicName, Offset],
         wanted: int,
     ) -> _Groups:
-        samples = []
-        for topic, (schema, columns) in zip(checked.inputs, groups_of(checked.spec), strict=True):
-            sample = KeySample(columns, self._seed, wanted, checked.known)
-            frames = self._topics.below((topic, part), offsets[topic], (*schema.names, *META))
-            add_all(frames, sample.add)
+        samples, watermarks = [], []
+        for topic, each in zip(checked.inputs, inputs_of(checked.spec), strict=True):
+            sample = KeySample(each.columns, self._seed, wanted, checked.known)
+            frames = self._topics.below((topic, part), offsets[topic], (*each.schema.names, *META))
+            largest: list[int] = []
+            add_all(_largest_times(frames, each.schema.timestamp, largest), sample.add)
             samples.append(sample)
+            watermarks.append(max(largest, default=None))
         ranks = {key: sample.rank_of(key) for sample in samples for key in sample.chosen()}
         always = [key for key in ranks if key in checked.known]
         others = sorted((key for key in ranks if key not in checked.known), key=ranks.__getitem__)
-        return _Groups(samples, [*always, *others[:wanted]])
+        return _Groups(samples, watermarks[0], [*always, *others[:wanted]])
 
-    def _read_output(self, checked: CheckedJob, chosen: Sequence[bytes]) -> KeySample:
-        schema, columns = checked.spec.output, groups_of(checked.spec)[0][1]
-        sample = KeySample(columns, self._seed, 0, frozenset(chosen))
+    def _read_output(
+        self, checked: CheckedJob, chosen: Sequence[bytes], inputs: Sequence[_RowsByGroup]
+    ) -> _Written:
+        columns = (*checked.spec.output.names, *META)
+        of_group = inputs_of(checked.spec)[0].columns
+        rows = KeySample(of_group, self._seed, 0, frozenset(chosen))
+        left = [row for key in chosen for row in inputs[0].get(key, [])]
+        ends = {_encode([tombstones_of(row)]) for row in left} if _ends_rows(checked.spec) else ()
+        tombstones = KeySample((POS,), self._seed, 0, frozenset(ends))
         for part in partition_indexes(checked.partitions):
             partition = (checked.output, part)
             end = self._topics.settled_end(partition)
-            add_all(self._topics.below(partition, end, (*schema.names, *META)), sample.add)
-        return sample
+            for frame in self._topics.below(partition, end, columns):
+                if not _ends_rows(checked.spec):
+                    add_all(iter([frame]), rows.add)
+                    continue
+                add_all(iter([frame.filter(~pl.col(IS_TOMBSTONE))]), rows.add)
+                add_all(iter([frame.filter(IS_TOMBSTONE)]), tombstones.add)
+        return _Written(rows, tombstones)
 
     def _find_unsettled(
         self,
@@ -169,49 +222,68 @@ class OutputCheck:
         groups: _Groups,
     ) -> None:
         """Note the groups with input rows that may or may not have their output."""
-        for topic, (_, columns) in zip(checked.inputs, groups_of(checked.spec), strict=True):
-            first, end = offsets[topic], self._topics.end((topic, part))
-            for frame in self._topics.between((topic, part), first, end, columns):
-                groups.unsettled.update(key_bytes(frame, columns))
+        for topic, each in zip(checked.inputs, inputs_of(checked.spec), strict=True):
+            partition = (topic, part)
+            # A left row that has moved to another group has left this one on another partition.
+            ends_rows = _ends_rows(checked.spec)
+            end = (self._topics.settled_end if ends_rows else self._topics.end)(partition)
+            for frame in self._topics.between(partition, offsets[topic], end, each.columns):
+                groups.unsettled.update(key_bytes(frame, each.columns))
+
+
+_RowsByGroup = Mapping[bytes, Sequence[InputRow]]
+
+
+def _ends_rows(spec: OutputSpec) -> bool:
+    """Return whether the job writes tombstones that may not have the columns of a group."""
+    return isinstance(spec, JoinSpec) and has_validity(spec.left)
+
+
+def _largest_times(
+    frames: Iterator[pl.DataFrame], timestamp: str, largest: list[int]
+) -> Iterator[pl.DataFrame]:
+    """Yield frames; append the largest event time of the rows that each of them adds."""
+    for frame in frames:
+        time = frame.filter(pl.col(SIGN) > 0)[timestamp].to_physical().max()
+        if isinstance(time, int):
+            largest.append(time)
+        yield frame
+
+
+def _rows_of(checked: CheckedJob, groups: _Groups) -> list[_RowsByGroup]:
+    """Return, per input, the rows of the sampled groups."""
+    inputs = inputs_of(checked.spec)
+    return [sample.rows_of(each.time) for sample, each in zip(groups.samples, inputs, strict=True)]
 
 
 def _compare(
-    checked: CheckedJob, groups: _Groups, output: KeySample, finding: DatasetFinding
+    checked: CheckedJob,
+    groups: _Groups,
+    inputs: Sequence[_RowsByGroup],
+    output: _Written,
+    finding: DatasetFinding,
 ) -> None:
-    times = [schema.timestamp for schema, _ in groups_of(checked.spec)]
-    inputs = [sample.rows_of(time) for sample, time in zip(groups.samples, times, strict=True)]
-    written = output.rows_of(checked.spec.output.timestamp)
-    too_large = output.excluded.union(*(sample.excluded for sample in groups.samples))
+    spec = checked.spec
+    written = output.rows.rows_of(spec.output.timestamp)
+    ends = output.tombstones.rows_of(spec.output.timestamp)
+    closed = closed_by(spec, groups.watermark)
+    too_large = output.rows.excluded | groups.too_large
     for key in groups.chosen:
         if key in groups.unsettled or key in too_large:
             continue
         rows = [each.get(key, []) for each in inputs]
-        expected = written_rows(checked.spec, rows)
-        found = [output_row(row) for row in written.get(key, [])]
+        names = [_encode([tombstones_of(row)]) for row in rows[0]] if _ends_rows(spec) else []
+        if not output.tombstones.excluded.isdisjoint(names):
+            too_large |= {key}
+            continue
+        tombstones = [row for name in dict.fromkeys(names) for row in ends.get(name, [])]
+        found = [output_row(row) for row in (*written.get(key, []), *tombstones)]
         finding.keys += 1
         finding.compared.add(key)
         finding.rows += sum(map(len, rows))
-        difference = _difference(checked.spec.output.names, expected, found)
-        if difference is not None:
-            finding.add(KeyDifference(key, None, difference))
+        differences = unmatched(spec, rows, found, closed)
+        if differences.missing or differences.extra:
+            rows_of_both = RowDifference((ROWS,), differences.missing, differences.extra)
+            finding.add(KeyDifference(key, None, rows_of_both))
     if too_large:
         finding.details.append(f"{len(too_large)} groups have too many rows to recompute")
-
-
-def _difference(
-    names: Sequence[str], expected: Sequence[Row], found: Sequence[Row]
-) -> RowDifference | None:
-    """Compare two bags of rows; return the rows that only one of them has."""
-    left, right = (Counter(_content(names, row) for row in rows) for rows in (expected, found))
-    if left == right:
-        return None
-    missing, extra = (
-        [msgspec.msgpack.decode(each) for each in bag.elements()]
-        for bag in (left - right, right - left)
-    )
-    return RowDifference((ROWS,), missing, extra)
-
-
-def _content(names: Sequence[str], row: Row) -> bytes:
-    values: list[Any] = [row[name] for name in names]
-    return _encode(values)

@@ -17,7 +17,7 @@ from fennel_core.integrity.checks import (
     KeyDifference,
 )
 from fennel_core.integrity.naive_rows import RowDifference
-from fennel_core.integrity.output_checks import CheckedJob
+from fennel_core.integrity.output_checks import CheckedJob, UncomparedJob
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import Micros
 from tests.support.cluster import blueprint
@@ -78,13 +78,18 @@ async def test_every_dataset_with_lookups_and_every_job_with_a_definition_is_che
     lookups = [each.dataset for each in found if isinstance(each, CheckedDataset)]
     assert sorted(lookups) == sorted(served)
     titles = {each.title for each in found if isinstance(each, CheckedJob)}
-    assert any("PerCity" in title and "join" in title for title in titles)
+    assert {"PerCity.per_city: join", "Homes.home: join", "Final.final: aggregate"} <= titles
     assert any("intervals" in title for title in titles)
-    assert not any("map" in title or "windows" in title for title in titles)
-    assert len({each.job for each in found}) == len(found)
-    assert {(each.workspace, each.partitions, each.known) for each in found} == {
-        ("w", 4, frozenset())
+    assert len({each.job for each in found}) == len(found) == len(blueprint("corrections").jobs)
+    uncompared = [each for each in found if isinstance(each, UncomparedJob)]
+    assert {each.reason for each in uncompared if "map" in each.title} == {
+        "its expressions have no other definition than the platform's own"
     }
+    assert {
+        (each.workspace, each.partitions, each.known)
+        for each in found
+        if not isinstance(each, UncomparedJob)
+    } == {("w", 4, frozenset())}
 
 
 async def test_an_unknown_dataset_is_refused_with_the_valid_names(committed: Pool) -> None:

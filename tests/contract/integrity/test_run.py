@@ -233,7 +233,7 @@ def test_a_state_with_another_value_fails_the_check_until_it_is_right_again(
 
     with slot_serving(runner, address):
         check_integrity(settings, lines.append, keys=5, seed=7)
-        assert lines[0] == "jobs to check: 1, 5 keys of each, seed 7"
+        assert lines[0] == "jobs to check: 1 of 1, 5 keys of each, seed 7"
         assert f"agrees: 5 keys compared with {APPLIED} rows of history" in lines[1]
 
         # The state of one key has lost an event.
