@@ -12,6 +12,9 @@ import pytest
 
 from tests.support.platform_settings import ENV_COMMAND
 
+pytest_plugins = ("tests.support.executors", "tests.support.postgres", "tests.support.s3")
+"""One server of a kind per process: fixtures that folders import would start one for each."""
+
 
 def cli(*arguments: str) -> str:
     """Run the project's own command line and return its output."""

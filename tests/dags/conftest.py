@@ -19,9 +19,8 @@ import pytest
 from starlette.testclient import TestClient
 
 from fennel_core.apps.local import airflow
-from tests.support.postgres import database, empty_database, postgres_server
 
-__all__ = ["airflow_home", "database", "empty_database", "postgres_server"]
+__all__ = ["airflow_home"]
 
 Login = Callable[[str | None], dict[str, str]]
 ROOT = Path(__file__).parents[2]

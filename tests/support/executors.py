@@ -1,7 +1,4 @@
-"""A real executors' host for tests, in the client's environment.
-
-Use it with `pytest_plugins = ["tests.support.executors"]`, or import the fixtures.
-"""
+"""A real executors' host for tests, in the client's environment."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A real Postgres for tests: the one of `FENNEL_TEST_POSTGRES_DSN`, else a private server.
 
 Each test that uses `database` gets its own database, migrated and dropped afterwards, so tests are
-isolated. Use it with `pytest_plugins = ["tests.support.postgres"]` or import the fixtures into a
-conftest.
+isolated.
 """
 
 from __future__ import annotations
@@ -94,29 +93,43 @@ def postgres_server() -> Iterator[str]:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-@pytest.fixture
-def empty_database(postgres_server: str) -> Iterator[str]:
-    """The connection string of a new, empty database."""
+@contextmanager
+def _new_database(server_dsn: str, template: str) -> Iterator[str]:
     name = f"test_{uuid.uuid4().hex[:12]}"
-    with psycopg.connect(postgres_server, autocommit=True) as server:
+    with psycopg.connect(server_dsn, autocommit=True) as server:
         server.execute(
-            sql.SQL("CREATE DATABASE {} TEMPLATE template0 ENCODING 'UTF8'").format(
-                sql.Identifier(name)
+            sql.SQL("CREATE DATABASE {} TEMPLATE {} ENCODING 'UTF8' STRATEGY FILE_COPY").format(
+                sql.Identifier(name), sql.Identifier(template)
             )
         )
     try:
-        yield make_conninfo(postgres_server, dbname=name)
+        yield make_conninfo(server_dsn, dbname=name)
     finally:
-        with psycopg.connect(postgres_server, autocommit=True) as server:
+        with psycopg.connect(server_dsn, autocommit=True) as server:
             server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
+@pytest.fixture(scope="session")
+def migrated_template(postgres_server: str) -> Iterator[str]:
+    """The name of a database with the platform's schema; a copy of it costs less than the files."""
+    with _new_database(postgres_server, "template0") as dsn:
+        with connect(dsn, name="test") as connection:
+            migrate.apply(connection, migrate.read())
+        yield conninfo_to_dict(dsn)["dbname"]
+
+
 @pytest.fixture
-def database(empty_database: str) -> str:
+def empty_database(postgres_server: str) -> Iterator[str]:
+    """The connection string of a new, empty database."""
+    with _new_database(postgres_server, "template0") as dsn:
+        yield dsn
+
+
+@pytest.fixture
+def database(postgres_server: str, migrated_template: str) -> Iterator[str]:
     """The connection string of a new database with the platform's schema."""
-    with connect(empty_database, name="test") as connection:
-        migrate.apply(connection, migrate.read())
-    return empty_database
+    with _new_database(postgres_server, migrated_template) as dsn:
+        yield dsn
 
 
 @contextmanager

@@ -10,9 +10,8 @@ import pytest
 
 from fennel_core.connections.object_store import PIECE_BYTES, ObjectConflict, ObjectStore
 from tests.support.object_store import objects
-from tests.support.s3 import s3_server
 
-__all__ = ["objects", "s3_server"]
+__all__ = ["objects"]
 
 
 async def test_an_object_is_written_once_and_never_changed(objects: ObjectStore) -> None:

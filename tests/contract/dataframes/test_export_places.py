@@ -9,9 +9,8 @@ import pytest
 from fennel_core.connections import s3
 from fennel_core.dataframes.export_places import place_at
 from fennel_core.history.errors import ExportFailed
-from tests.support.s3 import S3Server, object_keys, s3_server
+from tests.support.s3 import S3Server, object_keys
 
-__all__ = ["s3_server"]  # the fixture
 BUCKET = "exports"
 
 

@@ -11,9 +11,6 @@ from fennel_core.dead_letters.counts import DeadLetterCounts
 from fennel_core.dead_letters.memory import MemoryDeadLetterCounts
 from fennel_core.dead_letters.postgres import PostgresDeadLetterCounts
 from fennel_core.vocab.ids import TopicName, WorkspaceId
-from tests.support.postgres import database, empty_database, postgres_server
-
-__all__ = ["database", "empty_database", "postgres_server"]
 
 TOPICS = (TopicName("shop.dead.x.1"), TopicName("other.dead.x.2"))
 

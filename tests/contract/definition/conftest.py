@@ -29,9 +29,7 @@ from fennel_core.settings.model import Settings
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import CommitId, Millis
 from tests.support.executors import run_client_program
-from tests.support.postgres import database, empty_database, postgres_server
 
-__all__ = ["database", "empty_database", "postgres_server"]
 ADMIN = "admin-token"
 
 

@@ -5,9 +5,6 @@ from __future__ import annotations
 from fennel_core.connections.postgres import pool
 from fennel_core.engine.backfill.queue import BackfillQueue, BackfillRequest
 from fennel_core.vocab.ids import JobId, PartitionIndex
-from tests.support.postgres import database, empty_database, postgres_server
-
-__all__ = ["database", "empty_database", "postgres_server"]
 
 JOB, OTHER = JobId("w.job.a.1"), JobId("w.job.b.1")
 

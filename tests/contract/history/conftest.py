@@ -10,10 +10,6 @@ from fennel_core.connections.postgres import pool
 from fennel_core.history.memory import MemoryHistoryFiles
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.store import HistoryFiles
-from tests.support.postgres import database, empty_database, postgres_server
-from tests.support.s3 import s3_server
-
-__all__ = ["database", "empty_database", "postgres_server", "s3_server"]
 
 
 @pytest.fixture(params=["memory", "postgres"])

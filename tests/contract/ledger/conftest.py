@@ -10,9 +10,6 @@ from fennel_core.connections.postgres import pool
 from fennel_core.ledger.memory import MemoryLedger
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.store import Ledger
-from tests.support.postgres import database, empty_database, postgres_server
-
-__all__ = ["database", "empty_database", "postgres_server"]
 
 
 @pytest.fixture(params=["memory", "postgres"])

@@ -14,10 +14,8 @@ from fennel_core.snapshots.postgres import PostgresPointers
 from fennel_core.snapshots.store import Pointers
 from fennel_core.vocab.ids import Epoch, JobPartition
 from tests.support.object_store import objects
-from tests.support.postgres import database, empty_database, postgres_server
-from tests.support.s3 import s3_server
 
-__all__ = ["database", "empty_database", "objects", "postgres_server", "s3_server"]
+__all__ = ["objects"]
 
 
 @dataclass(frozen=True)

@@ -17,10 +17,7 @@ from fennel_core.connections.postgres import pool
 from fennel_core.settings.model import Settings
 from tests.e2e.history.world import World
 from tests.support.ports import free_port
-from tests.support.postgres import database, empty_database, postgres_server
 from tests.support.s3 import object_keys
-
-__all__ = ["database", "empty_database", "postgres_server"]
 
 
 @pytest.fixture

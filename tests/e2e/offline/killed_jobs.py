@@ -33,10 +33,8 @@ from fennel_core.offline.s3_places import S3Source, S3Target
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from tests.e2e.offline import world
-from tests.support.postgres import database, empty_database, postgres_server
-from tests.support.s3 import S3Server, bucket_settings, object_keys, s3_server
+from tests.support.s3 import S3Server, bucket_settings, object_keys
 
-__all__ = ["database", "empty_database", "postgres_server", "s3_server"]
 pytestmark = pytest.mark.timeout(3600)
 ROOT = Path(__file__).parents[3]
 KILLS, SEED = int(os.environ.get("KILLS", "10")), int(os.environ.get("SEED", "1"))

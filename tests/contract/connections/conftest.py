@@ -1,6 +1,0 @@
-"""Real servers for these tests."""
-
-from tests.support.postgres import database, empty_database, postgres_server
-from tests.support.s3 import s3_server
-
-__all__ = ["database", "empty_database", "postgres_server", "s3_server"]

@@ -1,3 +1,0 @@
-from tests.support.executors import executors_socket
-
-__all__ = ["executors_socket"]
