@@ -15,6 +15,7 @@ import uuid
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Final
 
 import psutil
@@ -69,13 +70,7 @@ class Gate:
             "SELECT client_port FROM pg_stat_activity WHERE pid = %s", (backend,)
         ).fetchone()
         assert row is not None
-        found = [
-            c.pid
-            for c in psutil.net_connections("tcp")
-            if c.laddr and c.laddr.port == row[0] and c.raddr
-        ]
-        [pid] = [pid for pid in found if pid is not None]
-        return pid
+        return owner_of_connection(int(row[0]), self.keeper.info.port)
 
     async def kill_task(self) -> int:
         """Kill the process of the Airflow task that waits here, with -9."""
@@ -122,6 +117,39 @@ class Gate:
 
     def open(self) -> None:
         self.keeper.execute("SELECT pg_advisory_unlock_all()")
+
+
+def owner_of_connection(port: int, server_port: int) -> int:
+    """Return the id of the process that has opened the connection from `port` to a server.
+
+    Processes that it has forked share the connection until they close it or exec, and are younger.
+    The same port may be in use towards other servers, and it is the remote one in the server.
+    """
+    inodes = {
+        fields[9]
+        for table in ("/proc/net/tcp", "/proc/net/tcp6")
+        for fields in map(str.split, Path(table).read_text().splitlines()[1:])
+        if (_port(fields[1]), _port(fields[2])) == (port, server_port)
+    }
+    sockets = {f"socket:[{inode}]" for inode in inodes}
+    holders = [each for each in psutil.process_iter() if sockets & _descriptors(each.pid)]
+    assert holders, f"a process of this machine is connected from port {port}"
+    return min(holders, key=lambda process: (process.create_time(), process.pid)).pid
+
+
+def _port(address: str) -> int:
+    """Return the port of an address of `/proc/net/tcp`, which is hexadecimal."""
+    return int(address.rpartition(":")[2], 16)
+
+
+def _descriptors(pid: int) -> set[str]:
+    """Return what the descriptors of a process refer to."""
+    found = set()
+    with suppress(OSError):  # it has just ended, or is none of ours
+        for each in Path(f"/proc/{pid}/fd").iterdir():
+            with suppress(OSError):  # closed in the meantime
+                found.add(str(each.readlink()))
+    return found
 
 
 def is_task(pid: int) -> bool:
