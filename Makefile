@@ -81,8 +81,9 @@ sim: env ## Simulate crashes, pauses, zombies and lost responses: `make sim WORL
 faults: up ## Kill, disconnect and freeze services of the running platform during commits
 	.venv/bin/pytest -q tests/e2e/faults/test_broker.py tests/e2e/faults/test_slots.py tests/e2e/faults/test_faults.py tests/e2e/faults/patient.py tests/e2e/faults/outage.py
 
-offline-faults: env jars ## Kill jobs of offline queries at random moments: `make offline-faults KILLS=10 SEED=1`
+offline-faults: up ## Kill jobs of offline queries and services beneath, and cancel: `make offline-faults KILLS=10 SEED=1`
 	KILLS=$(KILLS) SEED=$(SEED) .venv/bin/pytest -q -s tests/e2e/offline/killed_jobs.py
+	SEED=$(SEED) .venv/bin/pytest -q -s tests/e2e/offline/cancelled.py tests/e2e/offline/outages.py
 
 backfill-test: env jars ## Recompute a million rows with Spark, and compare with a live run
 	BACKFILL_ROWS=10000 .venv/bin/pytest -q tests/e2e/engine/test_backfill.py

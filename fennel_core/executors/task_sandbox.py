@@ -108,6 +108,8 @@ class TaskSandbox:
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.DEVNULL,
                 pass_fds=(owned.fileno(),),
+                # A signal to the group of the task would end them before they have cleaned up.
+                process_group=0,
             )
         started = cls(host, owner, folder, limits.time_limit_ms)
         try:

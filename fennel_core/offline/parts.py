@@ -76,7 +76,7 @@ class OfflineParts:
     def of(cls, settings: Settings, pool: Pool, orchestrator: CommitOrchestrator) -> OfflineParts:
         """Return the parts; runs are started by Airflow if commits are."""
         store, objects = PostgresRequests(pool), installation_objects(settings, pool)
-        inline = InlineRuns(settings)
+        inline = InlineRuns(settings, store)
         starter: RunStarter = inline
         in_total: int | None = settings.offline_inline_at_once
         if isinstance(orchestrator, AirflowOrchestrator):
@@ -89,5 +89,5 @@ class OfflineParts:
             timedelta(milliseconds=settings.history_grace_ms),
             DeletionLimit(settings.garbage_items, settings.garbage_percent),
         )
-        removal = RequestRemoval(store, objects, PostgresGarbageMarks(pool), rules)
+        removal = RequestRemoval(store, objects, PostgresGarbageMarks(pool), rules, requests.places)
         return cls(requests, (runs, removal, OrphanLoop(removal)), inline.close)

@@ -17,11 +17,13 @@ from fennel_core.offline.api_errors import OfflineQueryInvalid
 from fennel_core.offline.buckets import Bucket
 from fennel_core.offline.errors import OfflineError
 from fennel_core.offline.request_body import CODE, CheckedOfflineQuery
+from fennel_core.offline.request_row import OfflineRequest
 from fennel_core.offline.s3_files import InputInvalid, file_columns, list_files
-from fennel_core.offline.s3_keys import seal
+from fennel_core.offline.s3_keys import seal, unseal
 from fennel_core.offline.s3_output import Publication
 from fennel_core.offline.s3_places import (
     INPUT,
+    NO_KEYS,
     NO_PLACES,
     OUTPUT,
     PlaceKeys,
@@ -53,6 +55,13 @@ class RequestPlaces(Protocol):
         """Return the keys of a request, encrypted."""
         ...
 
+    def withdraw(self, row: OfflineRequest, sealed: bytes | None) -> None:
+        """Delete what is in the folder of the result of a request that has none; blocks.
+
+        `sealed`: its keys. Raises `BucketRefused`, `SecretUnreadable` and SystemUnavailable.
+        """
+        ...
+
 
 @dataclass(frozen=True, slots=True)
 class NoPlaces:
@@ -69,6 +78,10 @@ class NoPlaces:
     def sealed(self, workspace: WorkspaceId, id_: str, keys: PlaceKeys) -> bytes:
         """See `RequestPlaces.sealed`."""
         raise AssertionError(f"offline query `{id_}` of `{workspace}` has keys: {keys}")
+
+    def withdraw(self, row: OfflineRequest, sealed: bytes | None) -> None:  # noqa: ARG002  # none are named
+        """See `RequestPlaces.withdraw`."""
+        raise AssertionError(f"offline query `{row.id}` names a bucket: {row.definition.target}")
 
 
 NONE_ALLOWED: Final = NoPlaces()
@@ -128,3 +141,15 @@ class S3Places:
         """See `RequestPlaces.sealed`."""
         assert self.sealer is not None, "keys are refused without a key file"
         return seal(self.sealer, workspace, id_, keys)
+
+    def withdraw(self, row: OfflineRequest, sealed: bytes | None) -> None:
+        """See `RequestPlaces.withdraw`."""
+        target, keys = row.definition.target, NO_KEYS
+        assert target is not None, "the request has a folder in a bucket"
+        if sealed is not None and self.sealer is not None:
+            keys = unseal(self.sealer, row.workspace, row.id, sealed)
+        bucket = Bucket(self.settings, target.bucket, keys.target)
+        try:
+            Publication(self.settings, bucket, target.folder(row.id)).clear()
+        except (ClientError, BotoCoreError) as away:
+            raise ObjectStoreUnavailable(f"S3: {away}") from away

@@ -9,17 +9,22 @@ never stored: they are deleted when they have been unknown for a grace period, w
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Final
 
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.garbage import DeletionLimit, GarbageMarks, due_for_deletion
+from fennel_core.connections.secrets import SecretUnreadable
 from fennel_core.definition.periodic import run_periodically
 from fennel_core.offline import request_row
+from fennel_core.offline.errors import OfflineError
+from fennel_core.offline.place_checks import NONE_ALLOWED, RequestPlaces
 from fennel_core.offline.request_files import FOLDER, request_folder, request_of
 from fennel_core.offline.request_row import OfflineRequest
 from fennel_core.offline.request_service import RequestObjects
+from fennel_core.offline.request_states import RequestState
 from fennel_core.offline.request_store import RequestStore
 from fennel_core.telemetry.logs import logger
 
@@ -46,6 +51,7 @@ class RequestRemoval:
     objects: RequestObjects
     marks: GarbageMarks
     rules: RemovalRules
+    places: RequestPlaces = NONE_ALLOWED
 
     async def run(self) -> None:
         """Remove what is due, without end."""
@@ -83,8 +89,19 @@ class RequestRemoval:
             log.info("objects of an unknown offline query deleted", request=id_)
 
     async def _remove(self, row: OfflineRequest) -> None:
+        if row.state is not RequestState.DONE and row.definition.target is not None:
+            await self._withdraw(row)
         folder = request_folder(row.workspace, row.id)
         keys = [each.key for each in await self.objects.list_objects(folder)]
         await self.objects.delete(keys)
         await self.store.change(row.id, request_row.removed)
         log.info("objects of an offline query deleted", request=row.id, objects=len(keys))
+
+    async def _withdraw(self, row: OfflineRequest) -> None:
+        """Delete what a request without a result has left in the bucket of its user."""
+        keys_key = row.definition.keys_key
+        sealed = await self.objects.get(keys_key) if keys_key else None
+        try:
+            await asyncio.to_thread(self.places.withdraw, row, sealed)
+        except (OfflineError, SecretUnreadable) as refused:
+            log.warning("files in a user's bucket stay", request=row.id, reason=str(refused))

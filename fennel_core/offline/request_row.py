@@ -329,6 +329,11 @@ def cancelled(row: OfflineRequest, now: datetime) -> OfflineRequest:
     return ended if row.state is RequestState.RUNNING else replace(ended, lease_until=None)
 
 
+def released(row: OfflineRequest, now: datetime) -> OfflineRequest:  # noqa: ARG001  # a change
+    """Return the row whose run has ended: the objects of a cancelled one may be deleted now."""
+    return replace(row, lease_until=None) if row.state is RequestState.CANCELLED else row
+
+
 def removed(row: OfflineRequest, now: datetime) -> OfflineRequest:
     """Return the row whose objects were deleted."""
     assert not row.is_open, "the objects of an open request are in use"

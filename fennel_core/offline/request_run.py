@@ -239,6 +239,7 @@ class RequestRun:
         """Compute and write the files; blocks until Spark is done."""
         settings, row, wanted = self.settings, self.row, self.row.definition
         self._spark = spark = session(settings, f"offline query {row.id}")
+        self._require_running()  # until now there were no jobs to cancel
         self._failures = spark.sparkContext.accumulator(0)
         given = self._input(spark, read, root)
         self._reading_done = True

@@ -16,6 +16,7 @@ import os
 import signal
 import sys
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Final, Protocol
 
@@ -30,6 +31,7 @@ from fennel_core.offline.request_row import (
 )
 from fennel_core.offline.request_states import RequestState
 from fennel_core.offline.request_store import RequestStore
+from fennel_core.offline.run_watch import RunWatch, family_of
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry.logs import logger
 
@@ -91,10 +93,12 @@ class InlineRuns:
     cancelled and have not ended yet.
     """
 
-    def __init__(self, settings: Settings) -> None:
+    def __init__(self, settings: Settings, store: RequestStore) -> None:
         self._master, self._memory = settings.offline_master, settings.offline_memory
         self._most = settings.offline_inline_at_once
+        self._store = store
         self._running: dict[str, asyncio.subprocess.Process] = {}
+        self._watches: set[asyncio.Task[None]] = set()
 
     async def start(self, id_: str, name: str) -> None:
         """See `RunStarter.start`."""
@@ -116,6 +120,17 @@ class InlineRuns:
             )
         except OSError as failed:
             raise RunNotStarted(f"{submit} cannot be run ({failed})") from failed
+        watch = asyncio.create_task(self._watched(id_, self._running[name]))
+        self._watches.add(watch)
+        watch.add_done_callback(self._watches.discard)
+
+    async def _watched(self, id_: str, process: asyncio.subprocess.Process) -> None:
+        ended = asyncio.Event()
+        watch = RunWatch(self._store, id_, partial(family_of, process.pid)).run(ended)
+        async with asyncio.TaskGroup() as both:
+            both.create_task(watch)
+            await process.wait()
+            ended.set()
 
     async def alive(self, name: str) -> bool:
         """See `RunStarter.alive`."""
@@ -131,6 +146,7 @@ class InlineRuns:
                 await asyncio.wait_for(process.wait(), STOP_S)
             except TimeoutError:
                 _signal(process, signal.SIGKILL)
+        await asyncio.gather(*self._watches)
 
 
 def _has_ended(process: asyncio.subprocess.Process) -> bool:

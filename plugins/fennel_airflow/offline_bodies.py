@@ -5,9 +5,13 @@ from __future__ import annotations
 import asyncio
 import json
 import logging
-from collections.abc import Awaitable, Callable, Mapping
+import os
+from collections.abc import Awaitable, Callable, Iterator, Mapping
+from contextlib import contextmanager
+from threading import Thread
 from typing import Any, TypeVar
 
+import psutil
 from airflow.sdk.exceptions import AirflowFailException
 
 from fennel_airflow.task_bodies import reporting
@@ -22,6 +26,8 @@ from fennel_core.offline.parts import offline_requests
 from fennel_core.offline.request_postgres import PostgresRequests
 from fennel_core.offline.request_row import OfflineRequest
 from fennel_core.offline.request_service import FormRun
+from fennel_core.offline.request_states import RequestState
+from fennel_core.offline.run_watch import RunWatch, family_of
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName
@@ -38,16 +44,48 @@ def accept(params: Mapping[str, Any], user: str, run: FormRun) -> str:
     return request_id
 
 
+def is_cancelled(request_id: str) -> bool:
+    """Return whether nothing is to be computed: it was cancelled, or its workspace deleted."""
+    row = _found(request_id)
+    return row is None or row.state is RequestState.CANCELLED
+
+
+@contextmanager
+def watched(request_id: str) -> Iterator[None]:
+    """End the programs below this process if the request is cancelled during the block."""
+    loop, ended = asyncio.new_event_loop(), asyncio.Event()
+
+    async def watch(pool: Pool) -> None:
+        await RunWatch(PostgresRequests(pool), request_id, _programs).run(ended)
+
+    thread = Thread(target=lambda: loop.run_until_complete(_in_pool(watch)), name="watch")
+    thread.start()
+    try:
+        yield
+    finally:
+        loop.call_soon_threadsafe(ended.set)
+        thread.join()
+        loop.close()
+
+
+def _programs() -> list[psutil.Process]:
+    """Return the processes below this one."""
+    return family_of(os.getpid())[1:]
+
+
 def raise_failure(request_id: str) -> None:
     """Fail the task for good if the request has failed, with its reason."""
-    row = _row(request_id)
-    if row.failure is not None:
+    row = _found(request_id)
+    if row is not None and row.failure is not None:
         raise AirflowFailException(f"{row.failure.text} [{row.failure.code}]")
 
 
 def log_outcome(request_id: str) -> None:
     """Log how the request ended."""
-    row = _row(request_id)
+    row = _found(request_id)
+    if row is None:
+        log.info("offline query %s was deleted with its workspace", request_id)
+        return
     failed = 0 if row.result is None else row.result.failed
     log.info(
         "offline query %s is %s: %d rows, %d failed",
@@ -118,19 +156,24 @@ def _body(params: Mapping[str, Any]) -> bytes:
 
 
 def _row(request_id: str) -> OfflineRequest:
-    async def read(pool: Pool) -> OfflineRequest:
-        row = await PostgresRequests(pool).read(request_id)
-        if row is None:
-            raise OfflineQueryUnknown(request_id)
-        return row
+    row = _found(request_id)
+    if row is None:
+        raise OfflineQueryUnknown(request_id)
+    return row
+
+
+def _found(request_id: str) -> OfflineRequest | None:
+    async def read(pool: Pool) -> OfflineRequest | None:
+        return await PostgresRequests(pool).read(request_id)
 
     return _with_pool(read)
 
 
 def _with_pool(work: Callable[[Pool], Awaitable[T]]) -> T:
-    async def run() -> T:
-        dsn = Settings().postgres_dsn.get_secret_value()
-        async with postgres.pool(dsn, name="fennel-airflow", size=2) as pool:
-            return await work(pool)
+    return asyncio.run(_in_pool(work))
 
-    return asyncio.run(run())
+
+async def _in_pool(work: Callable[[Pool], Awaitable[T]]) -> T:
+    dsn = Settings().postgres_dsn.get_secret_value()
+    async with postgres.pool(dsn, name="fennel-airflow", size=2) as pool:
+        return await work(pool)

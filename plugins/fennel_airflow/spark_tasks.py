@@ -44,7 +44,7 @@ class SubmitProgram(SparkSubmitOperator):
 
 
 class ComputeFeatures(SubmitProgram):
-    """Computes one request; a request that has failed is not tried again."""
+    """Computes one request; one that has failed is not tried again, a cancelled one is stopped."""
 
     def execute(self, context: Context) -> None:
         """Submit the application and wait for its end."""
@@ -52,10 +52,13 @@ class ComputeFeatures(SubmitProgram):
 
         [request_id] = self.application_args
         try:
-            super().execute(context)
+            if not offline_bodies.is_cancelled(request_id):
+                with offline_bodies.watched(request_id):
+                    super().execute(context)
         except AirflowException:
             offline_bodies.raise_failure(request_id)
-            raise
+            if not offline_bodies.is_cancelled(request_id):
+                raise
         offline_bodies.raise_failure(request_id)  # of a request that had failed before
         offline_bodies.log_outcome(request_id)
 

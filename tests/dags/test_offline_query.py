@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import copy
+import signal
+import subprocess
+import sys
+from collections.abc import AsyncIterator, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import Any
@@ -10,15 +16,28 @@ from typing import Any
 import pytest
 
 from fennel_core.connections.api_errors import AirflowUserRefused
+from fennel_core.offline import request_row, run_watch
 from fennel_core.offline.request_body import parse_body
-from fennel_core.offline.request_row import OfflineRequest, RequestDefinition, RequestFailure
+from fennel_core.offline.request_row import (
+    NewRequest,
+    OfflineRequest,
+    RequestDefinition,
+    RequestFailure,
+)
 from fennel_core.offline.request_service import FormRun
+from fennel_core.offline.request_states import RequestState
+from fennel_core.offline.request_store import MemoryRequests
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import MAIN_BRANCH, WorkspaceId
 from tests.dags import conftest as _configured  # noqa: F401  # Airflow is configured before its first import
 
+from airflow.sdk import Context  # isort: skip
 from airflow.sdk.definitions.param import ParamsDict  # isort: skip
-from airflow.sdk.exceptions import AirflowFailException, ParamValidationError  # isort: skip
+from airflow.sdk.exceptions import (  # isort: skip
+    AirflowException,
+    AirflowFailException,
+    ParamValidationError,
+)
 from fennel_airflow import offline_bodies, spark_tasks  # isort: skip
 from fennel_airflow.factory import OFFLINE_QUERY_PARAMS  # isort: skip
 
@@ -41,7 +60,7 @@ def validated(**conf: Any) -> dict[str, Any]:
 
 @pytest.fixture
 def stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(offline_bodies, "_row", lambda _id: ROW)
+    monkeypatch.setattr(offline_bodies, "_found", lambda _id: ROW)
 
 
 def test_a_filled_form_is_the_body_of_the_client() -> None:
@@ -100,7 +119,7 @@ def test_a_request_that_failed_fails_its_task_without_a_retry(
 ) -> None:
     offline_bodies.raise_failure("q1")  # a run that was killed is tried again
     failed = replace(ROW, failure=RequestFailure("history-incomplete", "rows are gone"))
-    monkeypatch.setattr(offline_bodies, "_row", lambda _id: failed)
+    monkeypatch.setattr(offline_bodies, "_found", lambda _id: failed)
     with pytest.raises(AirflowFailException, match=r"rows are gone \[history-incomplete\]"):
         offline_bodies.raise_failure("q1")
 
@@ -110,3 +129,70 @@ def test_the_task_submits_the_program_with_the_settings_of_the_platform() -> Non
     assert task.application_args == [spark_tasks.PULLED_ID]
     assert task.application.endswith("fennel_core/apps/spark_jobs/offline_query.py")
     assert Settings().offline_memory == spark_tasks.OFFLINE_MEMORY
+
+
+def computed(
+    monkeypatch: pytest.MonkeyPatch, rows: Sequence[OfflineRequest | None], *, killed: bool = False
+) -> list[str]:
+    """Execute the task over the states that are read one after the other; return what it did."""
+    done, states = [], iter(rows)
+
+    def submit(_self: object, _context: object) -> None:
+        done.append("submitted")
+        if killed:
+            raise AirflowException("spark-submit ended with 143")
+
+    @contextmanager
+    def watched(_id: str) -> Iterator[None]:
+        done.append("watched")
+        yield
+
+    monkeypatch.setattr(offline_bodies, "_found", lambda _id: next(states))
+    monkeypatch.setattr(offline_bodies, "watched", watched)
+    monkeypatch.setattr(spark_tasks.SubmitProgram, "execute", submit)
+    task = spark_tasks.compute_features()
+    task.application_args = ["q1"]
+    try:
+        task.execute(Context())
+    except AirflowException:
+        done.append("failed")
+    return done
+
+
+def test_a_cancelled_request_starts_no_program_and_its_end_is_no_failure(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gone = replace(ROW, state=RequestState.CANCELLED)
+    assert computed(monkeypatch, [gone] * 3) == []
+    assert computed(monkeypatch, [ROW] * 3) == ["watched", "submitted"]
+    for ended in (gone, None):  # None: deleted with its workspace
+        states = [ROW, ended, ended, ended, ended]
+        assert computed(monkeypatch, states, killed=True) == ["watched", "submitted"]
+    assert computed(monkeypatch, [ROW] * 5, killed=True) == ["watched", "submitted", "failed"]
+
+
+def test_a_program_that_is_watched_ends_when_its_request_is_cancelled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    store = MemoryRequests(lambda: ROW.created_at)
+    request = NewRequest(ROW.id, ROW.workspace, ROW.branch, "ann", ROW.definition)
+    asyncio.run(store.add(request, 1))
+    asyncio.run(store.change("q1", request_row.claimed))
+
+    @asynccontextmanager
+    async def no_pool(*_given: object, **_more: object) -> AsyncIterator[None]:
+        yield None
+
+    monkeypatch.setattr(offline_bodies.postgres, "pool", no_pool)
+    monkeypatch.setattr(offline_bodies, "PostgresRequests", lambda _pool: store)
+    for name in ("WATCH_S", "GRACE_S"):
+        monkeypatch.setattr(run_watch, name, 0.05)
+    with (
+        offline_bodies.watched("q1"),
+        subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"]) as program,
+    ):
+        asyncio.run(store.change("q1", request_row.cancelled))
+        assert program.wait(20) == -signal.SIGTERM
+    row = asyncio.run(store.read("q1"))
+    assert row is not None
+    assert row.lease_until is None, "its objects may be deleted"

@@ -10,6 +10,7 @@ import json
 import os
 import pwd
 import shutil
+import signal
 import socket
 import subprocess
 import sys
@@ -30,6 +31,7 @@ from fennel_core.executors.task_sandbox import TaskSandbox, tables_of
 from tests.hostile.programs import PROGRAMS, SECRET_TEXT, Program
 from tests.hostile.spark_tasks import ROWS
 from tests.support.executors import CLIENT_PYTHON
+from tests.support.polling import eventually_sync
 
 ROOT = Path(__file__).parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3.11")
@@ -135,6 +137,34 @@ def limits(python: Path) -> ExecutorLimits:
 def test_a_missing_executor_environment_is_named(tmp_path: Path) -> None:
     with pytest.raises(ExecutorUnavailable, match="no executor environment at"):
         TaskSandbox.start(limits(tmp_path / "python"))
+
+
+HOLDS_A_SANDBOX = """
+import sys
+from pathlib import Path
+from fennel_core.executors.launch import ExecutorLimits
+from fennel_core.executors.task_sandbox import TaskSandbox
+sandbox = TaskSandbox.start(ExecutorLimits(Path(sys.argv[1]), 1, 1_000, 1 << 29, 100))
+print(sandbox.socket.parent, flush=True)
+sys.stdin.read()
+"""
+
+
+def test_a_task_that_is_killed_with_its_process_group_leaves_no_folder() -> None:
+    """As `pyspark.daemon` does with its workers when the application ends."""
+    with subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
+        [sys.executable, "-c", HOLDS_A_SANDBOX, str(CLIENT_PYTHON)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+        cwd=ROOT,
+        start_new_session=True,
+    ) as task:
+        assert task.stdout is not None
+        folder = Path(task.stdout.readline().strip())
+        assert folder.is_dir()
+        os.killpg(task.pid, signal.SIGKILL)
+        eventually_sync(lambda: not folder.exists(), what="the executors have cleaned up")
 
 
 @pytest.mark.parametrize(

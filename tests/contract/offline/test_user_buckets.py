@@ -6,6 +6,7 @@ import io
 import os
 import sys
 from dataclasses import replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from fennel_core.offline.place_checks import S3Places
 from fennel_core.offline.request_body import CheckedOfflineQuery
 from fennel_core.offline.request_files import INPUT_ROWS
 from fennel_core.offline.request_input import InputRows, row_groups
+from fennel_core.offline.request_row import OfflineRequest, RequestDefinition
 from fennel_core.offline.results import ResultFile, ResultFiles
 from fennel_core.offline.rows import AT, ROW
 from fennel_core.offline.s3_files import InputInvalid, SourceFile, list_files
@@ -32,7 +34,7 @@ from fennel_core.offline.s3_staging import StagedInput, StageWork, stage, staged
 from fennel_core.offline.spark import session
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.dtypes import Dtype, Float, Int, List, Optional, Str
-from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.vocab.ids import BranchName, WorkspaceId
 from tests.support.s3 import S3Server, bucket_settings, object_keys
 
 ROOT = Path(__file__).parents[3]
@@ -304,3 +306,22 @@ def test_buckets_are_tried_before_a_request_is_accepted(settings: Settings) -> N
     ):
         with pytest.raises(OfflineQueryInvalid, match=text):
             places.check(asked(settings, **changes), "q1")
+
+
+def test_a_request_without_a_result_leaves_nothing_in_its_bucket(settings: Settings) -> None:
+    client, bucket, places = s3.client(settings), user_bucket(settings), S3Places.of(settings)
+    assert places.sealer is not None
+    for folder in ("out/q1/", "out/q2/"):
+        Publication(settings, bucket, folder).begin()
+    s3.put_new(client, bucket.name, "out/q1/part-00000.parquet", b"rows")
+    row = requested(S3Target(bucket.name, "out"))
+    with pytest.raises(BucketRefused, match="does not allow"):
+        places.withdraw(row, seal(places.sealer, SHOP, "q1", PlaceKeys(None, WRONG)))
+    places.withdraw(row, seal(places.sealer, SHOP, "q1", PlaceKeys(None, bucket.keys)))
+    assert object_keys(client, bucket.name, "out/") == ["out/q2/_STARTED"]
+
+
+def requested(target: S3Target) -> OfflineRequest:
+    wanted = RequestDefinition(("F.k",), ("F.v",), "at", "w", 1, "in", 0, 0, target=target)
+    now = datetime(2026, 1, 1, tzinfo=UTC)
+    return OfflineRequest("q1", SHOP, BranchName("main"), "ann", wanted, now)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+from datetime import UTC, datetime
 from typing import Any
 
 import polars as pl
@@ -14,6 +15,7 @@ from fennel_core.offline.request_files import INPUT_ROWS, input_file, request_fo
 from fennel_core.offline.request_row import run_name
 from fennel_core.offline.request_run import _last_line, _storable
 from fennel_core.offline.request_runs import InlineRuns, RunNotStarted, job_file
+from fennel_core.offline.request_store import MemoryRequests
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -49,7 +51,11 @@ async def test_inline_runs_are_bounded_with_those_that_are_stopping(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     class Process:
+        pid = 0
         returncode: int | None = None
+
+        async def wait(self) -> None:
+            await asyncio.Event().wait()
 
     made: list[Process] = []
 
@@ -58,7 +64,8 @@ async def test_inline_runs_are_bounded_with_those_that_are_stopping(
         return made[-1]
 
     monkeypatch.setattr(asyncio, "create_subprocess_exec", start)
-    runs = InlineRuns(Settings(offline_inline_at_once=2))
+    store: Any = MemoryRequests(lambda: datetime(2026, 1, 1, tzinfo=UTC))
+    runs = InlineRuns(Settings(offline_inline_at_once=2), store)
     await runs.start("q1", "offline-q1-1")
     await runs.start("q1", "offline-q1-1")
     await runs.start("q2", "offline-q2-1")

@@ -21,6 +21,7 @@ from fennel_core.offline.api_errors import (
     OfflineQueueFull,
     OfflineResultMissing,
 )
+from fennel_core.offline.buckets import BucketRefused
 from fennel_core.offline.errors import HistoryIncomplete
 from fennel_core.offline.planned_query import PlannedQuery
 from fennel_core.offline.request_body import CheckedOfflineQuery
@@ -31,6 +32,7 @@ from fennel_core.offline.request_row import (
     RUN_LEASE,
     START_LEASE,
     FailedRow,
+    OfflineRequest,
     ReadEstimate,
     RequestFailure,
     RequestResult,
@@ -353,6 +355,15 @@ class Places:
 
     rules = PlaceRules("own", sealable=True)
 
+    def __init__(self) -> None:
+        self.withdrawn: list[tuple[str, bytes | None]] = []
+        self.refuses = False
+
+    def withdraw(self, row: OfflineRequest, sealed: bytes | None) -> None:
+        self.withdrawn.append((row.id, sealed))
+        if self.refuses:
+            raise BucketRefused("the keys were revoked")
+
     def check(self, asked: CheckedOfflineQuery, id_: str) -> None:
         assert asked.source is not None, f"`{id_}` has its rows in a bucket"
 
@@ -375,3 +386,26 @@ async def test_keys_of_a_bucket_are_in_no_row_and_no_status(world: World) -> Non
     assert await world.keys() == [row.definition.keys_key], "no rows are stored yet"
     assert await world.objects.get(row.definition.keys_key) == b"sealed for shop q1"
     assert "hidden" not in f"{msgspec.json.encode(row.definition)!r} {status} {row}"
+
+
+@pytest.mark.parametrize("refuses", [False, True])
+async def test_what_a_request_without_a_result_has_copied_is_deleted_with_its_keys(
+    world: World, refuses: bool
+) -> None:
+    places = Places()
+    places.refuses = refuses
+    world.requests = replace(world.requests, places=places)
+    world.removal = replace(world.removal, places=places)
+    account = {"S3": {"creds": {"access_key": "someone", "secret_key": "hidden"}, "role_arn": None}}
+    to = {"bucket": "theirs", "path_prefix": "out", "format": "parquet"}
+    to |= {"db": {"name": "out", "db": account}}
+    source = to | {"db": {"name": "in", "db": account}}
+    asked = {"input": {"S3": {"s3_table": source, "compression": "None"}}, "s3_output": to}
+    for _ in range(2):
+        await world.submit(**asked)
+    await world.finish("q1")
+    await world.requests.cancel(SHOP, "q2")
+    world.now += KEPT
+    await world.removal.remove_due()
+    assert places.withdrawn == [("q2", b"sealed for shop q2")], "a result is its user's"
+    assert await world.keys() == [], "the keys are gone, whatever the bucket says"

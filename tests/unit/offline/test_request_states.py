@@ -195,6 +195,8 @@ def test_objects_are_removed_when_no_run_can_write_and_results_later() -> None:
     dropped = request_row.cancelled(running, NOW)
     assert not request_row.is_removable(dropped, NOW, week)
     assert request_row.is_removable(dropped, NOW + RUN_LEASE, week)
+    assert request_row.is_removable(request_row.released(dropped, NOW), NOW, week)
+    assert request_row.released(running, NOW) == running, "another run may work on it"
     broken = request_row.failed(running, 1, BROKEN, NOW)
     assert not request_row.is_removable(broken, NOW, week), "a task may still be writing"
     assert request_row.is_removable(broken, NOW + RUN_LEASE, week)

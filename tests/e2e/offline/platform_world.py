@@ -1,0 +1,203 @@
+"""Long requests for training data on the running platform, and what a request leaves.
+
+The features are those of `slow_shop`: each row has the age that was logged, and its double, which
+user code computes. So every kind of process of a job works for a while: the JVM, its driver,
+Python workers, and executors of user code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+import psutil
+import pytest
+
+from fennel_core.connections import s3
+from fennel_core.settings.model import Settings
+from tests.support.airflow import Airflow, call, log_in, rows
+from tests.support.executors import commit_of
+from tests.support.polling import eventually_sync
+from tests.support.s3 import object_keys
+
+ROWS: Final = 120_000
+FEW: Final = 4_096
+PEOPLE: Final = 50
+ENDS_S: Final = 300.0
+SEED: Final = int(os.environ.get("SEED", "1"))
+LOCAL: Final = ("spark-*", "blockmgr-*", "fennel-task-*", "fennel-offline-*", "fennel-publish-*")
+"""What a job makes in the folder for temporary files."""
+TMP: Final = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108  # as the programs choose it
+
+
+@dataclass(frozen=True)
+class Process:
+    """A process, which no later one with its id equals."""
+
+    pid: int
+    started: float
+    words: str
+
+    @property
+    def runs(self) -> bool:
+        try:
+            found = psutil.Process(self.pid)
+            same = found.create_time() == self.started
+            return same and found.status() != psutil.STATUS_ZOMBIE
+        except psutil.NoSuchProcess:
+            return False
+
+
+def processes_of(id_: str) -> set[Process]:
+    """Return the processes of the job of a request: `spark-submit` and all below it."""
+    found = set()
+    for root in psutil.process_iter(["cmdline"]):
+        if id_ in (root.info["cmdline"] or ()):
+            for each in _family(root):
+                try:
+                    words = " ".join(each.cmdline())[:200]
+                    found.add(Process(each.pid, each.create_time(), words))
+                except psutil.NoSuchProcess:
+                    continue
+    return found
+
+
+def _family(root: psutil.Process) -> list[psutil.Process]:
+    try:
+        return [root, *root.children(recursive=True)]
+    except psutil.NoSuchProcess:
+        return []
+
+
+def local_folders() -> set[Path]:
+    return {path for pattern in LOCAL for path in TMP.glob(pattern)}
+
+
+@dataclass(frozen=True)
+class SlowShop:
+    """A workspace with `slow_shop` and the ages of some people."""
+
+    settings: Settings
+    workspace: str
+    airflow: Airflow
+    folders: frozenset[Path]
+    """Folders of other programs, from before."""
+
+    @property
+    def token(self) -> str:
+        return f"dev-{self.workspace}"
+
+    def call(self, method: str, path: str, body: object = None) -> tuple[int, Any]:
+        return call(method, f"{self.settings.query_url}/api/v1{path}", body, self.token)
+
+    def good(self, method: str, path: str, body: object = None) -> Any:
+        status, found = self.call(method, path, body)
+        assert status == 200, f"{method} {path}: {status} {found}"
+        return found
+
+    def body(self, count: int = ROWS, **more: object) -> dict[str, Any]:
+        uids = [number % PEOPLE for number in range(count)]
+        given = {"Shopper.uid": uids, "at": ["2026-01-02 00:00:00"] * count}
+        return {
+            "input_features": ["Shopper.uid"],
+            "output_features": ["Shopper.age", "Shopper.double"],
+            "timestamp_column": "at",
+            "input": {"Pandas": given},
+            "workflow": "slow",
+        } | more
+
+    def submit(self, count: int = ROWS, **more: object) -> str:
+        return str(self.good("POST", "/query_offline", self.body(count, **more))["request_id"])
+
+    def status(self, id_: str) -> dict[str, Any]:
+        found: dict[str, Any] = self.good("GET", f"/query_offline/status?request_id={id_}")
+        return found
+
+    def objects_of(self, id_: str) -> list[str]:
+        """Return the keys of the platform's objects that belong to a request."""
+        client = s3.client(self.settings)
+        keys = object_keys(client, self.settings.s3_bucket, self.settings.s3_prefix)
+        return [key for key in keys if f"/{id_}/" in key]
+
+    def unfinished_tasks(self, id_: str) -> list[str]:
+        """Return the tasks of Airflow that work on a request, or have failed."""
+        found = []
+        for run in self.airflow.runs("offline_query"):
+            if id_ in run["dag_run_id"]:
+                path = f"/dags/offline_query/dagRuns/{run['dag_run_id']}/taskInstances"
+                _, tasks = call("GET", f"{self.airflow.url}{path}", None, self.airflow.token)
+                states = [(each["task_id"], each["state"]) for each in tasks["task_instances"]]
+                found += [f"{task} is {state}" for task, state in states if state != "success"]
+        return found
+
+    def reaches(self, id_: str, *states: str) -> dict[str, Any]:
+        """Wait until a request is in one of the states, and return its status."""
+        latest: dict[str, Any] = {}
+
+        def reached() -> bool:
+            latest.update(self.status(id_))
+            return latest["state"] in states
+
+        eventually_sync(reached, within_s=ENDS_S, interval_s=0.1, what=lambda: latest)
+        return latest
+
+    def ends_all(self, id_: str) -> None:
+        """Wait until no process and no task works on a request."""
+        eventually_sync(
+            lambda: not processes_of(id_) and not self.unfinished_tasks(id_),
+            within_s=ENDS_S,
+            interval_s=0.2,
+            what=lambda: self.unfinished_tasks(id_) or processes_of(id_),
+        )
+
+    def working(self, id_: str) -> set[Process]:
+        """Wait until user code runs for a request, and return the processes of its job."""
+
+        def all_kinds() -> set[Process] | None:
+            found = processes_of(id_)
+            words = " ".join(each.words for each in found)
+            kinds = ("java", "offline_query.py", "pyspark", "fennel_core.executors")
+            return found if all(kind in words for kind in kinds) else None
+
+        found: set[Process] = eventually_sync(
+            all_kinds, within_s=ENDS_S, interval_s=0.1, what="user code runs"
+        )
+        return found
+
+
+@contextmanager
+def slow_shop(settings: Settings) -> Iterator[SlowShop]:
+    """Yield a shop, and delete it."""
+    name, folders = f"slow-{uuid.uuid4().hex[:8]}", frozenset(local_folders())
+    shop = SlowShop(settings, name, log_in(settings), folders)
+    try:
+        commit = asyncio.run(commit_of("tests.e2e.offline.slow_shop"))
+        shop.good("POST", "/commit", commit)
+        data = {
+            "uid": list(range(PEOPLE)),
+            "age": [20 + uid for uid in range(PEOPLE)],
+            "at": ["2026-01-01 00:00:00"] * PEOPLE,
+        }
+        shop.good("POST", "/log", {"webhook": "slow", "endpoint": "people", "data": data})
+        yield shop
+    finally:
+        admin = settings.admin_token.get_secret_value()
+        call("DELETE", f"{settings.query_url}/api/v1/workspaces/{shop.workspace}", None, admin)
+
+
+@pytest.fixture(scope="module")
+def shop(platform: None) -> Iterator[SlowShop]:
+    with slow_shop(Settings()) as made:
+        yield made
+
+
+def runs_of(id_: str) -> tuple[int, int]:
+    """Return how often a request was started, and claimed."""
+    [(starts, epoch)] = rows("SELECT starts, epoch FROM offline_query WHERE id = %s", id_)
+    return int(str(starts)), int(str(epoch))
