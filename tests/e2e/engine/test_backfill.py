@@ -59,7 +59,7 @@ from tests.support.polling import eventually
 
 pytestmark = pytest.mark.platform
 PARTITIONS, MESSAGES, TAIL, KEYS = 4, 27, 2, 8_000
-ROWS = int(os.environ.get("BACKFILL_ROWS", "3000"))
+ROWS = int(os.environ.get("BACKFILL_ROWS", "1000"))
 """Rows of a message; `make backfill-test` has a million in all."""
 EVENTS = Schema((), (Field("card", Int()), Field("cents", Int())), "at")
 TOTALS = Schema((Field("card", Int()),), (Field("n", Int()), Field("s", Int())), "at")
