@@ -86,6 +86,7 @@ class OfflineParts:
         requests = offline_requests(settings, pool, runs.wake)
         rules = RemovalRules(
             timedelta(days=settings.offline_result_days),
+            timedelta(days=settings.offline_request_days),
             timedelta(milliseconds=settings.history_grace_ms),
             DeletionLimit(settings.garbage_items, settings.garbage_percent),
         )

@@ -34,7 +34,7 @@ _UPDATE: Final = (
     " run_name = %s, failed_rows = %s WHERE id = %s"
 )
 REMOVED_AT_ONCE: Final = 1000
-"""Rows of one search for results to delete; the next search has the others."""
+"""Rows of one search for results or rows to delete; the next search has the others."""
 _SELECT: Final = f"SELECT {COLUMNS} FROM offline_query"  # noqa: S608  # built from constants
 _INSERT: Final = (
     "INSERT INTO offline_query (id, workspace, branch, actor, definition, created_at, state,"
@@ -51,6 +51,13 @@ _REMOVABLE: Final = (
     " ELSE ended_at IS NOT NULL AND (lease_until IS NULL OR lease_until <= now()) END"
     " ORDER BY ended_at, id LIMIT %(rows)s"
 )
+_FORGET: Final = """
+    DELETE FROM offline_query WHERE id IN (
+        SELECT id FROM offline_query
+        WHERE removed_at IS NOT NULL AND ended_at + %(kept)s <= now()
+        ORDER BY ended_at, id LIMIT %(rows)s FOR UPDATE SKIP LOCKED
+    )
+"""
 T = TypeVar("T")
 
 
@@ -124,6 +131,11 @@ class PostgresRequests:
         async with connection_of(self._pool) as connection:
             rows = await (await connection.execute(query, (sorted(ids),))).fetchall()
         return {str(id_): bool(removed) for id_, removed in rows}
+
+    async def forget(self, kept: timedelta) -> int:
+        async with connection_of(self._pool) as connection:
+            done = await connection.execute(_FORGET, {"kept": kept, "rows": REMOVED_AT_ONCE})
+        return done.rowcount
 
     async def now(self) -> datetime:
         return await postgres.now(self._pool)

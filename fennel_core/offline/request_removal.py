@@ -1,4 +1,5 @@
-"""Delete the objects of requests: expired results, leftovers of failed runs, and orphans.
+"""Delete the objects of requests: expired results, leftovers of failed runs, and orphans; and the
+rows of requests that ended long ago.
 
 A request's own row says when its objects may go (`request_row.is_removable`), and that they are
 gone: what a run that was thought dead has written after that is deleted by the next search for
@@ -36,9 +37,12 @@ log = logger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class RemovalRules:
-    """How long results are kept, and what may be deleted of objects without a request."""
+    """How long results are kept and requests are listed, and what may be deleted of objects without
+    a request.
+    """
 
     kept: timedelta
+    listed: timedelta
     grace: timedelta
     limit: DeletionLimit
 
@@ -58,8 +62,15 @@ class RequestRemoval:
         await run_periodically(self.remove_due, "offline results", EXPIRY_S)
 
     async def run_orphans(self) -> None:
-        """Remove orphans, without end."""
-        await run_periodically(self.remove_orphans, "orphaned offline results", ORPHANS_S)
+        """Remove orphans and old requests, without end."""
+        await run_periodically(self.remove_old, "orphaned offline results", ORPHANS_S)
+
+    async def remove_old(self) -> None:
+        """Forget requests that ended long ago, then delete orphans."""
+        # First: a refusal to delete orphans must not keep rows for ever.
+        while forgotten := await self.store.forget(self.rules.listed):
+            log.info("old offline queries forgotten", requests=forgotten)
+        await self.remove_orphans()
 
     async def remove_due(self) -> None:
         """Delete the objects of requests that need none any more."""

@@ -353,6 +353,16 @@ def is_removable(row: OfflineRequest, now: datetime, kept: timedelta) -> bool:
     return row.lease_until is None or row.lease_until <= now
 
 
+def is_forgettable(row: OfflineRequest, now: datetime, kept: timedelta) -> bool:
+    """Return whether a request that has ended need not be listed any more.
+
+    Its objects were deleted before, so none is left without a row that says whose it is.
+    """
+    if row.ended_at is None or row.removed_at is None:
+        return False
+    return row.ended_at + kept <= now
+
+
 def _require_current(row: OfflineRequest, epoch: int) -> None:
     if row.state is not RequestState.RUNNING:
         raise RunSuperseded(f"request `{row.id}` is {row.state}; its run ends")

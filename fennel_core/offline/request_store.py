@@ -14,6 +14,7 @@ from fennel_core.offline.request_row import (
     NewRequest,
     OfflineRequest,
     admitted,
+    is_forgettable,
     is_removable,
 )
 from fennel_core.vocab.ids import WorkspaceId
@@ -58,6 +59,12 @@ class RequestStore(Protocol):
 
     async def removals(self, ids: Collection[str]) -> Mapping[str, bool]:
         """Return of each of `ids` that exists whether its objects were deleted."""
+        ...
+
+    async def forget(self, kept: timedelta) -> int:
+        """Delete the rows of requests that ended longer ago than `kept`, and whose objects were
+        deleted (`is_forgettable`); return how many. A call deletes a bounded number.
+        """
         ...
 
     async def now(self) -> datetime:
@@ -106,6 +113,13 @@ class MemoryRequests:
     async def removals(self, ids: Collection[str]) -> Mapping[str, bool]:
         found = (self._rows[id_] for id_ in ids if id_ in self._rows)
         return {row.id: row.removed_at is not None for row in found}
+
+    async def forget(self, kept: timedelta) -> int:
+        now = self._clock()
+        old = [row.id for row in self._rows.values() if is_forgettable(row, now, kept)]
+        for id_ in old:
+            del self._rows[id_]
+        return len(old)
 
     async def now(self) -> datetime:
         return self._clock()

@@ -30,6 +30,12 @@ class OfflineSettings(BaseSettings):
         gt=0,
         description="How long results of offline queries are kept on S3, days.",
     )
+    offline_request_days: float = Field(
+        90.0,
+        gt=0,
+        description="How long offline queries that have ended are listed, days; those whose "
+        "results are still kept stay. The audit log keeps its events.",
+    )
     offline_shared_buckets: tuple[str, ...] = Field(
         (),
         description="Buckets that offline queries of every workspace may read and write with the "

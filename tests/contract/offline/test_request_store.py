@@ -144,3 +144,17 @@ async def test_objects_of_ended_requests_are_due_in_the_order_of_their_ends(
     assert [row.id for row in await store.removable(timedelta())] == ["dropped", "done"]
     await store.change("dropped", request_row.removed)
     assert [row.id for row in await store.removable(timedelta())] == ["done"]
+
+
+async def test_rows_are_forgotten_when_they_are_old_and_their_objects_are_gone(
+    store: RequestStore,
+) -> None:
+    for id_ in ("open", "kept", "gone"):
+        await add(store, id_)
+    for id_ in ("kept", "gone"):
+        await store.change(id_, request_row.cancelled)
+    await store.change("gone", request_row.removed)
+    assert await store.forget(KEPT) == 0
+    assert await store.forget(timedelta()) == 1
+    assert await store.forget(timedelta()) == 0
+    assert [row.id for row in await store.newest(None, 9)] == ["kept", "open"]

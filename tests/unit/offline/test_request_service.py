@@ -55,6 +55,7 @@ from tests.support.offline_requests import GOOD, view
 SHOP, OTHER = WorkspaceId("shop"), WorkspaceId("other")
 KEY = (SHOP, MAIN_BRANCH)
 KEPT = timedelta(days=7)
+LISTED = timedelta(days=30)
 
 
 class Objects(MemoryObjectStore):
@@ -104,7 +105,7 @@ class World:
             *(self.store, Serving(), self.objects, limits),
             *(lambda: next(ids), self.loop.wake, self.estimate),
         )
-        rules = RemovalRules(KEPT, timedelta(hours=1), DeletionLimit(1, 0))
+        rules = RemovalRules(KEPT, LISTED, timedelta(hours=1), DeletionLimit(1, 0))
         marks = MemoryGarbageMarks(lambda: self.now)
         self.removal = RequestRemoval(self.store, self.objects, marks, rules)
 
@@ -290,6 +291,24 @@ async def test_objects_without_a_request_are_deleted_after_a_grace_period_within
     await world.objects.delete([f"{request_folder(OTHER, 'x2')}input.parquet"])
     await world.removal.remove_orphans()
     assert [key.split("/")[:3] for key in await world.keys()] == [["offline", "shop", "q1"]]
+
+
+async def test_an_ended_request_is_forgotten_also_while_orphans_may_not_be_deleted(
+    world: World,
+) -> None:
+    await world.submit()
+    await world.requests.cancel(SHOP, "q1")
+    for id_ in ("x1", "x2"):
+        await world.objects.put(f"{request_folder(OTHER, id_)}input.parquet", b"")
+    await world.removal.remove_old()
+    world.now += LISTED
+    with pytest.raises(DeletionRefused):
+        await world.removal.remove_old()
+    assert await world.store.read("q1") is not None, "its objects are still there"
+    await world.removal.remove_due()
+    with pytest.raises(DeletionRefused):
+        await world.removal.remove_old()
+    assert await world.store.read("q1") is None
 
 
 async def test_objects_that_a_late_run_writes_are_deleted(world: World) -> None:

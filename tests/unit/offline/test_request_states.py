@@ -207,3 +207,13 @@ def test_objects_are_removed_when_no_run_can_write_and_results_later() -> None:
     gone = request_row.removed(done, NOW + week)
     assert not request_row.is_removable(gone, NOW + 2 * week, week)
     assert replace(gone, removed_at=None) == done
+
+
+def test_a_request_is_forgotten_after_its_objects_and_a_time() -> None:
+    week = timedelta(days=7)
+    done = request_row.finished(request_row.claimed(request(), NOW), 1, RESULT, NOW)
+    assert not request_row.is_forgettable(done, NOW + 9 * week, week), "its result is still there"
+    gone = request_row.removed(done, NOW + 2 * week)
+    assert not request_row.is_forgettable(gone, NOW + week - timedelta(seconds=1), week)
+    assert request_row.is_forgettable(gone, NOW + week, week)
+    assert not request_row.is_forgettable(request(), NOW + 9 * week, week)
