@@ -31,12 +31,13 @@ LAYOUT = BlockLayout(
     ORDER,
 )
 SMALL = st.integers(0, 3)
+TIMES = SMALL | st.sampled_from([-(1 << 55), 1 << 55, 1 << 60])
 KEYS = SMALL.map(lambda n: b"key of more than twelve bytes %d" % n)
 TEXTS = st.sampled_from([None, "", "a text that is longer than twelve bytes"])
 VERSION = st.fixed_dictionaries(
     {
         KEY: KEYS,
-        TIME: SMALL,
+        TIME: TIMES,
         POS: SMALL.map(lambda n: b"%014d" % n),
         SIGN: st.just(1),
         IS_TOMBSTONE: st.booleans(),
@@ -62,7 +63,7 @@ def corrected(
 WORLDS = st.fixed_dictionaries(
     {
         ROWS_KIND: st.lists(
-            st.fixed_dictionaries({KEY: KEYS, TIME: SMALL, SOURCE: st.sampled_from([126, 127])}),
+            st.fixed_dictionaries({KEY: KEYS, TIME: TIMES, SOURCE: st.sampled_from([126, 127])}),
             max_size=30,
         ),
         0: corrected(st.tuples(VERSION, TEXTS).map(lambda v: {**v[0], SOURCE: 0, "0.v": v[1]})),
