@@ -31,7 +31,6 @@ from fennel_core.offline.timeline import (
     KEY,
     REQUEST,
     TIME,
-    TimelineChunk,
     in_order,
     request_rows,
     version_rows,
@@ -183,8 +182,7 @@ class AggregateRead:
         )
         events = version_rows(versions, 0, source.keys, source.time, source.version_columns)
         answers = answerer(source, 0, open_scratch)
-        for frame in in_order([events, request_rows(requests)]):
-            chunk = TimelineChunk.of(frame, 1)
+        for chunk in in_order([events, request_rows(requests)], 1):
             found = answers.answer(chunk.seen_by(0))
             _, asked = chunk.rows_of(REQUEST)
             own = asked.select(pl.col(_travelling(name)).alias(name) for name in source.keys)

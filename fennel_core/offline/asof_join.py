@@ -19,9 +19,18 @@ import numpy as np
 import polars as pl
 
 from fennel_core.offline.sources import FOUND, TableSource
-from fennel_core.offline.timeline import KEY, ORDER, REQUEST, SOURCE, TIME, version_column
+from fennel_core.offline.timeline import (
+    KEY,
+    ORDER,
+    PLACE,
+    REQUEST,
+    SOURCE,
+    TIME,
+    SeenVersions,
+    version_column,
+)
 from fennel_core.operators.rows import encode_rows
-from fennel_core.vocab.versions import IS_TOMBSTONE, META, POS, SIGN
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, SIGN
 
 _ROW: Final = "__row"
 
@@ -32,50 +41,80 @@ class AsOfJoin:
     def __init__(self, source: TableSource, number: int) -> None:
         self._names = source.columns
         self._columns = [version_column(number, name) for name in source.columns]
-        self._number = number
-        self._carried: pl.DataFrame | None = None
+        self._carried: SeenVersions | None = None
 
     @property
     def carried_rows(self) -> int:
         """The number of versions that are remembered for the next chunk."""
-        return 0 if self._carried is None else self._carried.height
+        return 0 if self._carried is None else self._carried.own.height
 
-    def answer(self, chunk: pl.DataFrame) -> pl.DataFrame:
-        """Return, per request of the chunk in order, the dataset's columns and `FOUND`."""
-        mine = (
-            chunk.select(KEY, TIME, SOURCE, *META, *self._columns)
-            .filter(pl.col(SOURCE).is_in([self._number, REQUEST]))
-            .with_columns(pl.col(SIGN).cast(pl.Int64))  # signs are added up
-        )
-        rows = mine if self._carried is None else pl.concat([self._carried, mine])
+    def answer(self, seen: SeenVersions) -> pl.DataFrame:
+        """Return, per request of a chunk in order, the dataset's columns and `FOUND`."""
+        carried = self._carried
+        rows, own = self._with_carried(seen)
         settled, unsettled = _split(rows)
-        settled = self._without_retracted(settled)
+        settled = self._without_retracted(settled, own)
         latest, first = _latest_versions(settled)
         last = _last_of_key(settled, rows, latest, first)
-        self._carried = pl.concat([last, self._added_up(unsettled)])
+        kept = pl.concat([last, self._added_up(unsettled, own)])
+        self._carried = SeenVersions(kept, own[kept[PLACE]])
         requests = np.flatnonzero((settled[SOURCE] == REQUEST).to_numpy())
         found = latest[requests] >= first[requests]
-        places = np.where(found, latest[requests], 0)
-        found &= ~settled[IS_TOMBSTONE].fill_null(value=False).to_numpy()[places]
-        index = pl.Series(places, dtype=pl.UInt32).zip_with(
-            pl.Series(found, dtype=pl.Boolean),
-            pl.Series([None], dtype=pl.UInt32).new_from_index(0, len(places)),
+        versions = np.where(found, latest[requests], 0)
+        found &= ~settled[IS_TOMBSTONE].fill_null(value=False).to_numpy()[versions]
+        is_found = pl.Series(FOUND, found, dtype=pl.Boolean)
+        nothing = pl.Series([None], dtype=pl.UInt32)
+        places = (
+            settled[PLACE]
+            .gather(versions)
+            .zip_with(is_found, nothing.new_from_index(0, len(versions)))
         )
-        return settled.select(
-            pl.col(column).gather(index).alias(name)
-            for column, name in zip(self._columns, self._names, strict=True)
-        ).with_columns(pl.Series(FOUND, found, dtype=pl.Boolean))
+        return self._gathered(carried, seen.own, places).with_columns(is_found)
 
-    def _without_retracted(self, rows: pl.DataFrame) -> pl.DataFrame:
+    def _gathered(
+        self, carried: SeenVersions | None, own: pl.DataFrame, places: pl.Series
+    ) -> pl.DataFrame:
+        """Return the columns of what requests have found, the first ones what was carried.
+
+        `own` may be large, and is read as it is: joined to what was carried, it would be in pieces.
+        """
+        count = 0 if carried is None else carried.own.height
+        before = (places < count).arg_true()
+        first = 0 if before.is_empty() else int(before[-1]) + 1
+        parts = [(own, places[first:] - count)]
+        if carried is not None and first:
+            parts.insert(0, (carried.own, places[:first]))
+        return pl.concat(
+            part.select(
+                pl.col(column).gather(found).alias(name)
+                for column, name in zip(self._columns, self._names, strict=True)
+            )
+            for part, found in parts
+        )
+
+    def _with_carried(self, seen: SeenVersions) -> tuple[pl.DataFrame, pl.DataFrame]:
+        """Return the rows of a chunk behind those carried to it, and the columns of both."""
+        order = seen.order.with_columns(pl.col(SIGN).cast(pl.Int64))  # signs are added up
+        own = seen.own.select(self._columns)
+        if self._carried is None:
+            return order, own
+        count = self._carried.own.height
+        carried = self._carried.order.with_columns(
+            pl.int_range(pl.len(), dtype=pl.UInt32).alias(PLACE)
+        )
+        behind = order.with_columns(pl.col(PLACE) + count)
+        return pl.concat([carried, behind]), pl.concat([self._carried.own, own])
+
+    def _without_retracted(self, rows: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
         if not (rows[SIGN] < 0).any():
             return rows
         requests = rows.filter(pl.col(SOURCE) == REQUEST)
-        versions = self._netted(rows.filter(pl.col(SOURCE) != REQUEST))
+        versions = self._netted(rows.filter(pl.col(SOURCE) != REQUEST), own)
         return pl.concat([versions.filter(pl.col(SIGN) > 0), requests]).sort(
             ORDER, maintain_order=True
         )
 
-    def _netted(self, versions: pl.DataFrame) -> pl.DataFrame:
+    def _netted(self, versions: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
         """Return one row per different version with the sum of its signs, none where that is 0.
 
         Only versions at a position with a retraction are compared, because comparing needs
@@ -87,15 +126,16 @@ class AsOfJoin:
         return pl.concat(
             [
                 versions.join(retracted, on=POS, how="anti"),
-                self._added_up(versions.join(retracted, on=POS, how="semi")),
+                self._added_up(versions.join(retracted, on=POS, how="semi"), own),
             ]
         )
 
-    def _added_up(self, versions: pl.DataFrame) -> pl.DataFrame:
+    def _added_up(self, versions: pl.DataFrame, own: pl.DataFrame) -> pl.DataFrame:
         """Return one row per different version with the sum of its signs, none where that is 0."""
         if versions.height < 2:
             return versions
-        rows = encode_rows(versions, [*self._columns, IS_TOMBSTONE])
+        contents = own[versions[PLACE]].with_columns(versions[IS_TOMBSTONE])
+        rows = encode_rows(contents, [*self._columns, IS_TOMBSTONE])
         return (
             versions.with_columns(pl.Series(_ROW, rows, dtype=pl.Binary))
             .group_by(KEY, TIME, POS, _ROW)

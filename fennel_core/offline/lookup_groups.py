@@ -42,6 +42,7 @@ from fennel_core.offline.timeline import (
     KEY,
     REQUEST,
     TIME,
+    SeenVersions,
     TimelineChunk,
     version_rows,
 )
@@ -63,11 +64,8 @@ Erasures = Mapping[ErasableKeys, Sequence[ErasureRule]]
 class Answerer(Protocol):
     """Answers the requests of a timeline from one dataset."""
 
-    def answer(self, chunk: pl.DataFrame) -> pl.DataFrame:
-        """Return, per request of the chunk in order, the columns that are read and `FOUND`.
-
-        `chunk`: the versions of the dataset and the requests; other rows are left out.
-        """
+    def answer(self, seen: SeenVersions) -> pl.DataFrame:
+        """Return, per request of a chunk in order, the columns that are read and `FOUND`."""
         ...
 
 

@@ -88,8 +88,7 @@ class MemoryRun:
             group_versions(source, number, self._inputs.versions[job])
             for number, (job, source) in enumerate(group.sources)
         ]
-        frames = in_order([*batches, *versions], self._chunk_rows)
-        return (TimelineChunk.of(frame, len(versions)) for frame in frames)
+        return in_order([*batches, *versions], len(versions), self._chunk_rows)
 
     def _by_row(self, batches: list[pl.DataFrame]) -> Iterator[pl.DataFrame]:
         rows, step = pl.concat(batches, how="diagonal").sort(ROW, ELEMENT), self._chunk_rows

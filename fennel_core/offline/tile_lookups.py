@@ -15,7 +15,7 @@ import polars as pl
 
 from fennel_core.offline.scratch import ScratchStore
 from fennel_core.offline.sources import FOUND, AggregateSource
-from fennel_core.offline.timeline import KEY, REQUEST, SOURCE, TIME, version_column
+from fennel_core.offline.timeline import KEY, REQUEST, SOURCE, TIME, SeenVersions, version_column
 from fennel_core.operators.aggregate.read_time import ReadTimeAggregateStep
 from fennel_core.operators.build import as_lookup_step, build
 from fennel_core.query.columns import QueryColumn
@@ -36,7 +36,6 @@ class TileLookups:
         self._step, self._lookup_step, self._scratch = step, lookup_step, scratch
         self._number, self._output = number, source.needed.output
         self._wanted = source.columns
-        self._own_columns = [version_column(number, name) for name in source.version_columns]
         self._input = [
             *(pl.col(version_column(number, name)).alias(name) for name in source.version_columns),
             *META,
@@ -44,12 +43,14 @@ class TileLookups:
         self._nothing = row_bytes([None] * len(self._output.values))
         self._key: bytes | None = None
 
-    def answer(self, chunk: pl.DataFrame) -> pl.DataFrame:
-        """Return, per request of the chunk in order, the columns of the result and `FOUND`."""
-        of_mine = pl.col(SOURCE).is_in([self._number, REQUEST])
-        mine = chunk.select(KEY, TIME, SOURCE, *META, *self._own_columns).filter(of_mine)
+    def answer(self, seen: SeenVersions) -> pl.DataFrame:
+        """Return, per request of a chunk in order, the columns of the result and `FOUND`."""
+        return self.answer_rows(seen.frame())
+
+    def answer_rows(self, events: pl.DataFrame) -> pl.DataFrame:
+        """Return the same, given the events and requests as rows (`SeenVersions.frame`)."""
         rows: EncodedRows = []
-        for piece in self._pieces(mine):
+        for piece in self._pieces(events):
             self._add(piece.filter(pl.col(SOURCE) == self._number).select(self._input))
             rows += self._look_up(piece.filter(pl.col(SOURCE) == REQUEST))
         return self._columns(rows)

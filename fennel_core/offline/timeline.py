@@ -101,10 +101,32 @@ def _without_version(rows: pl.DataFrame, source: int) -> pl.DataFrame:
     )
 
 
-def in_order(parts: Sequence[pl.DataFrame], chunk_rows: int = CHUNK_ROWS) -> Iterator[pl.DataFrame]:
-    """Yield the timeline of `parts` in chunks, at least one, sorted in memory."""
+def in_order(
+    parts: Sequence[pl.DataFrame], sources: int, chunk_rows: int = CHUNK_ROWS
+) -> Iterator[TimelineChunk]:
+    """Yield the timeline of `parts` in chunks, at least one, sorted in memory; `sources`: the
+    number of datasets.
+    """
     timeline = pl.concat(parts, how="diagonal").sort(ORDER, maintain_order=True)
-    yield from (timeline[i : i + chunk_rows] for i in range(0, max(timeline.height, 1), chunk_rows))
+    for first in range(0, max(timeline.height, 1), chunk_rows):
+        yield TimelineChunk.of(timeline[first : first + chunk_rows], sources)
+
+
+@dataclass(frozen=True, slots=True)
+class SeenVersions:
+    """The versions of one dataset, and the requests for them.
+
+    `order` has both in order, with `KEY`, `TIME`, `SOURCE`, `META` and `PLACE`: of a version the
+    place in `own`, which has the columns of its dataset; of a request null.
+    """
+
+    order: pl.DataFrame
+    own: pl.DataFrame
+
+    def frame(self) -> pl.DataFrame:
+        """Return both with the columns of the dataset, which are null for requests."""
+        places = self.order[PLACE]
+        return self.order.drop(PLACE).hstack(self.own.select(pl.all().gather(places)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,12 +152,11 @@ class TimelineChunk:
         own = [name for of in versions.values() for name in of.columns]
         return cls(order, frame.drop(*_ORDERED, *own), versions)
 
-    def seen_by(self, number: int) -> pl.DataFrame:
-        """Return the versions of one dataset and the requests, in order."""
-        order = self.order.filter(pl.col(SOURCE).is_in([number, REQUEST]))
-        places = order.select(pl.when(pl.col(SOURCE) == number).then(PLACE)).to_series()
-        own = self.versions[number].select(pl.all().gather(places))
-        return order.drop(PLACE).hstack(own)
+    def seen_by(self, number: int) -> SeenVersions:
+        """Return the versions of one dataset and the requests."""
+        order = self.order.filter((pl.col(SOURCE) == number) | (pl.col(SOURCE) == REQUEST))
+        place = pl.when(pl.col(SOURCE) == number).then(PLACE).alias(PLACE)
+        return SeenVersions(order.with_columns(place), self.versions[number])
 
     def rows_of(self, source: int) -> tuple[pl.Series, pl.DataFrame]:
         """Return the keys and the rows of requests (`REQUEST`), or those that pass through."""

@@ -23,6 +23,7 @@ from fennel_core.offline.timeline import (
     REQUEST,
     SOURCE,
     TIME,
+    SeenVersions,
     version_column,
 )
 from fennel_core.operators.aggregate.sorted_events import SortedEventsLookup, SortedRequests
@@ -60,14 +61,13 @@ class WindowLookups:
         """The number of events that are remembered for the next chunk."""
         return 0 if self._carried is None else self._carried.height
 
-    def answer(self, chunk: pl.DataFrame) -> pl.DataFrame:
-        """Return, per request of the chunk in order, the columns of the result and `FOUND`."""
-        of_mine = pl.col(SOURCE).is_in([self._number, REQUEST])
-        rows = chunk.select(KEY, TIME, SOURCE, *META, *self._own_columns).filter(of_mine)
+    def answer(self, seen: SeenVersions) -> pl.DataFrame:
+        """Return, per request of a chunk in order, the columns of the result and `FOUND`."""
+        rows = seen.frame()
         in_tiles = rows.filter(pl.col(KEY) == pl.lit(self._in_tiles, dtype=pl.Binary))
         found = []
         if not in_tiles.is_empty():
-            found.append(self._tiles.answer(in_tiles))
+            found.append(self._tiles.answer_rows(in_tiles))
         others = rows[in_tiles.height :]
         if not others.is_empty():
             self._in_tiles = None
@@ -113,7 +113,7 @@ class WindowLookups:
             past = pl.col(TIME) <= now - span
             events = pl.concat([self._last(events.filter(past)), events.filter(~past)])
         if events.height > self._limit:
-            self._tiles.answer(events)
+            self._tiles.answer_rows(events)
             self._in_tiles, events = key, events.clear()
         self._carried = events
 

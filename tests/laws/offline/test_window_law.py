@@ -123,8 +123,9 @@ def test_windows_computed_together_are_those_of_the_production_step(
     windows = WindowLookups(source, 0, scratch(), carried_rows if carried_rows else 1000)
     tiles = TileLookups(source, 0, scratch())
 
-    for chunk in in_order(timeline, chunk_rows):
-        found, expected = windows.answer(chunk), tiles.answer(chunk)
+    for chunk in in_order(timeline, 1, chunk_rows):
+        seen = chunk.seen_by(0)
+        found, expected = windows.answer(seen), tiles.answer(seen)
         assert found[FOUND].equals(expected[FOUND])
         assert found.filter(FOUND).equals(expected.filter(FOUND))
 

@@ -57,8 +57,8 @@ def test_a_join_remembers_one_version_of_a_hot_key() -> None:
     join = AsOfJoin(source, 0)
     parts = [version_rows(frame, 0, ("k",), "t", ("v",)), requests(asked)]
     found = []
-    for chunk in in_order(parts, CHUNK):
-        found.append(join.answer(chunk))
+    for chunk in in_order(parts, 1, CHUNK):
+        found.append(join.answer(chunk.seen_by(0)))
         assert join.carried_rows <= 2
     assert pl.concat(found)["v"].to_list() == numbers.to_list()
 
@@ -67,7 +67,7 @@ def test_a_version_is_found_by_requests_of_later_chunks() -> None:
     frame = versions(pl.Series([1]), pl.Series([7]), positions(1))
     parts = [version_rows(frame, 0, ("k",), "t", ("v",)), requests(pl.Series([0, 1, 2, 3, 4]))]
     join = AsOfJoin(TableSource(USERS, ("v",)), 0)
-    found = pl.concat([join.answer(chunk) for chunk in in_order(parts, 1)])
+    found = pl.concat([join.answer(chunk.seen_by(0)) for chunk in in_order(parts, 1, 1)])
     assert found["v"].to_list() == [None, 7, 7, 7, 7]
 
 
@@ -78,7 +78,7 @@ def test_of_versions_with_one_time_the_one_with_the_last_position_is_found(
     frame = versions(pl.Series([1, 1]), pl.Series(values), positions(2)).sort("v")
     parts = [version_rows(frame, 0, ("k",), "t", ("v",)), requests(pl.Series([1]))]
     join = AsOfJoin(TableSource(USERS, ("v",)), 0)
-    [found] = [join.answer(chunk) for chunk in in_order(parts, CHUNK)]
+    [found] = [join.answer(chunk.seen_by(0)) for chunk in in_order(parts, 1, CHUNK)]
     assert found["v"].to_list() == values[1:]
 
 
@@ -101,8 +101,8 @@ def test_a_join_adds_up_the_corrections_of_one_position(values: pl.Series, by: l
     join = AsOfJoin(TableSource(USERS, ("v",)), 0)
     parts = [version_rows(frame, 0, ("k",), "t", ("v",)), requests(pl.Series([0]))]
     found = []
-    for chunk in in_order(parts, CHUNK):
-        found.append(join.answer(chunk))
+    for chunk in in_order(parts, 1, CHUNK):
+        found.append(join.answer(chunk.seen_by(0)))
         assert join.carried_rows <= 2
     assert pl.concat(found)["v"].to_list() == [values.item(-1)]
 
@@ -127,8 +127,8 @@ def test_windows_remember_the_longest_one_of_a_hot_key(tmp_path: Path) -> None:
     source, parts = hot_events(TEN_SECONDS)
     lookups = WindowLookups(source, 0, ScratchStore(lambda: open_spill(tmp_path)))
     found = []
-    for chunk in in_order(parts, CHUNK):
-        found.append(lookups.answer(chunk))
+    for chunk in in_order(parts, 1, CHUNK):
+        found.append(lookups.answer(chunk.seen_by(0)))
         assert lookups.carried_rows <= 12
     assert pl.concat(found)["s"].to_list() == [sum(range(max(n - 10, 0), n + 1)) for n in ASKED]
 
@@ -143,8 +143,8 @@ def test_a_hot_key_whose_window_has_too_many_events_spills_to_disk(tmp_path: Pat
     source, parts = hot_events(FOREVER, TEN_SECONDS)
     lookups = WindowLookups(source, 0, ScratchStore(spill, limit_bytes=64 << 10), 2 * CHUNK)
     found = []
-    for chunk in in_order(parts, CHUNK):
-        found.append(lookups.answer(chunk))
+    for chunk in in_order(parts, 1, CHUNK):
+        found.append(lookups.answer(chunk.seen_by(0)))
         assert lookups.carried_rows <= 2 * CHUNK
     rows = pl.concat(found)
     assert rows["n"].to_list() == [n + 1 for n in ASKED]
@@ -162,12 +162,12 @@ def test_the_state_of_a_hot_key_spills_to_disk(tmp_path: Path) -> None:
     source, parts = hot_events(FOREVER, TEN_SECONDS)
     scratch = ScratchStore(spill, limit_bytes=64 << 10)
     lookups = TileLookups(source, 0, scratch)
-    found = pl.concat([lookups.answer(chunk) for chunk in in_order(parts, CHUNK)])
+    found = pl.concat([lookups.answer(chunk.seen_by(0)) for chunk in in_order(parts, 1, CHUNK)])
     assert found["n"].to_list() == [n + 1 for n in ASKED]
     assert found["s"].to_list() == [sum(range(max(n - 10, 0), n + 1)) for n in ASKED]
     assert len(opened) == 1
     [other] = key_bytes(pl.DataFrame({"k": [2]}), ["k"])
     after = request_rows(pl.DataFrame({KEY: [other], TIME: [0]}))
-    [chunk] = in_order([parts[0].clear(), after], CHUNK)
-    assert lookups.answer(chunk)["n"].to_list() == [None]
+    [chunk] = in_order([parts[0].clear(), after], 1, CHUNK)
+    assert lookups.answer(chunk.seen_by(0))["n"].to_list() == [None]
     assert list(tmp_path.iterdir()) == [], "the state of a key is deleted when the next one begins"

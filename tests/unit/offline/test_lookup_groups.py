@@ -94,5 +94,5 @@ def test_an_event_counts_by_the_column_that_its_aggregation_names(tmp_path: Any)
     asked = request_rows(pl.DataFrame({KEY: keys(1, 1), TIME: [0, 2]}))
     parts = [version_rows(frame, 0, source.keys, source.time, source.version_columns), asked]
     lookups = TileLookups(source, 0, ScratchStore(lambda: open_spill(tmp_path)))
-    found = pl.concat([lookups.answer(chunk) for chunk in in_order(parts, 1)])
+    found = pl.concat([lookups.answer(chunk.seen_by(0)) for chunk in in_order(parts, 1, 1)])
     assert found["n"].to_list() == [None, 1]
