@@ -18,8 +18,11 @@ Peers:
     python3.11 -m venv /tmp/duckdb && /tmp/duckdb/bin/pip install duckdb==1.4.2
     .venv/bin/python -m benchmarks.offline --duckdb /tmp/duckdb/bin/python --json figures.json
 
-`--rows` and `--versions` scale it down; memory is the largest sum of PSS of all processes, `cpu_s`
-the time that they used of the cores, with the start.
+`--rows` and `--versions` scale it; memory is the largest sum of PSS of all processes, `cpu_s` the
+time that they used of the cores, with the start. With `--alone` only ours runs, and no values are
+compared, for sizes that the peers take too long for; `--json` adds to the figures of a file:
+
+    .venv/bin/python -m benchmarks.offline --workload asof --rows 10000000 --alone
 """
 
 from __future__ import annotations
@@ -437,8 +440,12 @@ def main() -> None:
     parser.add_argument("--versions", type=int, default=10_000_000)
     parser.add_argument("--partitions", type=int, default=16, help="of each shuffle")
     parser.add_argument("--duckdb", help="an interpreter with duckdb")
-    parser.add_argument("--json", type=Path, help="write the figures to a file")
+    parser.add_argument("--json", type=Path, help="add the figures to those of a file")
     parser.add_argument("--workload", choices=PEERS, help="only this one")
+    parser.add_argument("--alone", action="store_true", help="run no peers, and compare no values")
+    parser.add_argument(
+        "--data", type=Path, help="keep the input of one workload in a folder, or use what it has"
+    )
     parser.add_argument("--peer", choices=("ours", "spark"), help=argparse.SUPPRESS)
     parser.add_argument("--folder", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--out", help=argparse.SUPPRESS)
@@ -446,33 +453,48 @@ def main() -> None:
     if asked.peer:
         run_one(asked.peer, asked.folder, asked.out, asked.partitions, asked.workload)
         return
+    if asked.data and not asked.workload:
+        parser.error("--data has the input of one workload; name it with --workload")
     figures: dict[str, float] = {}
     for workload in [asked.workload] if asked.workload else PEERS:
         with tempfile.TemporaryDirectory(prefix="bench-offline-") as name:
             figures |= run_all(Path(name), workload, asked)
-    text = json.dumps(figures, indent=2)
-    print(text)
+    print(json.dumps(figures, indent=2))
     if asked.json:
-        asked.json.write_text(text)
+        earlier = json.loads(asked.json.read_text()) if asked.json.exists() else {}
+        asked.json.write_text(json.dumps(earlier | figures, indent=2))
 
 
 def run_all(folder: Path, workload: str, asked: argparse.Namespace) -> dict[str, float]:
-    """Make the data, run ours and the peers, compare their values, and return the figures."""
-    make_data(folder, asked.rows, asked.versions, workload)
+    """Make the data, run ours and the peers, compare their values, and return the figures.
+
+    Results are written to `folder`, and so is the data if it is not kept.
+    """
+    data = asked.data or folder
+    given_rows = sum(pq.read_metadata(path).num_rows for path in data.glob("rows/*.parquet"))
+    if not given_rows:
+        make_data(data, asked.rows, asked.versions, workload)
+    elif given_rows != asked.rows:
+        raise SystemExit(f"{data} has {given_rows} rows, not {asked.rows}; give another folder")
     found: dict[str, Measured] = {}
     peers = [peer for peer in PEERS[workload] if peer != "duckdb" or asked.duckdb]
+    if asked.alone:
+        peers = ["ours"]
     outs = {peer: str(folder / f"out-{peer}") for peer in peers}
     for peer, out in outs.items():
         if peer == "duckdb":
-            given = [str(folder), out, str(os.cpu_count()), duckdb_sql(workload)]
+            given = [str(data), out, str(os.cpu_count()), duckdb_sql(workload)]
             command = [asked.duckdb, "-c", DUCKDB, *given]
         else:
-            given = ["--peer", peer, "--folder", str(folder), "--out", out, "--workload", workload]
+            given = ["--peer", peer, "--folder", str(data), "--out", out, "--workload", workload]
             scale = ["--partitions", str(asked.partitions)]
             command = [sys.executable, "-m", "benchmarks.offline", *given, *scale]
         found[peer] = measured(command)
         print(f"{workload}, {peer}: {found[peer]}", flush=True)
-    compare(outs)
+    if asked.alone:
+        print(f"{workload}: ours alone, so NO VALUES WERE COMPARED")
+    else:
+        compare(outs)
     scale_name = {10**6: "1m", 10**7: "10m"}.get(asked.rows, str(asked.rows))
     ours, prefix = found["ours"], "" if workload == "asof" else f"{workload}_"
     figures = {
