@@ -1,6 +1,6 @@
-"""Merge small files of history with Spark, on the connection `spark_default`.
+"""Remove rows of erased keys from history and merge its small files, with Spark.
 
-See docs/history.md.
+It runs on the connection `spark_default`. See docs/history.md.
 """
 
 from airflow.sdk import dag

@@ -23,7 +23,7 @@ from fennel_core.connections.audit_events import (
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.secrets import SecretUnreadable
-from fennel_core.definition.kafka_retention import delete_expired_records
+from fennel_core.definition.kafka_retention import delete_expired_records, removable_records
 from fennel_core.history.errors import CompactionFailed
 from fennel_core.history.maintenance import maintain_history
 from fennel_core.integrity import run as integrity_run
@@ -83,11 +83,8 @@ def merge_history(settings: Settings, report: Report, every_s: float | None) -> 
     def merge() -> None:
         # A pool would try for a while to connect before it fails.
         postgres.connect(settings.postgres_dsn.get_secret_value(), name="maintenance").close()
-        done = asyncio.run(maintain_history(settings))
-        report(
-            f"files of history merged: {done.merged} into {done.made}; merges whose files were "
-            f"changed by another process: {done.superseded}"
-        )
+        done = asyncio.run(maintain_history(settings, removable_records))
+        report(f"history is maintained; {done}")
 
     _repeatedly(merge, "run", report, every_s)
 

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import Final, LiteralString, cast
 
-from fennel_core.connections.postgres import AsyncConnection, Pool, in_transaction
+from fennel_core.connections.postgres import AsyncConnection, Pool, connection_of, in_transaction
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
 
 CHANNEL = "erasure"
@@ -23,6 +24,18 @@ ALL: Final[LiteralString] = (
 OF_WORKSPACES: Final[LiteralString] = """
     SELECT workspace, dataset, columns, array_agg(key) FROM erasure WHERE workspace = ANY(%s)
     GROUP BY 1, 2, 3
+"""
+
+COUNTS: Final[LiteralString] = (
+    "SELECT workspace, dataset, count(*), max(id) FROM erasure GROUP BY 1, 2 ORDER BY 1, 2"
+)
+LEFT: Final[LiteralString] = """
+    SELECT count(*), min(created_at) FROM erasure e
+    WHERE workspace = %(workspace)s AND dataset = %(dataset)s AND EXISTS (
+        SELECT FROM unnest(%(searched_to)s::bigint[], %(min_stamps)s::bigint[])
+            AS rows (searched_to, min_stamp)
+        WHERE rows.searched_to < e.id AND rows.min_stamp < e.hlc
+    )
 """
 
 Erased = Mapping[DatasetName, "tuple[ErasedKeys, ...]"]
@@ -41,6 +54,28 @@ class ErasedKeys:
 
 
 @dataclass(frozen=True, slots=True)
+class ErasureCount:
+    """How many keys of a dataset are erased, and the number of the last erasure.
+
+    Of one workspace, numbers grow in the order in which erasures become visible: each takes the row
+    of the workspace's clock before its number.
+    """
+
+    workspace: WorkspaceId
+    dataset: DatasetName
+    keys: int
+    newest: int
+
+
+@dataclass(frozen=True, slots=True)
+class KeysLeft:
+    """Erased keys of which rows may be left, and when the first of them was erased."""
+
+    keys: int
+    since: datetime | None
+
+
+@dataclass(frozen=True, slots=True)
 class ErasableKeys:
     """The keys of a dataset as erasures see them: whose they are, and their columns in order."""
 
@@ -55,6 +90,45 @@ async def read(
     """Return all erasures, of one workspace or of all."""
     async with pool.connection() as connection:
         return await read_over(connection, None if workspace is None else (workspace,))
+
+
+async def counts(pool: Pool) -> list[ErasureCount]:
+    """Return every dataset with erased keys. Raises SystemUnavailable."""
+    async with connection_of(pool) as connection:
+        rows = await (await connection.execute(COUNTS)).fetchall()
+    return [
+        ErasureCount(
+            WorkspaceId(str(workspace)),
+            DatasetName(str(dataset)),
+            cast(int, keys),
+            cast(int, newest),
+        )
+        for workspace, dataset, keys, newest in rows
+    ]
+
+
+async def keys_left(pool: Pool, of: ErasureCount, stored: Collection[tuple[int, int]]) -> KeysLeft:
+    """Return how many erased keys may have rows in files that are `stored`.
+
+    `stored`: up to which erasure the rows of a file were searched, and the stamp before which none
+    of them was accepted. Raises SystemUnavailable.
+    """
+    values = {
+        "workspace": of.workspace,
+        "dataset": of.dataset,
+        "searched_to": [searched_to for searched_to, _ in stored],
+        "min_stamps": [min_stamp for _, min_stamp in stored],
+    }
+    async with connection_of(pool) as connection:
+        row = await (await connection.execute(LEFT, values)).fetchone()
+    assert row is not None, "an aggregate has one row"
+    return KeysLeft(cast(int, row[0]), cast("datetime | None", row[1]))
+
+
+async def read_all(pool: Pool) -> dict[WorkspaceId, dict[DatasetName, tuple[ErasedKeys, ...]]]:
+    """Return all erasures. Raises SystemUnavailable."""
+    async with connection_of(pool) as connection:
+        return await read_over(connection)
 
 
 async def read_over(

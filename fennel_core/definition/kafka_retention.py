@@ -17,12 +17,16 @@ from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Final, cast
 
+import psycopg
+from confluent_kafka import KafkaException
 from confluent_kafka.admin import AdminClient
+from psycopg_pool import PoolTimeout
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections import offsets, postgres
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.installation import installation_objects
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.postgres import Pool
@@ -109,6 +113,17 @@ class RetentionSurvey:
             if start > found.start:
                 starts[source] = start
         return starts
+
+    def removable(self) -> dict[TopicPartition, Offset]:
+        """Return the offset of each partition below which neither Kafka has records nor any reader
+        may read them again: history alone has them, for readers that are created later.
+        """
+        return {
+            source: Offset(
+                min([found.start, *(need.offset for need in self.needs.get(source, ()))])
+            )
+            for source, found in self.logs.items()
+        }
 
 
 class KafkaRetention:
@@ -317,6 +332,20 @@ class ExpiredRecords:
     starts: Mapping[TopicPartition, Offset]
     requests: PrunedRequests
     alarms: Sequence[RetentionAlarm]
+
+
+async def removable_records(settings: Settings, pool: Pool) -> Mapping[TopicPartition, Offset]:
+    """Return the offset of each partition below which rows may be removed from history.
+
+    Raises SystemUnavailable.
+    """
+    try:
+        survey = await KafkaRetention(settings, pool).survey(time.time_ns() // 1_000_000)
+    except (KafkaException, psycopg.OperationalError, PoolTimeout) as lost:
+        raise SystemUnavailable(
+            f"the offsets that jobs need cannot be read from Kafka and Postgres: {lost}"
+        ) from lost
+    return survey.removable()
 
 
 def delete_expired_records(settings: Settings) -> ExpiredRecords:

@@ -27,6 +27,12 @@ class CompactionFailed(HistoryError):
     code = "compaction-failed"
 
 
+class FileUnusable(HistoryError):
+    """The object of a file is missing or is not what its row says. Restore it from a backup."""
+
+    code = "history-file-unusable"
+
+
 class ReadFailed(HistoryError):
     """A read cannot be done as requested.
 

@@ -28,6 +28,7 @@ from fennel_core.connections.garbage import (
 from fennel_core.connections.installation import installation_objects, require_ownership
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.backlog import RollRule
+from fennel_core.history.erasure_report import ErasureReport
 from fennel_core.history.errors import RollFailed
 from fennel_core.history.kafka import TopicReader
 from fennel_core.history.postgres import PostgresHistoryFiles
@@ -50,6 +51,8 @@ fewer.
 """
 TOPICS: Final = "/topics"
 """The path of the counts of each topic, for `fennel-core status`."""
+ERASURES: Final = "/erasures"
+"""The path of the progress of erasures, for `fennel-core status`."""
 log = structlog.get_logger(__name__)
 
 GROUP: Final = ("workspace", "kind")
@@ -167,6 +170,7 @@ async def run_history(settings: Settings, *beside: Beside) -> None:
             time.monotonic,
             state.publish,
         )
+        erasures = ErasureReport(pool)
         marks = PostgresGarbageMarks(pool)
         grace = timedelta(milliseconds=settings.history_grace_ms)
         limit = DeletionLimit(settings.garbage_items, settings.garbage_percent)
@@ -193,7 +197,7 @@ async def run_history(settings: Settings, *beside: Beside) -> None:
                     )
 
         server = await HealthEndpoint(
-            PROCESS, {"rounds": state.check}, {TOPICS: state.report}
+            PROCESS, {"rounds": state.check}, {TOPICS: state.report, ERASURES: erasures.rows}
         ).serve(
             settings.host,
             settings.history_port,
@@ -205,6 +209,7 @@ async def run_history(settings: Settings, *beside: Beside) -> None:
             [
                 _run_passes(writer, state, settings.history_trigger_s),
                 pruning(),
+                erasures.run(),
                 *(work(settings, pool) for work in beside),
             ],
             roller.stop,

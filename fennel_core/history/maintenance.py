@@ -1,24 +1,31 @@
 """Keep history in shape: one run of what the DAG `history_maintenance` does.
 
-The same function runs under `spark-submit` in Airflow (`apps/spark_jobs/history_maintenance.py`)
-and in `fennel-core maintain-history` without it. Several runs at once are safe (`compaction_run`).
+First the rows of erased keys leave the files that no replay needs (`erasing_run`), then small files
+are merged (`compaction_run`). The same function runs under `spark-submit` in Airflow
+(`apps/spark_jobs/history_maintenance.py`) and in `fennel-core maintain-history` without it. Several
+runs at once are safe.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
 from datetime import timedelta
-from typing import Final
+from typing import Final, Protocol
 
 from fennel_core.connections import postgres
 from fennel_core.connections.installation import installation_objects
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.compaction import CompactionRule
 from fennel_core.history.compaction_run import Compaction, CompactionResult, Merger
+from fennel_core.history.erased_topic_keys import erasures_of
+from fennel_core.history.erasing_run import ErasedRowsRemoval, EraseWorker, RemovedRows
 from fennel_core.history.errors import CompactionFailed
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.spark_merges import SparkMerger
 from fennel_core.history.topics import HistoryTopics
 from fennel_core.settings.model import MIB, Settings
+from fennel_core.vocab.ids import Offset, TopicPartition
 
 SESSION: Final = "fennel-history-maintenance"
 MERGED: Final = CompactionRule(file_bytes=16 * MIB, file_rows=1_000_000)
@@ -27,25 +34,69 @@ REPLACED_KEPT: Final = timedelta(hours=26)
 """How long replaced files stay: longer than the longest read, a run of `query_offline` of up to a
 day.
 """
+ReadBounds = Callable[[Settings, Pool], Awaitable[Mapping[TopicPartition, Offset]]]
+"""Returns the offset of each partition below which neither a replay nor Kafka has records."""
 
 
-async def maintain_history(settings: Settings) -> CompactionResult:
-    """Merge small files of history. Raises SystemUnavailable, and CompactionFailed also if
-    some files cannot be merged.
+class FileWorker(Merger, EraseWorker, Protocol):
+    """Makes files."""
+
+
+@dataclass(frozen=True, slots=True)
+class MaintenanceResult:
+    """What a run did."""
+
+    removed: RemovedRows
+    merged: CompactionResult
+
+    def __str__(self) -> str:
+        removed, merged = self.removed, self.merged
+        return (
+            f"rows of erased keys removed: {removed.rows} from {removed.rewritten} of "
+            f"{removed.searched} files searched; files that wait until snapshots and Kafka's "
+            f"retention have passed them: {removed.waiting}. Files merged: {merged.merged} into "
+            f"{merged.made}. Files that another process had changed: "
+            f"{removed.superseded + merged.superseded}"
+        )
+
+
+async def maintain_history(settings: Settings, read_bounds: ReadBounds) -> MaintenanceResult:
+    """Remove the rows of erased keys and merge small files.
+
+    Raises SystemUnavailable, and CompactionFailed also if some files cannot be read or merged.
     """
     dsn = settings.postgres_dsn.get_secret_value()
     async with postgres.pool(dsn, name=SESSION, size=2) as pool:
-        merger = SparkMerger(settings, installation_objects(settings, pool))
+        worker = SparkMerger(settings, installation_objects(settings, pool))
         try:
-            done = await compact(settings, pool, merger)
+            removed = await remove_erased_rows(settings, pool, worker, read_bounds)
+            merged = await compact(settings, pool, worker)
         finally:
-            merger.stop()
-    if done.refused:
+            worker.stop()
+    if refused := removed.refused + merged.refused:
         raise CompactionFailed(
-            f"{done.refused} merges were refused, {done.made} were made: the log names the files; "
-            "restore damaged ones from a backup of the bucket"
+            f"{refused} files or merges were refused, {merged.made} were made and {removed.rows} "
+            "rows of erased keys removed: the log names the files; restore damaged ones from a "
+            "backup of the bucket"
         )
-    return done
+    return MaintenanceResult(removed, merged)
+
+
+async def remove_erased_rows(
+    settings: Settings, pool: Pool, worker: EraseWorker, read_bounds: ReadBounds
+) -> RemovedRows:
+    """Remove the rows of erased keys with `worker`, where they may be removed."""
+    by_topic = await erasures_of(pool, await HistoryTopics(pool).erasable())
+    if not by_topic:
+        return RemovedRows()
+    return await ErasedRowsRemoval(
+        PostgresHistoryFiles(pool),
+        worker,
+        by_topic,
+        await read_bounds(settings, pool),
+        timedelta(milliseconds=settings.history_grace_ms),
+        REPLACED_KEPT,
+    ).run()
 
 
 async def compact(settings: Settings, pool: Pool, merger: Merger) -> CompactionResult:

@@ -3,10 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import Final
 
-from fennel_core.history.store import HistoryFile, HistoryTotals, require_replaceable
+from fennel_core.history.store import (
+    HistoryFile,
+    HistoryTotals,
+    SearchedFiles,
+    require_replaceable,
+)
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -19,7 +25,7 @@ class MemoryHistoryFiles:
         """`now`: a clock that tests control."""
         self._now = now
         self._rows: dict[TopicPartition, list[HistoryFile]] = {}
-        self._retired: dict[str, tuple[TopicName, datetime]] = {}
+        self._retired: dict[str, tuple[HistoryFile, datetime]] = {}
 
     async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPartition, Offset]:
         return {
@@ -39,7 +45,7 @@ class MemoryHistoryFiles:
 
     async def add(self, file: HistoryFile) -> bool:
         rows = self._rows.get((file.topic, file.part), [])
-        if file in rows:
+        if any(row.object_key == file.object_key and _range(row) == _range(file) for row in rows):
             return True
         taken = any(
             row.object_key == file.object_key for others in self._rows.values() for row in others
@@ -60,16 +66,40 @@ class MemoryHistoryFiles:
     ) -> bool:
         require_replaceable(old, new)
         rows = self._rows.get((new.topic, new.part), [])
-        if self._now() > deadline or not set(old) <= set(rows):
+        keys = [row.object_key for row in rows]
+        if self._now() > deadline or not {file.object_key for file in old} <= set(keys):
             return False
-        first = rows.index(old[0])
+        first = keys.index(old[0].object_key)
         self._rows[new.topic, new.part] = [*rows[:first], new, *rows[first + len(old) :]]
-        for file in old:
-            self._retired[file.object_key] = (file.topic, self._now() + kept)
+        for file in rows[first : first + len(old)]:
+            self._retired[file.object_key] = (file, self._now() + kept)
         return True
 
+    async def mark_searched(self, keys: Sequence[str], upto: int) -> None:
+        for rows in self._rows.values():
+            rows[:] = [
+                replace(row, searched_to=max(row.searched_to, upto))
+                if row.object_key in keys
+                else row
+                for row in rows
+            ]
+
+    async def searched(self, topic: TopicName) -> list[SearchedFiles]:
+        files = [file for at, rows in self._rows.items() if at[0] == topic for file in rows]
+        gone = [file for file, _ in self._retired.values() if file.topic == topic]
+        found = []
+        for retired, those in ((False, files), (True, gone)):
+            for upto in sorted({file.searched_to for file in those}):
+                of = [file for file in those if file.searched_to == upto]
+                counts = (0, 0)
+                if not retired:
+                    counts = sum(f.row_count for f in of), sum(f.removed_rows for f in of)
+                stamp = min(file.min_stamp for file in of)
+                found.append(SearchedFiles(upto, retired, len(of), *counts, stamp))
+        return found
+
     async def keys(self, topic: TopicName) -> frozenset[str]:
-        retired = frozenset(key for key, (of, _) in self._retired.items() if of == topic)
+        retired = frozenset(key for key, (of, _) in self._retired.items() if of.topic == topic)
         return retired | frozenset(
             row.object_key
             for partition, rows in self._rows.items()
@@ -113,4 +143,8 @@ class MemoryHistoryFiles:
         self._rows = {
             partition: rows for partition, rows in self._rows.items() if partition[0] not in topics
         }
-        self._retired = {key: of for key, of in self._retired.items() if of[0] not in topics}
+        self._retired = {key: of for key, of in self._retired.items() if of[0].topic not in topics}
+
+
+def _range(file: HistoryFile) -> tuple[Offset, Offset]:
+    return file.first_offset, file.next_offset

@@ -17,6 +17,7 @@ import polars as pl
 
 from fennel_core.history import parquet
 from fennel_core.history.compaction import Merge
+from fennel_core.history.errors import FileUnusable
 from fennel_core.history.parquet import GROUP, OFFSET
 from fennel_core.history.roll import Put, object_key
 from fennel_core.history.store import HistoryFile
@@ -35,6 +36,22 @@ class MergeRefused:
     large: bool = False
 
 
+def read_file(file: HistoryFile, get: Get) -> pl.DataFrame:
+    """Return the rows of a file. Raises FileUnusable."""
+    body = get(file.object_key)
+    if body is None:
+        raise FileUnusable(f"object {file.object_key} is missing from the bucket")
+    try:
+        frame = parquet.decode_file(body)
+    except (pl.exceptions.PolarsError, OSError, ValueError) as broken:
+        raise FileUnusable(f"object {file.object_key} cannot be read: {broken}") from broken
+    if frame.height != file.row_count:
+        raise FileUnusable(
+            f"object {file.object_key} has {frame.height} rows, and its row says {file.row_count}"
+        )
+    return frame
+
+
 def merge_files(merge: Merge, get: Get, put: Put) -> HistoryFile | MergeRefused:
     """Upload one file of the first files of a merge that are small enough, and return it.
 
@@ -43,18 +60,10 @@ def merge_files(merge: Merge, get: Get, put: Put) -> HistoryFile | MergeRefused:
     chosen: list[HistoryFile] = []
     frames: list[pl.DataFrame] = []
     for file in merge.files:
-        body = get(file.object_key)
-        if body is None:
-            return MergeRefused(f"object {file.object_key} is missing from the bucket")
         try:
-            frame = parquet.decode_file(body)
-        except (pl.exceptions.PolarsError, OSError, ValueError) as broken:
-            return MergeRefused(f"object {file.object_key} cannot be read: {broken}")
-        if frame.height != file.row_count:
-            return MergeRefused(
-                f"object {file.object_key} has {frame.height} rows, and its row says "
-                f"{file.row_count}"
-            )
+            frame = read_file(file, get)
+        except FileUnusable as unusable:
+            return MergeRefused(str(unusable))
         if frames and frame.schema != frames[0].schema:
             return MergeRefused(f"object {file.object_key} has other columns than those before it")
         if frames and sum(each.estimated_size() for each in (*frames, frame)) > DECODED_BYTES:
@@ -80,4 +89,7 @@ def merge_files(merge: Merge, get: Get, put: Put) -> HistoryFile | MergeRefused:
         len(body),
         min((file.min_ts for file in chosen if file.min_ts is not None), default=None),
         max((file.max_ts for file in chosen if file.max_ts is not None), default=None),
+        min(file.searched_to for file in chosen),
+        sum(file.removed_rows for file in chosen),
+        min(file.min_stamp for file in chosen),
     )

@@ -1,4 +1,4 @@
-"""The index of history in Postgres (migrations 0006 and 0015).
+"""The index of history in Postgres (migrations 0006, 0015 and 0018).
 
 Theory. Every change of a partition's files changes the partition's own row in the same transaction,
 and locks that row first. So changes of a partition happen one after the other, by all processes,
@@ -20,12 +20,21 @@ import psycopg
 
 from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
-from fennel_core.history.store import HistoryFile, HistoryTotals, require_replaceable
+from fennel_core.history.store import (
+    HistoryFile,
+    HistoryTotals,
+    SearchedFiles,
+    require_replaceable,
+)
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
 
 COLUMNS: Final = (
-    "topic, part, first_offset, next_offset, object_key, row_count, size_bytes, min_ts, max_ts"
+    "topic, part, first_offset, next_offset, object_key, row_count, size_bytes, min_ts, max_ts, "
+    "searched_to, removed_rows, min_stamp"
 )
+VALUES: Final = """%(topic)s, %(part)s, %(first_offset)s, %(next_offset)s, %(object_key)s,
+    %(row_count)s, %(size_bytes)s, %(min_ts)s, %(max_ts)s, %(searched_to)s, %(removed_rows)s,
+    %(min_stamp)s"""
 ADD: Final = f"""
     WITH begun AS (
         INSERT INTO history_partition (topic, part, next_offset, files, row_count, size_bytes)
@@ -41,9 +50,7 @@ ADD: Final = f"""
         RETURNING true
     )
     INSERT INTO history_file ({COLUMNS})
-    SELECT %(topic)s, %(part)s, %(first_offset)s, %(next_offset)s, %(object_key)s, %(row_count)s,
-        %(size_bytes)s, %(min_ts)s, %(max_ts)s
-    FROM (TABLE begun UNION ALL TABLE moved) AS changed RETURNING true
+    SELECT {VALUES} FROM (TABLE begun UNION ALL TABLE moved) AS changed RETURNING true
 """  # noqa: S608  # a constant
 ALREADY_ADDED: Final = """
     SELECT true FROM history_file
@@ -61,23 +68,34 @@ PARTITIONS: Final = (
     "SELECT topic, part FROM history_partition WHERE files >= %s ORDER BY topic, part"
 )
 REPLACED: Final = """
-    DELETE FROM history_file WHERE topic = %(topic)s AND part = %(part)s
-      AND object_key = ANY(%(old)s) AND clock_timestamp() <= %(deadline)s
-    RETURNING true
+    WITH replaced AS (
+        DELETE FROM history_file WHERE topic = %(topic)s AND part = %(part)s
+          AND object_key = ANY(%(old)s) AND clock_timestamp() <= %(deadline)s
+        RETURNING object_key, searched_to, min_stamp
+    )
+    INSERT INTO history_retired (object_key, topic, deletable_after, searched_to, min_stamp)
+    SELECT object_key, %(topic)s, now() + %(kept)s, searched_to, min_stamp FROM replaced
 """
 REPLACEMENT: Final = f"""
-    INSERT INTO history_file ({COLUMNS})
-    VALUES (%(topic)s, %(part)s, %(first_offset)s, %(next_offset)s, %(object_key)s, %(row_count)s,
-        %(size_bytes)s, %(min_ts)s, %(max_ts)s)
+    INSERT INTO history_file ({COLUMNS}) VALUES ({VALUES})
 """  # noqa: S608  # a constant
 REPLACED_TOTALS: Final = """
     UPDATE history_partition SET files = files - %(old_files)s + 1,
+        row_count = row_count - %(old_rows)s + %(row_count)s,
         size_bytes = size_bytes - %(old_bytes)s + %(size_bytes)s
     WHERE topic = %(topic)s AND part = %(part)s
 """
-RETIRE: Final = """
-    INSERT INTO history_retired (object_key, topic, deletable_after)
-    SELECT unnest(%(old)s::text[]), %(topic)s, now() + %(kept)s
+MARK_SEARCHED: Final = """
+    UPDATE history_file SET searched_to = greatest(searched_to, %(upto)s)
+    WHERE object_key = ANY(%(keys)s) RETURNING true
+"""
+SEARCHED: Final = """
+    SELECT searched_to, false, count(*), sum(row_count), sum(removed_rows), min(min_stamp)
+    FROM history_file WHERE topic = %(topic)s GROUP BY 1
+    UNION ALL
+    SELECT searched_to, true, count(*), 0, 0, min(min_stamp)
+    FROM history_retired WHERE topic = %(topic)s GROUP BY 1
+    ORDER BY 2, 1
 """
 KEYS: Final = """
     SELECT object_key FROM history_file WHERE topic = %(topic)s
@@ -155,6 +173,7 @@ class PostgresHistoryFiles:
         values = asdict(new) | {
             "old": [file.object_key for file in old],
             "old_files": len(old),
+            "old_rows": sum(file.row_count for file in old),
             "old_bytes": sum(file.size_bytes for file in old),
             "deadline": deadline,
             "kept": kept,
@@ -165,9 +184,18 @@ class PostgresHistoryFiles:
             complete = deleted.rowcount == len(old)
             if not complete:
                 raise psycopg.Rollback
-            for statement in (REPLACEMENT, REPLACED_TOTALS, RETIRE):
+            for statement in (REPLACEMENT, REPLACED_TOTALS):
                 await connection.execute(statement, values)
         return complete
+
+    async def mark_searched(self, keys: Sequence[str], upto: int) -> None:
+        await self._rows(MARK_SEARCHED, {"keys": list(keys), "upto": upto})
+
+    async def searched(self, topic: TopicName) -> list[SearchedFiles]:
+        return [
+            SearchedFiles(int(upto), bool(retired), *map(int, counts))
+            for upto, retired, *counts in await self._rows(SEARCHED, {"topic": topic})
+        ]
 
     async def keys(self, topic: TopicName) -> frozenset[str]:
         return frozenset(key for (key,) in await self._rows(KEYS, {"topic": topic}))
@@ -212,7 +240,7 @@ class PostgresHistoryFiles:
 
 
 def _file(row: tuple[Any, ...]) -> HistoryFile:
-    topic, part, first, following, key, count, size, smallest, largest = row
+    topic, part, first, following, key, count, size, smallest, largest, *erasing = row
     return HistoryFile(
         TopicName(topic),
         PartitionIndex(part),
@@ -223,4 +251,5 @@ def _file(row: tuple[Any, ...]) -> HistoryFile:
         int(size),
         None if smallest is None else Micros(smallest),
         None if largest is None else Micros(largest),
+        *map(int, erasing),
     )

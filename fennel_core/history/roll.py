@@ -19,7 +19,9 @@ import pyarrow as pa
 from fennel_core.history import parquet
 from fennel_core.history.file_slices import FileSlice, TopicRecord, split_into_files
 from fennel_core.history.store import HistoryFile
+from fennel_core.vocab import position
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
+from fennel_core.vocab.versions import POS
 
 PREFIX: Final = "history"
 Put = Callable[[str, bytes], None]
@@ -36,6 +38,7 @@ PROPOSAL_SCHEMA: Final = pa.schema(
         ("size_bytes", pa.int64()),
         ("min_ts", pa.int64()),
         ("max_ts", pa.int64()),
+        ("min_stamp", pa.int64()),
     ]
 )
 """The rows that a worker returns to the driver: one `HistoryFile` each."""
@@ -95,7 +98,6 @@ def _upload(content: FileSlice, layout: TopicLayout, put: Put) -> HistoryFile:
         largest=pl.col(layout.timestamp).max().to_physical(),
     )
     smallest, largest = times.row(0)
-    bounds = (None, None) if smallest is None else (Micros(smallest), Micros(largest))
     return HistoryFile(
         topic,
         part,
@@ -104,8 +106,16 @@ def _upload(content: FileSlice, layout: TopicLayout, put: Put) -> HistoryFile:
         key,
         frame.height,
         len(body),
-        *bounds,
+        None if smallest is None else Micros(smallest),
+        None if largest is None else Micros(largest),
+        min_stamp=_earliest_stamp(frame),
     )
+
+
+def _earliest_stamp(frame: pl.DataFrame) -> int:
+    """Return the stamp of the row that was accepted first; 0 without positions."""
+    first = frame[POS].min() if POS in frame.columns else None
+    return position.hlc_of(first) if isinstance(first, bytes) else 0
 
 
 def records_of(batches: Iterable[pa.RecordBatch]) -> Iterator[TopicRecord]:

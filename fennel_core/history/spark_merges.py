@@ -1,6 +1,6 @@
-"""Merge files of history with Spark: one task per merge.
+"""Make files of history with Spark: one task per merge, or per file with rows of erased keys.
 
-A task reads, sorts and uploads; the driver replaces the rows of the index (`compaction_run`). So a
+A task reads, sorts and uploads; the driver replaces the rows of the index. So a
 task that Spark repeats uploads an object more, and changes nothing.
 """
 
@@ -8,9 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -19,20 +19,24 @@ from fennel_core.connections import s3
 from fennel_core.connections.installation import InstallationObjects
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder
 from fennel_core.history.compaction import Merge
+from fennel_core.history.erasing import TopicErasures, remove_erased
 from fennel_core.history.errors import CompactionFailed
 from fennel_core.history.merging import MergeRefused, merge_files
 from fennel_core.history.spark import TASK_ATTEMPTS, first_lines
 from fennel_core.history.store import HistoryFile
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry.logs import logger
+from fennel_core.vocab.ids import TopicName
 
 log = logger(__name__)
+Item = TypeVar("Item")
+Task = Callable[[Item], HistoryFile | MergeRefused]
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
 
 class SparkMerger:
-    """A `compaction_run.Merger` on Spark, which starts with the first merge."""
+    """A `maintenance.FileWorker` on Spark, which starts with the first file."""
 
     def __init__(self, settings: Settings, objects: InstallationObjects) -> None:
         self._settings, self._objects = settings, objects
@@ -40,29 +44,35 @@ class SparkMerger:
 
     async def merge(self, merges: Sequence[Merge]) -> Sequence[HistoryFile | MergeRefused]:
         """See `Merger.merge`."""
-        root = await self._objects.root()
-        return await asyncio.to_thread(self._merge, root, merges)
+        task = merge_task(self._settings, await self._objects.root())
+        return await asyncio.to_thread(self._made, task, merges)
 
-    def _merge(self, root: str, merges: Sequence[Merge]) -> list[HistoryFile | MergeRefused]:
+    async def remove_erased(
+        self, files: Sequence[HistoryFile], erasures: Mapping[TopicName, TopicErasures]
+    ) -> Sequence[HistoryFile | MergeRefused]:
+        """See `EraseWorker.remove_erased`."""
+        wanted = {file.topic: erasures[file.topic] for file in files}
+        task = erase_task(self._settings, await self._objects.root(), wanted)
+        return await asyncio.to_thread(self._made, task, files)
+
+    def _made(self, task: Task[Item], items: Sequence[Item]) -> list[HistoryFile | MergeRefused]:
+        """Return the result of `task` for each item, made by a Spark task of its own."""
         try:
-            return self._made(root, merges)
+            if self._spark is None:
+                self._spark = session(self._settings)
+            tasks = self._spark.sparkContext.parallelize(list(items), len(items))
+            return list(tasks.map(task).collect())
         except PySparkException as failed:
-            if len(merges) == 1:
+            if len(items) == 1:
                 return [MergeRefused(f"its task failed: {first_lines(failed)}")]
             # One of them, such as one that needs too much memory, must not stop the others.
-            log.warning("merges are repeated one by one", reason=first_lines(failed))
-            return [made for merge in merges for made in self._merge(root, [merge])]
+            log.warning("files are made one by one", reason=first_lines(failed))
+            return [made for item in items for made in self._made(task, [item])]
         except JVM_EXIT_ERRORS as failed:
             raise CompactionFailed(
-                f"files of history were not merged ({first_lines(failed)}): what was merged before "
-                "stays; run the compaction again"
+                f"files of history were not made ({first_lines(failed)}): what was made before "
+                "stays; run the maintenance again"
             ) from failed
-
-    def _made(self, root: str, merges: Sequence[Merge]) -> list[HistoryFile | MergeRefused]:
-        if self._spark is None:
-            self._spark = session(self._settings)
-        tasks = self._spark.sparkContext.parallelize(list(merges), len(merges))
-        return list(tasks.map(merge_task(self._settings, root)).collect())
 
     def stop(self) -> None:
         """Stop Spark."""
@@ -85,11 +95,27 @@ def session(settings: Settings) -> SparkSession:
     )
 
 
-def merge_task(settings: Settings, root: str) -> Callable[[Merge], HistoryFile | MergeRefused]:
+def merge_task(settings: Settings, root: str) -> Task[Merge]:
     """Return the function that a task applies to its merge; it is self-contained."""
 
     def work(merge: Merge) -> HistoryFile | MergeRefused:
         return merge_files(merge, partial(_get, settings, root), partial(_put, settings, root))
+
+    return work
+
+
+def erase_task(
+    settings: Settings, root: str, erasures: Mapping[TopicName, TopicErasures]
+) -> Task[HistoryFile]:
+    """Return the function that a task applies to a file; it is self-contained."""
+
+    def work(file: HistoryFile) -> HistoryFile | MergeRefused:
+        return remove_erased(
+            file,
+            erasures[file.topic],
+            partial(_get, settings, root),
+            partial(_put, settings, root),
+        )
 
     return work
 

@@ -7,7 +7,9 @@ killed between upload and row, or that lost a race to another writer, leaves an 
 nothing else. Records behind the last row are the topic's tail.
 
 Small files are merged later: one transaction replaces adjacent rows by one of the same range. Their
-objects are *retired*: not in the index any more, and kept for reads that were planned before.
+objects are *retired*: not in the index any more, and kept for reads that were planned before. A
+file is replaced, too, when rows of erased keys leave it (`erasing`): its range stays, and it says
+how many rows it has lost.
 """
 
 from __future__ import annotations
@@ -34,6 +36,12 @@ class HistoryFile:
     min_ts: Micros | None
     """Smallest event time; None when the range held only control records."""
     max_ts: Micros | None
+    searched_to: int = 0
+    """The number of the last erasure whose rows are known not to be in the file."""
+    removed_rows: int = 0
+    """Rows of erased keys that were removed from these offsets."""
+    min_stamp: int = 0
+    """No row was accepted before this stamp (`vocab.position`); 0 where that is not known."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.first_offset < self.next_offset, "a file covers at least one offset"
@@ -43,7 +51,9 @@ class HistoryFile:
 
 
 def require_replaceable(old: Sequence[HistoryFile], new: HistoryFile) -> None:
-    """Assert that a file has the range and the number of rows of the files that it replaces."""
+    """Assert that a file has the range of the files that it replaces, and their rows, but for those
+    that it says to have removed.
+    """
     assert all(
         (a.topic, a.part, a.next_offset) == (b.topic, b.part, b.first_offset)
         for a, b in zip(old, [*old[1:], None], strict=True)
@@ -51,7 +61,10 @@ def require_replaceable(old: Sequence[HistoryFile], new: HistoryFile) -> None:
     ), "the replaced files are adjacent"
     assert (new.topic, new.part) == (old[0].topic, old[0].part), "and of one partition"
     assert (new.first_offset, new.next_offset) == (old[0].first_offset, old[-1].next_offset)
-    assert new.row_count == sum(file.row_count for file in old), "no row is added or lost"
+    assert new.removed_rows >= sum(file.removed_rows for file in old), "no removal is forgotten"
+    assert new.row_count + new.removed_rows == sum(f.row_count + f.removed_rows for f in old), (
+        "no row is added or lost without being counted"
+    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +74,22 @@ class HistoryTotals:
     files: int
     rows: int
     size_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class SearchedFiles:
+    """Files of a topic that were searched up to the same erasure: their number and rows, how many
+    rows of erased keys they have lost, and the earliest stamp of a row (0: not known).
+
+    `retired`: they are replaced objects, of which only the number and the stamp are known.
+    """
+
+    searched_to: int
+    retired: bool
+    files: int
+    rows: int
+    removed_rows: int
+    min_stamp: int
 
 
 class HistoryFiles(Protocol):
@@ -101,11 +130,22 @@ class HistoryFiles(Protocol):
     async def replace(
         self, old: Sequence[HistoryFile], new: HistoryFile, deadline: datetime, kept: timedelta
     ) -> bool:
-        """Replace adjacent files of a partition by one file with the same range and rows.
+        """Replace adjacent files of a partition by one file with the same range and rows, but for
+        those that it has removed.
 
         Readers see either. The keys of `old` become retired, and are due after `kept`. Returns
         False, and changes nothing, if one of `old` is not in the index, or after `deadline`.
         """
+        ...
+
+    async def mark_searched(self, keys: Sequence[str], upto: int) -> None:
+        """Note that files have no rows of erasures up to the number `upto`. Keys that are not in
+        the index are ignored.
+        """
+        ...
+
+    async def searched(self, topic: TopicName) -> list[SearchedFiles]:
+        """Return how far the files and the retired objects of a topic were searched, in order."""
         ...
 
     async def keys(self, topic: TopicName) -> frozenset[str]:

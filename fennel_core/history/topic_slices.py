@@ -62,6 +62,11 @@ class TopicSlice:
         """Whether records behind the files were deleted before they were in history."""
         return bool(self.files) and self.files[-1].next_offset < self.tail_first
 
+    @property
+    def removed_rows(self) -> int:
+        """How many rows of erased keys the files have lost."""
+        return sum(file.removed_rows for file in self.files)
+
     def until(self, latest: Micros) -> TopicSlice:
         """Return the slice without files whose rows all have a later event time."""
         return self.between(None, latest)

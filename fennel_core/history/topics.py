@@ -17,6 +17,7 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
+from fennel_core.history.erasable_topics import ErasableTopic, erasable_topics
 from fennel_core.history.roll import TopicLayout
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab import query_log_blocks, raw_batches
@@ -31,6 +32,8 @@ JOBS: Final = (
     "SELECT id, CASE WHEN id = ANY(%(known)s) THEN NULL ELSE spec END FROM job WHERE "
     "desired = 'run'"
 )
+EVERY_JOB: Final = "SELECT spec FROM job WHERE desired <> 'remove'"
+"""Paused jobs, too: a commit may revive them."""
 ALIVE: Final = """
     SELECT id FROM asset
     WHERE kind IN ('topic', 'raw', 'querylog') AND state NOT IN ('condemned', 'deleted')
@@ -154,6 +157,15 @@ class HistoryTopics:
         rows = await self._rows(READERS, {})
         return request_history_us(
             stored_names.loads(cast(bytes, catalog), Catalog) for (catalog,) in rows
+        )
+
+    async def erasable(self) -> list[ErasableTopic]:
+        """Return the topics with rows of datasets, and which of them lose those of erased keys."""
+        catalogs = await self._rows(READERS, {})
+        jobs = await self._rows(EVERY_JOB, {})
+        return erasable_topics(
+            [stored_names.loads(cast(bytes, catalog), Catalog) for (catalog,) in catalogs],
+            [stored_names.loads(cast(bytes, spec), Job) for (spec,) in jobs],
         )
 
     async def query_logs(self) -> list[TopicName]:

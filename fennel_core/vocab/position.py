@@ -41,6 +41,11 @@ def stamp(hlc: Hlc, server: int, rows: int, first_row: int = 0) -> pa.Array:
     return fixed.cast(pa.large_binary())
 
 
+def hlc_of(position: bytes) -> Hlc:
+    """Return the stamp of a position, extended or not."""
+    return Hlc(int.from_bytes(position[:8], "big"))
+
+
 def following(first: bytes, rows: int) -> pa.Array:
     """Return the positions of `rows` consecutive rows of one request, of which `first` is first."""
     assert len(first) == LENGTH, "rows of a request have no extended positions"

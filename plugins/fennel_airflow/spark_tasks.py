@@ -77,7 +77,7 @@ def compute_features() -> Any:
 
 
 def compact_history() -> Any:
-    """Return the task that merges small files of history."""
+    """Return the task that removes rows of erased keys and merges small files of history."""
     return SubmitProgram(
         task_id=COMPACT,
         conn_id=CONNECTION,

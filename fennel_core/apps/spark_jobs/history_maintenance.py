@@ -10,6 +10,7 @@ import sys
 
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.spark import keep_submitted_master
+from fennel_core.definition.kafka_retention import removable_records
 from fennel_core.history.errors import CompactionFailed
 from fennel_core.history.maintenance import maintain_history
 from fennel_core.settings.model import Settings
@@ -25,15 +26,19 @@ def main() -> int:
     logs.configure("history-maintenance", settings.log_level, hidden=logs.secrets_of(settings))
     keep_submitted_master()
     try:
-        done = asyncio.run(maintain_history(settings))
+        done = asyncio.run(maintain_history(settings, removable_records))
     except (SystemUnavailable, CompactionFailed) as failed:
         log.error("history was not maintained", code=failed.code, reason=str(failed))
         return 1
     log.info(
         "history is maintained",
-        merged=done.merged,
-        made=done.made,
-        superseded=done.superseded,
+        removed_rows=done.removed.rows,
+        rewritten=done.removed.rewritten,
+        searched=done.removed.searched,
+        waiting=done.removed.waiting,
+        merged=done.merged.merged,
+        made=done.merged.made,
+        superseded=done.removed.superseded + done.merged.superseded,
     )
     return 0
 

@@ -10,6 +10,9 @@ from fennel_core.connections.postgres import pool
 from fennel_core.history.memory import MemoryHistoryFiles
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.store import HistoryFiles
+from tests.support.kafka import secured_kafka
+
+__all__ = ["secured_kafka"]
 
 
 @pytest.fixture(params=["memory", "postgres"])

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from dataclasses import replace
 from datetime import datetime, timedelta
 
-from fennel_core.history.store import HistoryFile, HistoryFiles, HistoryTotals
+import pytest
+
+from fennel_core.history.store import HistoryFile, HistoryFiles, HistoryTotals, SearchedFiles
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
 
 TOPIC, OTHER = TopicName("w.topic.abc.1"), TopicName("w.topic.def.2")
@@ -226,3 +229,45 @@ async def test_keys_of_replaced_files_are_retired_until_they_are_due(files: Hist
     assert await files.keys(TOPIC) == {*old, whole.object_key}
     await files.remove([TOPIC])
     assert await files.retired() == frozenset()
+
+
+async def test_a_file_is_replaced_by_one_without_rows_of_erased_keys(files: HistoryFiles) -> None:
+    known = await partition_of(files, 4, 9, 12)
+    fewer = replace(file(4, 9, rows=1), searched_to=7, removed_rows=2, min_stamp=5)
+    assert await files.replace([known[1]], fewer, await later(files), KEPT)
+    assert await files.files(TOPIC, PartitionIndex(0)) == (known[0], fewer, known[2])
+    assert await files.totals() == {TOPIC: HistoryTotals(3, 7, 300)}
+    none = replace(file(4, 9, rows=0), searched_to=8, removed_rows=3, min_stamp=5)
+    assert await files.replace([fewer], none, await later(files), KEPT)
+    assert await files.totals() == {TOPIC: HistoryTotals(3, 6, 300)}
+    assert await files.searched(TOPIC) == [
+        SearchedFiles(0, False, 2, 6, 0, 0),
+        SearchedFiles(8, False, 1, 0, 3, 5),
+        SearchedFiles(0, True, 1, 0, 0, 0),
+        SearchedFiles(7, True, 1, 0, 0, 5),
+    ]
+    assert await files.searched(OTHER) == []
+
+
+async def test_no_row_is_lost_without_being_counted(files: HistoryFiles) -> None:
+    (known,) = await partition_of(files, 4)
+    for wrong in (file(0, 4, rows=2), replace(file(0, 4, rows=2), removed_rows=2)):
+        with pytest.raises(AssertionError, match="without being counted"):
+            await files.replace([known], wrong, await later(files), KEPT)
+    fewer = replace(file(0, 4, rows=2), removed_rows=1)
+    assert await files.replace([known], fewer, await later(files), KEPT)
+    with pytest.raises(AssertionError, match="forgotten"):
+        await files.replace([fewer], file(0, 4, rows=3), await later(files), KEPT)
+
+
+async def test_files_without_rows_of_erased_keys_are_marked(files: HistoryFiles) -> None:
+    known = await partition_of(files, 4, 9, 12)
+    keys = [each.object_key for each in known]
+    await files.mark_searched([keys[0], keys[2], "unknown"], 5)
+    await files.mark_searched([keys[0]], 3)
+    found = await files.files(TOPIC, PartitionIndex(0))
+    assert [each.searched_to for each in found] == [5, 0, 5], "a mark only grows"
+    assert await files.add(known[0]), "the writer may not know that it was added"
+    merged = file(0, 12, rows=9)
+    assert await files.replace(known, merged, await later(files), KEPT), "a mark is no change"
+    assert [each.searched_to for each in await files.searched(TOPIC)] == [0, 0, 5]

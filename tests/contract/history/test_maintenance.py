@@ -1,4 +1,4 @@
-"""The program that merges history, with real Spark, S3 and Postgres."""
+"""The program that maintains history, with real Spark, S3, Kafka and Postgres."""
 
 from __future__ import annotations
 
@@ -9,16 +9,26 @@ import uuid
 from pathlib import Path
 
 import polars as pl
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
 
-from fennel_core.connections import s3
+from fennel_core.connections import offsets, s3
 from fennel_core.connections.installation import installation_objects
+from fennel_core.connections.kafka import client_config
+from fennel_core.connections.object_store import ObjectStore
 from fennel_core.connections.postgres import pool
 from fennel_core.history import parquet
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.roll import object_key
 from fennel_core.history.store import HistoryFile
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
+from fennel_core.vocab.ids import (
+    Micros,
+    Offset,
+    PartitionIndex,
+    TopicName,
+)
+from tests.support.erased_dataset import commit_dataset, erase
 from tests.support.history_world import LAYOUT, TOPIC, batch
 from tests.support.s3 import S3Server
 
@@ -26,10 +36,15 @@ ROOT = Path(__file__).parents[3]
 PROGRAM = ROOT / "fennel_core" / "apps" / "spark_jobs" / "history_maintenance.py"
 PARTITIONS = 2
 FILES = 12
+LOG_STARTS = (12, 6)
+"""Where Kafka's log begins: rows of later records stay in history for now."""
+ERASED = 3
 OTHER = TopicName("w.topic.broken.2")
 
 
-def environment(server: S3Server, dsn: str, data: Path, bucket: str) -> dict[str, str]:
+def environment(
+    server: S3Server, kafka: Settings, dsn: str, data: Path, bucket: str
+) -> dict[str, str]:
     return {
         "FENNEL_POSTGRES_DSN": dsn,
         "FENNEL_S3_ENDPOINT": server.s3_endpoint,
@@ -37,11 +52,15 @@ def environment(server: S3Server, dsn: str, data: Path, bucket: str) -> dict[str
         "FENNEL_S3_ACCESS_KEY": server.s3_access_key,
         "FENNEL_S3_SECRET_KEY": server.s3_secret_key.get_secret_value(),
         "FENNEL_S3_BUCKET": bucket,
+        "FENNEL_KAFKA_BOOTSTRAP": kafka.kafka_bootstrap,
+        "FENNEL_KAFKA_SECURITY": kafka.kafka_security,
+        "FENNEL_KAFKA_USER": kafka.kafka_user,
+        "FENNEL_KAFKA_PASSWORD": kafka.kafka_password.get_secret_value(),
         "FENNEL_DATA_DIR": str(data),
     }
 
 
-async def maintained(variables: dict[str, str]) -> None:
+async def maintained(variables: dict[str, str], removed: int) -> None:
     """Run the program as Airflow's operator does; it fails, because one merge is refused."""
     tools = Path(sys.executable).parent
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
@@ -54,50 +73,78 @@ async def maintained(variables: dict[str, str]) -> None:
     )
     out, _ = await process.communicate()
     assert process.returncode == 1, out.decode()[-4000:]
-    assert "1 merges were refused, 2 were made" in out.decode()
+    expected = f"1 files or merges were refused, 2 were made and {removed} rows of erased keys"
+    assert expected in out.decode(), out.decode()[-4000:]
 
 
-async def test_the_program_merges_small_files_and_every_row_stays(
-    s3_server: S3Server, database: str, tmp_path: Path
+def write_log(settings: Settings) -> None:
+    """Create the topic, whose log begins at `LOG_STARTS`."""
+    admin = AdminClient(client_config(settings))
+    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
+    producer = Producer(client_config(settings))
+    for part in range(PARTITIONS):
+        for _ in range(FILES):
+            producer.produce(TOPIC, b"a record", partition=part)
+    assert producer.flush(30) == 0
+    starts = {(TOPIC, PartitionIndex(n)): Offset(at) for n, at in enumerate(LOG_STARTS)}
+    offsets.delete_before(admin, starts, 30)
+
+
+async def write_files(files: PostgresHistoryFiles, objects: ObjectStore) -> list[pl.DataFrame]:
+    """Store a file per record, and files whose objects are missing; return the rows."""
+    written = []
+    for part in range(PARTITIONS):
+        frames = []
+        for n in range(FILES):
+            frame = parquet.file_frame([(Offset(n), batch(100 * n, 20))], LAYOUT.keys)
+            body = parquet.encode_file(frame)
+            key = object_key(TOPIC, PartitionIndex(part), Offset(n), uuid.uuid4().hex)
+            await objects.put(key, body)
+            place = (TOPIC, PartitionIndex(part), Offset(n), Offset(n + 1))
+            times = Micros(100 * n), Micros(100 * n + 19)
+            assert await files.add(HistoryFile(*place, key, 20, len(body), *times))
+            frames.append(frame)
+        written.append(pl.concat(frames).sort(parquet.GROUP, parquet.OFFSET, maintain_order=True))
+    for n in range(3):
+        place = (OTHER, PartitionIndex(0), Offset(n), Offset(n + 1))
+        lost = HistoryFile(*place, f"history/{OTHER}/0/{n}", 1, 10, Micros(0), Micros(0))
+        assert await files.add(lost)
+    return written
+
+
+async def test_the_program_merges_small_files_and_only_rows_of_erased_keys_leave(
+    s3_server: S3Server, secured_kafka: Settings, database: str, tmp_path: Path
 ) -> None:
     bucket = f"test-{uuid.uuid4().hex[:8]}"
-    variables = environment(s3_server, database, tmp_path, bucket)
+    variables = environment(s3_server, secured_kafka, database, tmp_path, bucket)
     settings = Settings.model_validate(
         {name.removeprefix("FENNEL_").lower(): value for name, value in variables.items()}
     )
     s3.ensure_bucket(s3.client(settings), bucket)
+    write_log(settings)
     async with pool(database, name="test", size=2) as connections:
         files = PostgresHistoryFiles(connections)
         objects = installation_objects(settings, connections)
-        written: dict[int, pl.DataFrame] = {}
-        for part in range(PARTITIONS):
-            frames = []
-            for n in range(FILES):
-                frame = parquet.file_frame([(Offset(n), batch(100 * n, 20))], LAYOUT.keys)
-                body = parquet.encode_file(frame)
-                key = object_key(TOPIC, PartitionIndex(part), Offset(n), uuid.uuid4().hex)
-                await objects.put(key, body)
-                place = (TOPIC, PartitionIndex(part), Offset(n), Offset(n + 1))
-                times = Micros(100 * n), Micros(100 * n + 19)
-                assert await files.add(HistoryFile(*place, key, 20, len(body), *times))
-                frames.append(frame)
-            written[part] = pl.concat(frames)
-        for n in range(3):
-            place = (OTHER, PartitionIndex(0), Offset(n), Offset(n + 1))
-            lost = HistoryFile(*place, f"history/{OTHER}/0/{n}", 1, 10, Micros(0), Micros(0))
-            assert await files.add(lost)
-        await maintained(variables)
-        for part in range(PARTITIONS):
+        written = await write_files(files, objects)
+        await commit_dataset(connections, PARTITIONS)
+        await erase(connections, [ERASED])
+        removed = 0
+        for part, (rows, start) in enumerate(zip(written, LOG_STARTS, strict=True)):
+            gone = (pl.col("k") == ERASED) & (pl.col(parquet.OFFSET) < start)
+            written[part] = rows.filter(~gone)
+            removed += rows.height - written[part].height
+        assert removed == 4 * sum(LOG_STARTS)
+        await maintained(variables, removed)
+        for part, start in enumerate(LOG_STARTS):
             (merged,) = await files.files(TOPIC, PartitionIndex(part))
-            assert (merged.first_offset, merged.next_offset, merged.row_count) == (0, 12, 240)
+            assert (merged.first_offset, merged.next_offset) == (0, 12)
+            assert (merged.row_count, merged.removed_rows) == (240 - 4 * start, 4 * start)
+            assert (merged.searched_to > 0) == (start == FILES)
             assert (merged.min_ts, merged.max_ts) == (0, 1119)
             body = await objects.get(merged.object_key)
             assert body is not None
-            rows = parquet.decode_file(body)
-            assert rows.equals(
-                written[part].sort(parquet.GROUP, parquet.OFFSET, maintain_order=True)
-            )
+            assert parquet.decode_file(body).equals(written[part])
         assert len(await files.files(OTHER, PartitionIndex(0))) == 3, "one refusal stops no other"
-        assert len(await files.retired()) == PARTITIONS * FILES
+        assert len(await files.retired()) == PARTITIONS * FILES + sum(LOG_STARTS)
         totals = (await files.totals())[TOPIC]
-        assert (totals.files, totals.rows) == (2, 480)
+        assert (totals.files, totals.rows) == (2, 480 - removed)

@@ -1,5 +1,7 @@
-"""Law: a reader sees exactly the rows of the topic up to the end that it planned with, whatever
-writers, compactions and deletions do meanwhile, and wherever they die.
+"""Laws: a reader sees exactly the rows of the topic up to the end that it planned with, but for
+those of keys that were erased before; a replay sees every row that it may need. Whatever writers,
+compactions, removals of erased rows and deletions do meanwhile, and wherever they die. In the end
+no row of an erased key is left, and it is known how many there were.
 """
 
 from __future__ import annotations
@@ -7,25 +9,30 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import polars as pl
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.connections.garbage import DeletionLimit, MemoryGarbageMarks
 from fennel_core.connections.object_store import MemoryObjectStore
 from fennel_core.history import parquet
 from fennel_core.history.compaction import CompactionRule, Merge
 from fennel_core.history.compaction_run import Compaction
+from fennel_core.history.erasing import TopicErasures, remove_erased
+from fennel_core.history.erasing_run import ErasedRowsRemoval
 from fennel_core.history.memory import MemoryHistoryFiles
 from fennel_core.history.merging import MergeRefused, merge_files
 from fennel_core.history.pruning import prune_history
 from fennel_core.history.roll import RollPlan, roll
 from fennel_core.history.store import HistoryFile
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
+from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import decode
 from tests.support.history_world import LAYOUT, TOPIC, Died, MemoryLog
 
@@ -33,6 +40,7 @@ PARTITION = (TOPIC, PartitionIndex(0))
 GRACE = timedelta(hours=1)
 KEPT = timedelta(hours=3)
 MINUTE = timedelta(minutes=1)
+START = Offset(0)
 ALL = DeletionLimit(0, 100)
 
 
@@ -48,6 +56,9 @@ class World:
     deaths: Iterator[bool]
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     log: MemoryLog = field(default_factory=MemoryLog)
+    erased: list[int] = field(default_factory=list)
+    bound: Offset = START
+    """No replay reads records below it again, and Kafka has none."""
 
     def __post_init__(self) -> None:
         self.files = Interleaved(self)
@@ -109,6 +120,46 @@ class World:
             await self.step()
         return made
 
+    async def erase(self, keys: Sequence[int]) -> None:
+        for key in keys:
+            await self.step()
+            self.erased.append(key)
+
+    async def advance(self, distances: Sequence[int]) -> None:
+        """Let snapshots and Kafka's retention go on."""
+        for distance in distances:
+            await self.step()
+            self.bound = Offset(min(self.bound + distance, len(self.log.records[PARTITION])))
+
+    async def remove(self, rounds: int) -> None:
+        """Remove the rows of erased keys several times; a run that dies is started again."""
+        for _ in range(rounds):
+            await self.step()
+            if not self.erased:
+                continue
+            erasures = TopicErasures((erased_keys(self.erased),), len(self.erased))
+            try:
+                await ErasedRowsRemoval(
+                    self.files, self, {TOPIC: erasures}, {PARTITION: self.bound}, GRACE, KEPT
+                ).run()
+            except Died:
+                continue
+
+    async def remove_erased(
+        self, files: Sequence[HistoryFile], erasures: Mapping[TopicName, TopicErasures]
+    ) -> Sequence[HistoryFile | MergeRefused]:
+        made = []
+        for file in files:
+            await self.step()
+            found = {file.object_key: await self.objects.get(file.object_key)}
+            bodies: dict[str, bytes] = {}
+            made.append(remove_erased(file, erasures[TOPIC], found.get, bodies.__setitem__))
+            for key, body in bodies.items():
+                await self.objects.put(key, body)
+            self.survive()
+            await self.step()
+        return made
+
     def survive(self) -> None:
         if next(self.deaths, False):
             raise Died
@@ -126,6 +177,7 @@ class World:
     async def read(self) -> None:
         """Plan a read and read the files later, within the time that replaced ones are kept."""
         files = await self.files.files(*PARTITION)
+        hidden, needed = set(self.erased), self.bound
         latest = self.now + KEPT
         found = []
         for file in files:
@@ -136,16 +188,26 @@ class World:
             assert body is not None, "the object of a planned file is there"
             frame = parquet.decode_file(body)
             assert frame.height == file.row_count
-            found += frame.select(parquet.OFFSET, "__pos").rows()
+            found += frame.select(parquet.OFFSET, "__pos", "k").rows()
         end = files[-1].next_offset if files else 0
-        assert sorted(found) == self.expected(end)
+        rows = self.rows_below(end)
+        seen, expected = (sorted(r for r in each if r[2] not in hidden) for each in (found, rows))
+        assert seen == expected, "a read"
+        replayed, needs = (sorted(r for r in each if r[0] >= needed) for each in (found, rows))
+        assert replayed == needs, "a replay"
 
-    def expected(self, end: int) -> list[tuple[int, bytes]]:
-        return sorted(
-            (record.offset, pos)
+    def rows_below(self, end: int) -> list[tuple[int, bytes, int]]:
+        """Return offset, position and key of every row that was written."""
+        return [
+            (record.offset, *row)
             for record in self.log.read(PARTITION, 0, end)
-            for pos in decode(record.value)["__pos"]
-        )
+            for row in decode(record.value).select("__pos", "k").rows()
+        ]
+
+
+def erased_keys(keys: Sequence[int]) -> ErasedKeys:
+    frame = pl.DataFrame({"k": keys}, schema={"k": pl.Int64})
+    return ErasedKeys(("k",), frozenset(key_bytes(frame, ("k",))))
 
 
 class Interleaved(MemoryHistoryFiles):
@@ -185,9 +247,15 @@ class Interleaved(MemoryHistoryFiles):
     sizes=st.lists(st.none() | st.integers(0, 3), min_size=2, max_size=12),
     seed=st.integers(0, 2**32),
     deaths=st.lists(st.booleans(), max_size=12),
+    erased=st.lists(st.integers(0, 4), max_size=3, unique=True),
+    distances=st.lists(st.integers(0, 4), max_size=8),
 )
 def test_a_reader_sees_exactly_the_rows_whatever_happens_meanwhile(
-    sizes: list[int | None], seed: int, deaths: list[bool]
+    sizes: list[int | None],
+    seed: int,
+    deaths: list[bool],
+    erased: list[int],
+    distances: list[int],
 ) -> None:
     async def life() -> None:
         chosen = random.Random(seed)  # noqa: S311  # a seeded schedule
@@ -198,14 +266,20 @@ def test_a_reader_sees_exactly_the_rows_whatever_happens_meanwhile(
             world.write(sizes),
             world.compact(8),
             world.compact(8),
+            world.erase(erased),
+            world.advance(distances),
+            world.remove(6),
+            world.remove(6),
             world.prune(25),
             world.read_often(6),
             world.read_often(6),
         )
         world.turns = iter(())
+        world.deaths = iter(())
         await world.compact(2)
         await world.read()
         await settled(world)
+        await all_removed(world)
 
     asyncio.run(life())
 
@@ -220,6 +294,21 @@ async def settled(world: World) -> None:
     await world.read()
     totals = (await world.files.totals()).get(TOPIC)
     assert (0 if totals is None else totals.rows) == sum(file.row_count for file in files)
+
+
+async def all_removed(world: World) -> None:
+    """When nothing needs the rows of erased keys any more, they leave, and are counted."""
+    end = len(world.log.records[PARTITION])
+    await world.advance([end])
+    await world.remove(1)
+    await settled(world)
+    files = await world.files.files(*PARTITION)
+    rows = world.rows_below(files[-1].next_offset if files else 0)
+    gone = [row for row in rows if row[2] in world.erased]
+    assert sum(file.removed_rows for file in files) == len(gone)
+    assert sum(file.row_count for file in files) == len(rows) - len(gone)
+    upto = {each.searched_to for each in await world.files.searched(TOPIC)}
+    assert upto <= {len(world.erased)}, "each file is known to have none"
 
 
 def test_small_files_become_one_and_only_one_of_two_compactions_makes_it() -> None:

@@ -1,0 +1,129 @@
+"""Which topics lose the rows of which erased keys, and why some lose none. Pure.
+
+Theory. Keys are erased of a dataset, by name, in every branch and version. Its rows are on the
+topic of each version; a terminal aggregate has the topic that its job reads, if no other dataset
+and no other job reads that.
+
+A job that is created later reads what is left, so nothing may be left that makes no sense without
+the rows that are gone: a retraction whose row was removed would make counts negative. Rows that
+ingest writes, and what stateless jobs make of them, are never retracted. Any other topic may get
+the retraction of any of its rows later, so it keeps them; readers hide them.
+
+Raw requests keep their bodies, which are not rows of one dataset; they are deleted by age.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Final
+
+from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.operators.spec import AggregateSpec, MapSpec, SourceReplaySpec, UserCodeSpec
+from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
+
+RETRACTED: Final = (
+    "a job that reads or joins other rows writes this topic, and may retract each of them later"
+)
+SHARED: Final = "the topic has the rows of several datasets or jobs"
+REQUESTS: Final = (
+    "requests are kept as they were sent, for the longest `history` of the endpoint's datasets"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class ErasableTopic:
+    """A topic with the rows of a dataset.
+
+    `kept_because`: why rows of erased keys stay in its history; None: they are removed.
+    """
+
+    topic: TopicName
+    workspace: WorkspaceId
+    dataset: DatasetName
+    kept_because: str | None
+
+
+@dataclass(slots=True)
+class _Uses:
+    """Who uses a topic: names of datasets, and whether one of them is a source dataset."""
+
+    workspace: WorkspaceId
+    datasets: set[DatasetName] = field(default_factory=set)
+    is_source: bool = False
+    foreign: bool = False
+    """A job of no such dataset reads it, too, and it is the topic of none."""
+
+
+def erasable_topics(catalogs: Iterable[Catalog], jobs: Collection[Job]) -> list[ErasableTopic]:
+    """Return the topics of the datasets of `catalogs`: one per topic and dataset, in order.
+
+    `jobs`: every job that runs or may run again.
+    """
+    catalogs = list(catalogs)
+    uses = _uses(catalogs, jobs)
+    writers: dict[TopicName, list[Job]] = {}
+    for job in jobs:
+        for output in job.outputs:
+            writers.setdefault(output.topic, []).append(job)
+    found = []
+    for topic, use in sorted(uses.items()):
+        reason = None
+        if use.foreign or len(use.datasets) > 1:
+            reason = SHARED
+        elif not _only_adds(topic, use.is_source, writers):
+            reason = RETRACTED
+        found += [
+            ErasableTopic(topic, use.workspace, name, reason) for name in sorted(use.datasets)
+        ]
+    requests = {
+        ErasableTopic(source.raw_topic, catalog.workspace, source.dataset, REQUESTS)
+        for catalog in catalogs
+        for source in catalog.sources
+    }
+    return [*found, *sorted(requests, key=lambda each: (each.topic, each.dataset))]
+
+
+def _uses(catalogs: Collection[Catalog], jobs: Collection[Job]) -> dict[TopicName, _Uses]:
+    uses: dict[TopicName, _Uses] = {}
+    served: dict[str, DatasetName] = {}
+    for catalog in catalogs:
+        for view in catalog.datasets:
+            if view.topic is not None:
+                use = uses.setdefault(view.topic, _Uses(catalog.workspace))
+                use.datasets.add(view.name)
+                use.is_source |= view.is_source
+            elif view.served_by is not None:
+                served[view.served_by] = view.name
+    private: dict[TopicName, _Uses] = {}
+    for job in jobs:
+        for topic in job.inputs:
+            if topic in uses:
+                continue
+            use = private.setdefault(topic, _Uses(job.workspace))
+            if isinstance(job.step, AggregateSpec) and job.id in served:
+                use.datasets.add(served[job.id])
+            else:
+                use.foreign = True
+    return uses | {topic: use for topic, use in private.items() if use.datasets}
+
+
+def _only_adds(
+    topic: TopicName, is_source: bool, writers: Mapping[TopicName, Collection[Job]]
+) -> bool:
+    """Return whether no row of a topic is ever retracted."""
+    jobs = writers.get(topic, ())
+    if not jobs:
+        return is_source
+    return all(_adds(job, writers) for job in jobs)
+
+
+def _adds(job: Job, writers: Mapping[TopicName, Collection[Job]]) -> bool:
+    """Return whether a job retracts no row. A topic that no job writes is written by ingest."""
+    match job.step:
+        case SourceReplaySpec():
+            return True
+        case MapSpec() | UserCodeSpec():
+            return all(_only_adds(topic, True, writers) for topic in job.inputs)
+        case _:
+            return False

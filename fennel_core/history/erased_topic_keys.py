@@ -1,0 +1,50 @@
+"""The erased keys whose rows may be removed from topics."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from fennel_core.connections import erasures
+from fennel_core.connections.erasures import ErasedKeys
+from fennel_core.connections.postgres import Pool
+from fennel_core.history.erasable_topics import ErasableTopic
+from fennel_core.history.erasing import TopicErasures
+from fennel_core.history.topics import HistoryTopics
+from fennel_core.vocab.ids import TopicName
+
+
+async def erasures_of(
+    pool: Pool, topics: Iterable[ErasableTopic]
+) -> dict[TopicName, TopicErasures]:
+    """Return the erasures of those of `topics` that lose rows. Raises SystemUnavailable."""
+    # The numbers are read before the keys: a key of a later erasure more does no harm, and one less
+    # would be taken for searched.
+    counts = {(each.workspace, each.dataset): each for each in await erasures.counts(pool)}
+    if not counts:
+        return {}
+    keys = await erasures.read_all(pool)
+    return {
+        each.topic: TopicErasures(keys[each.workspace][each.dataset], count.newest)
+        for each in topics
+        if each.kept_because is None
+        and (count := counts.get((each.workspace, each.dataset))) is not None
+        # A workspace that is deleted between the two reads has no erasures any more.
+        and each.dataset in keys.get(each.workspace, {})
+    }
+
+
+async def erased_keys_of(pool: Pool, topic: TopicName) -> tuple[ErasedKeys, ...]:
+    """Return the erased keys of the datasets that have or had rows on a topic, also where rows are
+    not removed any more. Raises SystemUnavailable.
+    """
+    datasets = {
+        (each.workspace, each.dataset)
+        for each in await HistoryTopics(pool).erasable()
+        if each.topic == topic
+    }
+    found = await erasures.read_all(pool)
+    return tuple(
+        erased
+        for workspace, dataset in sorted(datasets)
+        for erased in found.get(workspace, {}).get(dataset, ())
+    )

@@ -1,0 +1,171 @@
+"""One removal of erased keys' rows: search every file that no replay may need, replace those with
+such rows.
+
+Theory. A file may lose rows only if no replay reads it again: all of it lies below the offsets that
+every job needs to restart, and below the beginning of Kafka's log, so that history and log never
+disagree about a record (`bounds`). Any other file waits, and is counted. What was searched is noted
+with the number of the newest erasure of the dataset, so each file is read once per change of the
+erasures, however often this runs.
+
+The index changes file by file, as in a compaction (`compaction_run`): a reader sees the old file or
+the new one, a crash leaves one of the two, and a file that another process has merged is left to
+the next run. The replaced objects stay for readers that have planned before, and are deleted later.
+
+Example. The newest erasure has number 7, every job needs offset 90 or later, the log begins at 80.
+Of the files [0, 40) searched to 7, [40, 75) searched to 5 and [75, 120) the second is searched and
+the third waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Protocol
+
+import structlog
+
+from fennel_core.history.compaction_run import MERGES_AT_ONCE
+from fennel_core.history.erasing import TopicErasures
+from fennel_core.history.merging import MergeRefused
+from fennel_core.history.store import HistoryFile, HistoryFiles
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
+
+log = structlog.get_logger(__name__)
+
+
+class EraseWorker(Protocol):
+    """Searches files for rows of erased keys."""
+
+    async def remove_erased(
+        self, files: Sequence[HistoryFile], erasures: Mapping[TopicName, TopicErasures]
+    ) -> Sequence[HistoryFile | MergeRefused]:
+        """Return each file without them: as it is, or another one. Raises SystemUnavailable or
+        CompactionFailed.
+        """
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class RemovedRows:
+    """What a run did.
+
+    `searched`: files that were searched; `rewritten`: those of them that were
+    replaced, without `rows` rows. `superseded`: files that another process had changed, or whose
+    deadline had passed. `refused`: files that cannot be read. `waiting`: files that a replay or
+    Kafka's log may still hold.
+    """
+
+    searched: int = 0
+    rewritten: int = 0
+    rows: int = 0
+    superseded: int = 0
+    refused: int = 0
+    waiting: int = 0
+
+    def plus(self, other: RemovedRows) -> RemovedRows:
+        """Return the sums of both."""
+        return RemovedRows(
+            self.searched + other.searched,
+            self.rewritten + other.rewritten,
+            self.rows + other.rows,
+            self.superseded + other.superseded,
+            self.refused + other.refused,
+            self.waiting + other.waiting,
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class ErasePlan:
+    """The files of a partition that are to be searched, and the number of those that wait."""
+
+    files: tuple[HistoryFile, ...]
+    waiting: int
+
+
+def plan_removal(files: Sequence[HistoryFile], newest: int, bound: Offset) -> ErasePlan:
+    """Return which files of a partition are to be searched up to the erasure `newest`.
+
+    `bound`: the first offset that a replay or Kafka's log may still hold.
+    """
+    due = [file for file in files if file.searched_to < newest]
+    ready = tuple(file for file in due if file.next_offset <= bound)
+    return ErasePlan(ready, len(due) - len(ready))
+
+
+@dataclass(frozen=True)
+class ErasedRowsRemoval:
+    """Removes the rows of erased keys.
+
+    `erasures`: those of each topic. `bounds`: the first offset of a partition that must stay as it
+    is; partitions that are absent stay as a whole. `grace`: after which an object without a row
+    may be deleted. `kept`: how long the objects of replaced files stay.
+    """
+
+    files: HistoryFiles
+    worker: EraseWorker
+    erasures: Mapping[TopicName, TopicErasures]
+    bounds: Mapping[TopicPartition, Offset]
+    grace: timedelta
+    kept: timedelta
+
+    async def run(self) -> RemovedRows:
+        """Search what can be searched now. Raises SystemUnavailable or CompactionFailed."""
+        done, planned = RemovedRows(), list[HistoryFile]()
+        for partition in sorted(await self.files.ends(list(self.erasures))):
+            plan = plan_removal(
+                await self.files.files(*partition),
+                self.erasures[partition[0]].newest,
+                self.bounds.get(partition, Offset(0)),
+            )
+            done = done.plus(RemovedRows(waiting=plan.waiting))
+            planned += plan.files
+            while len(planned) >= MERGES_AT_ONCE:
+                done = done.plus(await self._run_batch(planned[:MERGES_AT_ONCE]))
+                planned = planned[MERGES_AT_ONCE:]
+        if planned:
+            done = done.plus(await self._run_batch(planned))
+        return done
+
+    async def _run_batch(self, files: Sequence[HistoryFile]) -> RemovedRows:
+        # Read before the first upload: no object of this batch can be an orphan for longer.
+        deadline = await self.files.now() + self.grace / 2
+        made = await self.worker.remove_erased(files, self.erasures)
+        done = RemovedRows()
+        unchanged: dict[int, list[str]] = {}
+        for file, found in zip(files, made, strict=True):
+            if isinstance(found, HistoryFile) and found.object_key == file.object_key:
+                unchanged.setdefault(found.searched_to, []).append(file.object_key)
+                done = done.plus(RemovedRows(searched=1))
+            else:
+                done = done.plus(await self._replace(file, found, deadline))
+        for upto, keys in unchanged.items():
+            await self.files.mark_searched(keys, upto)
+        log.info(
+            "files of history were searched for rows of erased keys",
+            searched=done.searched,
+            rewritten=done.rewritten,
+            rows=done.rows,
+        )
+        return done
+
+    async def _replace(
+        self, file: HistoryFile, made: HistoryFile | MergeRefused, deadline: datetime
+    ) -> RemovedRows:
+        if isinstance(made, MergeRefused):
+            log.error(
+                "a file of history cannot be searched for rows of erased keys",
+                topic=file.topic,
+                part=file.part,
+                reason=made.reason,
+            )
+            return RemovedRows(refused=1)
+        if await self.files.replace([file], made, deadline, self.kept):
+            return RemovedRows(searched=1, rewritten=1, rows=made.removed_rows - file.removed_rows)
+        log.warning(
+            "a file of history was changed while it was searched for rows of erased keys",
+            topic=file.topic,
+            part=file.part,
+            orphan=made.object_key,
+        )
+        return RemovedRows(superseded=1)

@@ -1,0 +1,90 @@
+"""How far erased keys have left history, over a real Postgres."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import timedelta
+
+from fennel_core.connections import erasures
+from fennel_core.connections.erasures import ErasureCount
+from fennel_core.connections.postgres import pool
+from fennel_core.history.erasable_topics import REQUESTS
+from fennel_core.history.erased_topic_keys import erased_keys_of, erasures_of
+from fennel_core.history.erasure_progress import ErasureProgress, erasure_progress
+from fennel_core.history.erasure_report import KEYS_LEFT, ROWS_REMOVED, ErasureReport
+from fennel_core.history.postgres import PostgresHistoryFiles
+from fennel_core.history.store import HistoryFile
+from fennel_core.history.topics import HistoryTopics
+from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
+from tests.support.erased_dataset import DATASET, RAW, WORKSPACE, commit_dataset, erase
+from tests.support.history_world import TOPIC
+
+KEPT = timedelta(hours=1)
+LATER = 1 << 62
+"""A stamp after every erasure of this test."""
+
+
+def file(first: int, key: str, stamp: int = 1, topic: TopicName = TOPIC) -> HistoryFile:
+    place = (topic, PartitionIndex(0), Offset(first), Offset(first + 4))
+    return HistoryFile(*place, key, 3, 1, Micros(1), Micros(2), min_stamp=stamp)
+
+
+async def test_a_key_is_left_until_no_file_and_no_replaced_object_may_have_its_rows(
+    database: str,
+) -> None:
+    async with pool(database, name="test", size=2) as connections:
+        files, topics = PostgresHistoryFiles(connections), HistoryTopics(connections)
+        report = ErasureReport(connections)
+        await commit_dataset(connections, 1)
+
+        async def progress() -> dict[str, ErasureProgress]:
+            found = await erasure_progress(connections, topics, files)
+            return {each.topic.topic: each for each in found}
+
+        async def counted() -> tuple[int, int, int, int, int]:
+            found = (await progress())[TOPIC]
+            return (found.left.keys, found.files, found.rows, found.objects, found.removed_rows)
+
+        first, second = file(0, "first"), file(4, "second", LATER)
+        for each in (first, second, file(0, "requests", topic=RAW)):
+            assert await files.add(each)
+        assert await progress() == {}, "no key is erased"
+        assert await erasures_of(connections, await topics.erasable()) == {}
+
+        await erase(connections, [1, 2])
+        (count,) = await erasures.counts(connections)
+        assert count == ErasureCount(WORKSPACE, DATASET, 2, count.newest)
+        assert await counted() == (2, 2, 6, 0, 0)
+        found = await erasures_of(connections, await topics.erasable())
+        assert list(found) == [TOPIC], "requests are kept"
+        assert found[TOPIC].newest == count.newest
+        assert found[TOPIC].keys == await erased_keys_of(connections, TOPIC)
+        (keys,) = found[TOPIC].keys
+        assert (keys.columns, len(keys.keys)) == (("k",), 2)
+
+        without = replace(
+            first,
+            object_key="without",
+            row_count=1,
+            removed_rows=2,
+            searched_to=count.newest,
+        )
+        assert await files.replace([first], without, await files.now() + KEPT, KEPT)
+        assert await counted() == (2, 1, 3, 1, 2), "the replaced object is still there"
+        await report.read()
+        assert KEYS_LEFT.labels("w", "waiting")._value.get() == 2
+        await files.forget(["first"])
+        assert await counted() == (0, 0, 0, 0, 2), "rows of the second file came later"
+        assert (await progress())[TOPIC].left.since is None
+
+        await erase(connections, [3])
+        assert (await counted())[0] == 1, "a file that was searched may have rows of a later one"
+        await report.read()
+        requests = (await progress())[RAW]
+        assert (requests.left.keys, requests.topic.kept_because) == (3, REQUESTS)
+        assert KEYS_LEFT.labels("w", "waiting")._value.get() == 1
+        assert KEYS_LEFT.labels("w", "kept")._value.get() == 3
+        assert ROWS_REMOVED.labels("w")._value.get() == 2
+        (row,) = (row for row in report.rows() if row["topic"] == TOPIC)
+        assert (row["dataset"], row["keys"], row["keys_left"]) == (DATASET, 3, 1)
+        assert str(row["since"]).startswith("20")

@@ -1,0 +1,55 @@
+"""A branch with one source dataset, some keys of which are erased, in a real Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from typing import Final
+
+import polars as pl
+
+from fennel_core.blueprints import stored_names
+from fennel_core.blueprints.spec import DatasetView
+from fennel_core.connections import erasures
+from fennel_core.connections.postgres import Pool
+from fennel_core.vocab.dtypes import Field, Int
+from fennel_core.vocab.ids import DatasetName, WorkspaceId
+from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.schema import Schema
+from tests.support import ingest_world
+from tests.support.history_world import TOPIC
+
+WORKSPACE: Final = WorkspaceId("w")
+DATASET: Final = DatasetName("Users")
+RAW: Final = ingest_world.binding().raw_topic
+SCHEMA: Final = Schema((Field("k", Int()),), (), "at")
+
+
+async def commit_dataset(connections: Pool, partitions: int) -> None:
+    """Store a branch with the source dataset, whose topic is `history_world.TOPIC`."""
+    source = replace(ingest_world.binding(), topic=TOPIC, schema=SCHEMA)
+    view = DatasetView(DATASET, 1, SCHEMA, TOPIC, None, True, True, ("k",), True)
+    catalog = replace(ingest_world.catalog(source), datasets=(view,))
+    async with connections.connection() as connection:
+        await connection.execute(
+            "INSERT INTO workspace (name, partitions) VALUES ('w', %s)", (partitions,)
+        )
+        await connection.execute(
+            "INSERT INTO commit (id, workspace, branch, state, digest, options, catalog, "
+            "finished_at) VALUES ('c', 'w', 'main', '', '', '{}', %s, now())",
+            (stored_names.dumps(catalog),),
+        )
+        await connection.execute(
+            "INSERT INTO branch (workspace, name, target, serving) VALUES ('w', 'main', 'c', 'c')"
+        )
+        await connection.execute(
+            "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, "
+            "blueprint) VALUES (%s, 'w', 'topic', 'abc', 1, 'live', '', '')",
+            (TOPIC,),
+        )
+
+
+async def erase(connections: Pool, keys: Sequence[int]) -> None:
+    """Erase keys of the dataset."""
+    frame = pl.DataFrame({"k": keys}, schema={"k": pl.Int64})
+    await erasures.add(connections, WORKSPACE, DATASET, ("k",), key_bytes(frame, ("k",)))
