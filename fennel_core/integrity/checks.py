@@ -172,9 +172,17 @@ class TopicRows(Protocol):
     """The versions of topics, from history and the topics themselves. Both methods block."""
 
     def below(
-        self, partition: TopicPartition, end: Offset, columns: Sequence[str]
+        self,
+        partition: TopicPartition,
+        end: Offset,
+        columns: Sequence[str],
+        groups: Sequence[str] = (),
     ) -> Iterator[pl.DataFrame]:
-        """Yield the versions of a partition below `end`. Raises RowsUnreadable."""
+        """Yield the versions of a partition below `end`.
+
+        Where rows of erased keys were removed, groups by the columns `groups` that have lost rows
+        are left out. Raises RowsUnreadable, also where that may be any group.
+        """
         ...
 
     def between(
@@ -270,7 +278,7 @@ class DatasetCheck:
         wanted = max(self._keys - finding.keys, 0)
         sample = KeySample(checked.key_columns, self._seed, wanted, checked.known)
         before = await self._look_up(checked, part, address, [], [])
-        read = self._topics.below(partition, before.offset, columns)
+        read = self._topics.below(partition, before.offset, columns, checked.key_columns)
         await asyncio.to_thread(add_all, read, sample.add)
         keys = sample.chosen()
         if not keys:

@@ -8,13 +8,17 @@ be carried out changes no row.
 
 from __future__ import annotations
 
-from collections.abc import Collection
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, cast
 
+import msgspec
+
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.connections import erasures
+from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.connections.postgres import Pool
 from fennel_core.integrity.checks import (
     KEPT_DIFFERENCES,
@@ -50,6 +54,7 @@ DIFFERING: Final = """
     FROM integrity_check i JOIN job j ON j.id = i.job_id
     WHERE i.verdict = 'differs' AND j.desired = 'run' ORDER BY j.workspace, i.dataset, i.job_id
 """
+AllErasures = Mapping[WorkspaceId, Mapping[DatasetName, tuple[ErasedKeys, ...]]]
 DETAIL_CHARACTERS: Final = 2_000
 LISTED_NAMES: Final = 30
 
@@ -92,11 +97,13 @@ async def jobs_to_check(
             for job in catalog.jobs:
                 served.setdefault(job, (owner, None))
         specs = await (await connection.execute(SPECS, (list(served),))).fetchall()
+        erased = await erasures.read_over(connection)
     found = [
         _checked(
             *served[JobId(str(job))],
             stored_names.loads(cast(bytes, spec), Job),
             frozenset(map(bytes, cast("list[bytes]", differing or []))),
+            erased,
         )
         for job, spec, differing in specs
     ]
@@ -110,13 +117,34 @@ async def jobs_to_check(
     return sorted(selected, key=lambda each: (each.workspace, each.dataset, each.job))
 
 
+def keys_not_erased(
+    known: frozenset[bytes], columns: Sequence[str], erased: Iterable[ErasedKeys]
+) -> frozenset[bytes]:
+    """Return the keys, of `columns`, that are not erased: only these can be compared again."""
+    gone = set()
+    for each in erased:
+        if set(each.columns) <= set(columns):
+            places = [columns.index(name) for name in each.columns]
+            for key in known:
+                values = msgspec.msgpack.decode(key)
+                if msgspec.msgpack.encode([values[place] for place in places]) in each.keys:
+                    gone.add(key)
+    return known - gone
+
+
 def _checked(
-    workspace: WorkspaceId, dataset: DatasetName | None, job: Job, known: frozenset[bytes]
+    workspace: WorkspaceId,
+    dataset: DatasetName | None,
+    job: Job,
+    known: frozenset[bytes],
+    erased: AllErasures,
 ) -> CheckableJob:
     """Return what is compared of a job, which serves the lookups of `dataset`, if it serves any."""
     if dataset is not None and isinstance(job.step, TableSpec | AggregateSpec):
         (topic,) = job.inputs
-        return CheckedDataset(workspace, dataset, job.id, topic, job.step, job.partitions, known)
+        made = CheckedDataset(workspace, dataset, job.id, topic, job.step, job.partitions, known)
+        hidden = erased.get(workspace, {}).get(dataset, ())
+        return replace(made, known=keys_not_erased(known, made.key_columns, hidden))
     named = workspace, DatasetName(job.title.partition(":")[0].partition(".")[0]), job.id, job.title
     spec = compared_spec(job.step)
     if spec is None or not job.outputs:

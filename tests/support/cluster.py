@@ -205,7 +205,11 @@ class LogRows:
     log: ModelLog
 
     def below(
-        self, partition: TopicPartition, end: Offset, columns: Sequence[str]
+        self,
+        partition: TopicPartition,
+        end: Offset,
+        columns: Sequence[str],
+        groups: Sequence[str] = (),  # no row of an erased key is removed
     ) -> Iterator[pl.DataFrame]:
         return self.between(partition, Offset(0), end, columns)
 

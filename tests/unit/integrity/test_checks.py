@@ -68,8 +68,13 @@ class Topic:
     broken: Exception | None = None
 
     def below(
-        self, partition: TopicPartition, end: Offset, columns: Sequence[str]
+        self,
+        partition: TopicPartition,
+        end: Offset,
+        columns: Sequence[str],
+        groups: Sequence[str] = (),
     ) -> Iterator[pl.DataFrame]:
+        assert tuple(groups) == ("k",), "the keys of lookups are compared"
         if self.broken is not None:
             raise self.broken
         yield from self.between(partition, Offset(0), end, columns)
