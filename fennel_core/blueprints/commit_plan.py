@@ -40,11 +40,13 @@ class TopicAmounts:
     """What was measured of topics. `messages`: how many a topic ever held, where that is known.
 
     `unreadable`: how many of them are neither in Kafka nor in history, where that is known.
+    `removed_rows`: how many rows of erased keys were removed from the history of a topic.
     `dead_letters`: what was found out about the rows that a source replay reads, by its job.
     """
 
     messages: Mapping[AssetId, int] = field(default_factory=dict)
     unreadable: Mapping[AssetId, int] = field(default_factory=dict)
+    removed_rows: Mapping[AssetId, int] = field(default_factory=dict)
     dead_letters: Mapping[AssetKey, DeadLetterForecast] = field(default_factory=dict)
 
 
@@ -154,6 +156,7 @@ def plan_commit(
     for id_, blueprint in sorted(facts.leaving.items()):
         why = reasons.why_leaving(blueprint)
         entries.append(_leaving(facts, id_, blueprint, why, allow_data_loss=allow_data_loss))
+    losses += _removed_rows(compiled, existing, facts.amounts.removed_rows)
     losses += [_loss(entry) for entry in entries if entry.loses_rows]
     changes = source_changes(facts.before, compiled, facts.amounts.messages)
     return CommitPlan(wanted, tuple(entries), (*notices, *changes, *losses))
@@ -210,6 +213,25 @@ def _unreadable(entry: PlanEntry, messages: int) -> Notice:
         f"{amount_text(RowAmount(messages))}"
     )
     return Notice("requests-unreadable", entry.entity, text)
+
+
+def _removed_rows(
+    compiled: Compiled, existing: Mapping[AssetKey, AssetId], removed: Mapping[AssetId, int]
+) -> Iterator[Notice]:
+    """Yield which datasets are computed from topics that have lost rows of erased keys."""
+    read: dict[str, set[AssetId]] = {}
+    for job in compiled.jobs:
+        if job.key not in existing:
+            inputs = {existing[key] for key in job.inputs if key in existing}
+            read.setdefault(job.entity, set()).update(inputs)
+    for entity, topics in read.items():
+        if rows := sum(removed.get(topic, 0) for topic in topics):
+            yield Notice(
+                "erased-rows-removed",
+                entity,
+                f"dataset `{entity}` is computed without {rows} rows of erased keys that were "
+                "removed from the history of what it reads",
+            )
 
 
 def _planned(

@@ -159,7 +159,8 @@ UNACCOUNTED = """
       AND NOT EXISTS (SELECT 1 FROM asset a WHERE a.id = w.id AND a.state <> 'deleted')
 """
 HISTORY_RANGES = """
-    SELECT topic, part, min(first_offset), max(next_offset) FROM history_file
+    SELECT topic, part, min(first_offset), max(next_offset), sum(removed_rows)::bigint
+    FROM history_file
     WHERE topic = ANY(%s::text[]) GROUP BY topic, part
 """
 # Locked first, as by every change of a partition's files (`history.postgres`). The rows of history
@@ -486,7 +487,7 @@ class PostgresLedgerTransaction(OldRows):
         self, topics: Iterable[TopicName]
     ) -> dict[TopicPartition, HistoryRange]:
         rows = await self._rows(HISTORY_RANGES, (list(topics),))
-        return {(topic, part): HistoryRange(first, next_) for topic, part, first, next_ in rows}
+        return {(topic, part): HistoryRange(*held) for topic, part, *held in rows}
 
     # --- orphaned topics
 

@@ -165,10 +165,14 @@ class ReleasedAsset:
 
 @dataclass(frozen=True, slots=True)
 class HistoryRange:
-    """The offsets of a topic partition that history holds: from `first`, up to before `next`."""
+    """The offsets of a topic partition that history holds: from `first`, up to before `next`.
+
+    `removed_rows`: rows of erased keys that were removed from them.
+    """
 
     first: Offset
     next: Offset
+    removed_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -59,12 +59,15 @@ async def measure_topics(
     messages = {AssetId(name): count for name, count in counts.items()}
     starts = {each.partition: each.first for each in bounds}
     unreadable: Mapping[AssetId, int] = {}
+    kept = await context.ledger.run(lambda tx: tx.history_ranges(sorted(counts)))
     if any(starts.values()):
-        kept = await context.ledger.run(lambda tx: tx.history_ranges(sorted(replayed)))
         unreadable = unreadable_messages(starts, kept)
+    removed: Counter[AssetId] = Counter()
+    for (topic, _), held in kept.items():
+        removed[AssetId(topic)] += held.removed_rows
     only_in_history: Counter[AssetId] = Counter()
     for (topic, _), start in starts.items():
         only_in_history[AssetId(topic)] += start
     only_in_history.subtract(unreadable)
     forecasts = await forecast_dead_letters(context, replays, bounds, only_in_history)
-    return TopicAmounts(messages, unreadable, forecasts)
+    return TopicAmounts(messages, unreadable, removed, forecasts)

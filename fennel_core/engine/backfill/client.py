@@ -112,6 +112,13 @@ class QueuedBackfillClient:
             case InputLost(reason):
                 raise BackfillImpossible(reason)
             case StartWithBackfill(rows, required):
+                if removed := sum(each.removed_rows for each in inputs):
+                    log.warning(
+                        "a job starts without rows of erased keys",
+                        job=job.id,
+                        part=part,
+                        removed_rows=removed,
+                    )
                 await self._queue.request(job.id, part, rows, retry=required)
                 request = await self._await_result(job, part)
                 if request.manifest is not None:
@@ -154,6 +161,7 @@ class QueuedBackfillClient:
             start,
             files[-1].next_offset if files else Offset(0),
             sum(file.row_count for file in files),
+            sum(file.removed_rows for file in files),
         )
 
     async def _await_result(self, job: Job, part: PartitionIndex) -> BackfillRequest:

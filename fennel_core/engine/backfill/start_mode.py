@@ -27,13 +27,15 @@ REMEDY: Final = (
 class InputRange:
     """One input of a job partition.
 
-    Its log starts at `start`; history has all records below `end`, which are `rows` rows.
+    Its log starts at `start`; history has all records below `end`, which are `rows` rows without
+    the `removed_rows` rows of erased keys that were removed.
     """
 
     topic: TopicName
     start: Offset
     end: Offset
     rows: int
+    removed_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,12 +8,31 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import AsyncMock
 
+import pytest
+from structlog.testing import capture_logs
+
+from fennel_core.blueprints.spec import Job
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.engine.backfill.client import QueuedBackfillClient
+from fennel_core.engine.backfill.errors import BackfillCorrupt
 from fennel_core.engine.backfill.lane import IDLE_S, REPORTED_FAILURES, BackfillLane
 from fennel_core.engine.backfill.queue import BackfillRequest
-from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
+from fennel_core.history.memory import MemoryHistoryFiles
+from fennel_core.history.store import HistoryFile
+from fennel_core.operators.spec import TableSpec
+from fennel_core.vocab.dtypes import Field, Int
+from fennel_core.vocab.ids import (
+    JobId,
+    JobPartition,
+    Micros,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    WorkspaceId,
+)
+from fennel_core.vocab.schema import Schema
 from tests.support.polling import eventually
 
 
@@ -153,3 +172,25 @@ async def test_partitions_that_wait_for_backfills_share_one_read_per_interval() 
     waiting = [client._await_result(job, PartitionIndex(part)) for part in range(100)]
     assert {each.state for each in await asyncio.gather(*waiting)} == {"staged"}
     assert queue.reads == 4
+
+
+async def test_a_job_that_starts_without_rows_of_erased_keys_says_how_many() -> None:
+    topic = TopicName("w.topic.a.1")
+    files = MemoryHistoryFiles()
+    for first, removed in ((0, 2), (4, 3)):
+        place = (topic, PartitionIndex(0), Offset(first), Offset(first + 4))
+        times = (Micros(1), Micros(2))
+        assert await files.add(HistoryFile(*place, f"{first}", 1, 1, *times, removed_rows=removed))
+    queue: Any = SimpleNamespace(request=AsyncMock())
+    objects: Any = SimpleNamespace(get=AsyncMock(return_value=None))
+    client = QueuedBackfillClient(files, queue, objects, 0, AsyncMock())
+    client._await_result = AsyncMock(return_value=BackfillRequest("staged", "m", None))  # type: ignore[method-assign]  # the batch
+    table = TableSpec(Schema((Field("k", Int()),), (), "at"))
+    unused = TopicName("unused")
+    owner = WorkspaceId("w")
+    job = Job(JobId("job"), owner, (topic,), (), table, unused, unused, 1, "Users: table")
+    with capture_logs() as logged, pytest.raises(BackfillCorrupt):
+        await client.obtain(job, PartitionIndex(0), {topic: Offset(8)})
+    assert [(line["event"], line["removed_rows"]) for line in logged] == [
+        ("a job starts without rows of erased keys", 5)
+    ]

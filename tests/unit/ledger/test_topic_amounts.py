@@ -10,8 +10,16 @@ from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.ledger.planning import preview
 from fennel_core.ledger.store import HistoryRange
 from fennel_core.ledger.topic_amounts import unreadable_messages
-from fennel_core.vocab.ids import MAIN_BRANCH, Offset, PartitionIndex, TopicName, TopicPartition
-from tests.support.compiler_inputs import schema, sourced, webhook
+from fennel_core.vocab.ids import (
+    MAIN_BRANCH,
+    DatasetName,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    TopicPartition,
+)
+from fennel_core.wire.operators import DatasetRef
+from tests.support.compiler_inputs import derived, node, schema, sourced, webhook
 from tests.support.ledger_world import SHOP, World
 
 TOPIC = TopicName("shop.raw.a.1")
@@ -110,3 +118,26 @@ async def test_requests_that_nothing_holds_any_more_are_stated() -> None:
     endpoint.world.ledger.state.history[at(0, topic)] = held(0, 9)
     codes = {notice.code for notice in (await endpoint.plan()).notices}
     assert codes == {"requests-not-typed"}, "history has all of them"
+
+
+async def test_rows_of_erased_keys_that_a_new_job_cannot_read_are_stated() -> None:
+    world = World()
+    await world.open()
+    await world.commit("first", compile_datasets([sourced("Users", USERS)], 2))
+    (topic,) = (t for t in world.topics.partition_counts if ".topic." in t)
+    for part, removed in ((0, 2), (1, 3)):
+        held_now = HistoryRange(Offset(0), Offset(9), removed)
+        world.ledger.state.history[at(part, topic)] = held_now
+    wanted = compile_datasets(
+        [
+            sourced("Users", USERS),
+            derived("Copy", USERS, [node("Users", DatasetRef(DatasetName("Users")), USERS)]),
+        ],
+        2,
+    )
+    record = await preview(world.context(), SHOP, MAIN_BRANCH, wanted, backfill=True)
+    text = (
+        "dataset `Copy` is computed without 5 rows of erased keys that were removed from the "
+        "history of what it reads"
+    )
+    assert record.notices == (Notice("erased-rows-removed", "Copy", text),)
