@@ -185,6 +185,7 @@ def status(as_json: bool) -> None:
             "job_partitions": answers.partitions,
             "warming": answers.warming,
             "history": answers.history,
+            "erasures": answers.erasures,
             "retained": answers.retained,
             "needed_records": answers.alarms,
             "failing_drills": answers.drills,
@@ -203,6 +204,7 @@ def status(as_json: bool) -> None:
         status_tables.print_warming(answers.warming)
         if context.settings.history:
             status_tables.print_history(answers.history)
+            status_tables.print_erasures(answers.erasures)
         status_tables.print_sources(answers.sources)
         status_tables.print_dead_letters(answers.dead_letters)
         status_tables.print_lost_rows(answers.lost_rows)
@@ -342,7 +344,7 @@ def snapshot(every: int | None) -> None:
     help="Repeat every so many minutes; stop with Ctrl-C.",
 )
 def maintain_history(every: int | None) -> None:
-    """Merge small files of history into larger ones, with Spark on this machine.
+    """Remove rows of erased keys from history and merge its small files, with Spark.
 
     Does the same as Airflow's DAG `history_maintenance`, for platforms without Airflow
     (FENNEL_ORCHESTRATOR=inline): from cron, or with --every.

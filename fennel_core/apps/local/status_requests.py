@@ -33,6 +33,8 @@ class StatusAnswers:
     partitions: Rows | None
     warming: Rows | None
     history: dict[str, dict[str, Any]] | None
+    erasures: Rows | None
+    """What history may still have of the erased keys of datasets, by topic."""
     retained: Rows | None
     alarms: Rows | None
     drills: Rows | None
@@ -56,6 +58,7 @@ def read(settings: Settings) -> StatusAnswers:
         partitions=_rows(settings, f"{settings.query_url}/status", "job_partitions"),
         warming=_rows(settings, f"{settings.query_url}/status", "warming"),
         history=_history(settings),
+        erasures=_report(settings, settings.history_port, "erasures"),
         retained=_rows(settings, f"{operations}/retained", "retained"),
         alarms=_rows(settings, f"{operations}/needed", "alarms"),
         drills=_rows(settings, f"{operations}/drills", "drills"),

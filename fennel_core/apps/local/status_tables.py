@@ -274,6 +274,31 @@ def print_history(topics: Mapping[str, AlarmRow] | None) -> None:
         )
 
 
+def print_erasures(topics: Sequence[AlarmRow] | None) -> None:
+    """Print the datasets with erased keys of which history may still have rows."""
+    left = [row for row in topics or () if row["keys_left"]]
+    if not left:
+        return
+    console = _console()
+    console.print()
+    table = Table(box=None, pad_edge=False)
+    table.add_column("dataset with erased keys, on topic")
+    for title in ("keys", "keys left", "in rows", "files", "replaced", "removed rows"):
+        table.add_column(title, justify="right")
+    table.add_column("state", overflow="fold")
+    for row in left[:MAX_ROWS]:
+        numbers = ("keys", "keys_left", "rows", "files", "objects", "removed_rows")
+        state = row["kept_because"]
+        table.add_row(
+            f"{row['workspace']}: {row['dataset']}, {row['topic']}",
+            *(str(row[name]) for name in numbers),
+            f"waiting since {row['since']}" if state is None else f"kept: {state}",
+        )
+    console.print(table)
+    if len(left) > MAX_ROWS:
+        console.print(f"and {len(left) - MAX_ROWS} more topics: `fennel-core status --json`")
+
+
 def parse_lost_rows(metrics: str) -> dict[str, dict[str, int]]:
     """Return workspace → reason → rows that the query log lost, from the query server's metrics."""
     found: dict[str, dict[str, int]] = {}

@@ -265,3 +265,28 @@ def test_branches_whose_reads_have_not_moved_are_listed(
     assert capsys.readouterr().out == ""
     status_tables.print_warming([row] * (status_tables.MAX_ROWS + 2))
     assert "and 2 more branches" in capsys.readouterr().out
+
+
+def test_datasets_are_listed_until_their_erased_keys_have_left(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    numbers = {"keys": 3, "rows": 70, "files": 2, "objects": 1, "removed_rows": 5}
+    row = numbers | {"workspace": "w", "topic": "w.topic.a.1", "since": "2026-01-02T03:04:05"}
+    status_tables.print_erasures(
+        [
+            row | {"dataset": "Users", "keys_left": 2, "kept_because": None},
+            row | {"dataset": "Changes", "keys_left": 3, "kept_because": "rows are retracted"},
+            row | {"dataset": "Clean", "keys_left": 0, "kept_because": None},
+        ]
+    )
+    shown = capsys.readouterr().out
+    users, changes = (
+        next(line for line in shown.splitlines() if name in line) for name in ("Users", "Changes")
+    )
+    assert users.split()[3:9] == ["3", "2", "70", "2", "1", "5"]
+    assert "waiting since 2026-01-02T03:04:05" in users
+    assert "kept: rows are retracted" in changes
+    assert "Clean" not in shown
+    status_tables.print_erasures(None)
+    status_tables.print_erasures([])
+    assert capsys.readouterr().out == ""
