@@ -51,5 +51,10 @@ def _shown(row: Row) -> dict[str, Any]:
     """Return what the page shows of a count."""
     count = ExpectationCount(**row)
     given = json.loads(count.arguments)
-    texts = [f"{name}={value!r}" for name, value in given.items() if name not in HIDDEN and value]
+    # A limit of 0 is an argument; False is what the client sends for options that are not in use.
+    texts = [
+        f"{name}={value!r}"
+        for name, value in given.items()
+        if name not in HIDDEN and value is not None and value is not False
+    ]
     return {**row, "arguments": ", ".join(texts), "share": count.share, "is_met": count.is_met}

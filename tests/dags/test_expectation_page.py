@@ -28,7 +28,8 @@ def client(login: Login, database: str, monkeypatch: pytest.MonkeyPatch) -> Iter
                 ("bank", "expect_unseen", 0, 0),
             ]
         ):
-            arguments = json.dumps({"column": EVIL, "mostly": 0.9, "include_config": True})
+            given = {"column": EVIL, "min_value": 0, "max_value": None, "strict_min": False}
+            arguments = json.dumps(given | {"mostly": 0.9, "include_config": True})
             connection.execute(
                 "INSERT INTO expectation_count VALUES (%s, 'd', %s, 'Orders', %s, %s, 0.9, %s, %s, "
                 "now())",
@@ -51,7 +52,8 @@ def test_shares_are_shown_and_what_is_not_met_comes_first(client: TestClient, lo
     assert ">yes<" in met
     assert EVIL not in page
     assert "&lt;script&gt;" in page
-    assert "include_config" not in page
+    assert "min_value=0" in page
+    assert [hidden for hidden in ("include_config", "max_value", "strict") if hidden in page] == []
 
 
 def test_what_is_not_met_is_within_the_limit(
