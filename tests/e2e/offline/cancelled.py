@@ -10,7 +10,6 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -20,9 +19,10 @@ from tests.e2e.offline.platform_world import (
     ENDS_S,
     FEW,
     SEED,
-    Process,
+    STOPS_S,
     SlowShop,
-    local_folders,
+    cancelled,
+    gone,
     processes_of,
     shop,
 )
@@ -31,46 +31,7 @@ from tests.support.s3 import object_keys
 
 __all__ = ["shop"]
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(900)]
-STOPS_S = 10.0
-"""How soon no process of a cancelled request may be left."""
-OTHERS_S = 120.0
-"""How long folders may stay that another program has made in the meantime."""
 ENDS = 3
-
-
-def cancelled(shop: SlowShop, id_: str, known: set[Process]) -> None:
-    """Cancel a request, and wait until nothing of it is left."""
-    folders, known = local_folders(), known | processes_of(id_)
-    status = shop.good("POST", f"/query_offline/cancel?request_id={id_}", {})
-    assert status["state"] == "cancelled"
-    took = gone(id_, known)
-    no_object = f"{id_}: no object is left"
-    eventually_sync(lambda: not shop.objects_of(id_), within_s=30, interval_s=0.2, what=no_object)
-    eventually_sync(lambda: not shop.unfinished_tasks(id_), within_s=30, what="no task runs")
-    print(f"cancelled, {len(known)} processes gone after {took:.1f} s")
-    assert took <= STOPS_S
-    assert processes_of(id_) == set()
-    assert_that_folders_are_gone(folders - shop.folders)
-    assert shop.status(id_)["state"] == "cancelled"
-
-
-def gone(id_: str, known: set[Process]) -> float:
-    """Wait until no process of a request is left; return the seconds since now."""
-    began = time.monotonic()
-
-    def left() -> list[str]:
-        known.update(processes_of(id_))
-        return [each.words for each in known if each.runs]
-
-    eventually_sync(lambda: not left(), within_s=60, interval_s=0.05, what=left)
-    return time.monotonic() - began
-
-
-def assert_that_folders_are_gone(made: set[Path]) -> None:
-    def left() -> set[Path]:
-        return made & local_folders()
-
-    eventually_sync(lambda: not left(), within_s=OTHERS_S, interval_s=0.2, what=left)
 
 
 def test_while_its_tasks_run_user_code(shop: SlowShop) -> None:

@@ -82,7 +82,8 @@ def test_a_polled_request_is_finished_once(shop: SlowShop, fault: Fault, stage: 
         f" {starts} starts, {claims} claims; polls raised {[each[:90] for each in errors]}"
     )
     assert status["state"] == "done", status
-    assert errors, "the client has noticed"
+    if fault is not frozen_postgres:  # then a poll waits, and may be answered after all
+        assert errors, "the client has noticed"
     assert_one_whole_result(shop, id_, status)
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,10 @@ ROWS: Final = 120_000
 FEW: Final = 4_096
 PEOPLE: Final = 50
 ENDS_S: Final = 300.0
+STOPS_S: Final = 10.0
+"""How soon no process of a cancelled request may be left."""
+OTHERS_S: Final = 120.0
+"""How long folders may stay that another program has made in the meantime."""
 SEED: Final = int(os.environ.get("SEED", "1"))
 LOCAL: Final = ("spark-*", "blockmgr-*", "fennel-task-*", "fennel-offline-*", "fennel-publish-*")
 """What a job makes in the folder for temporary files."""
@@ -201,3 +206,38 @@ def runs_of(id_: str) -> tuple[int, int]:
     """Return how often a request was started, and claimed."""
     [(starts, epoch)] = rows("SELECT starts, epoch FROM offline_query WHERE id = %s", id_)
     return int(str(starts)), int(str(epoch))
+
+
+def cancelled(shop: SlowShop, id_: str, known: set[Process]) -> None:
+    """Cancel a request, and wait until nothing of it is left."""
+    folders, known = local_folders(), known | processes_of(id_)
+    status = shop.good("POST", f"/query_offline/cancel?request_id={id_}", {})
+    assert status["state"] == "cancelled"
+    took = gone(id_, known)
+    no_object = f"{id_}: no object is left"
+    eventually_sync(lambda: not shop.objects_of(id_), within_s=30, interval_s=0.2, what=no_object)
+    eventually_sync(lambda: not shop.unfinished_tasks(id_), within_s=30, what="no task runs")
+    print(f"cancelled, {len(known)} processes gone after {took:.1f} s")
+    assert took <= STOPS_S
+    assert processes_of(id_) == set()
+    assert_that_folders_are_gone(folders - shop.folders)
+    assert shop.status(id_)["state"] == "cancelled"
+
+
+def gone(id_: str, known: set[Process]) -> float:
+    """Wait until no process of a request is left; return the seconds since now."""
+    began = time.monotonic()
+
+    def left() -> list[str]:
+        known.update(processes_of(id_))
+        return [each.words for each in known if each.runs]
+
+    eventually_sync(lambda: not left(), within_s=60, interval_s=0.05, what=left)
+    return time.monotonic() - began
+
+
+def assert_that_folders_are_gone(made: set[Path]) -> None:
+    def left() -> set[Path]:
+        return made & local_folders()
+
+    eventually_sync(lambda: not left(), within_s=OTHERS_S, interval_s=0.2, what=left)

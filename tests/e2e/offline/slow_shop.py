@@ -1,6 +1,5 @@
 """Features whose computation takes a while, in user code; each call has 4,096 rows at most."""
 
-import time
 from datetime import datetime
 
 import pandas as pd
@@ -11,8 +10,6 @@ from fennel.featuresets import feature as F
 from fennel.lib import inputs, outputs
 
 __owner__ = "tests@example.com"
-SECONDS = 2
-"""Of one call."""
 
 
 @source(Webhook(name="slow").endpoint("people"), disorder="14d", cdc="upsert")
@@ -33,5 +30,7 @@ class Shopper:
     @inputs("age")
     @outputs("double")
     def doubled(cls, ts: pd.Series, ages: pd.Series):
-        time.sleep(SECONDS)
+        import time
+
+        time.sleep(2)  # a call that takes a while
         return pd.Series([2 * int(age) for age in ages], name="double")
