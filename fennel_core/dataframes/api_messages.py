@@ -10,6 +10,7 @@ import msgspec
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import DatasetView, Job
 from fennel_core.connections.erasures import ErasedKeys
+from fennel_core.dataframes.log_source import LogSource
 from fennel_core.dataframes.parts import TopicInput
 from fennel_core.dataframes.planning import DatasetSource
 from fennel_core.vocab.ids import Offset
@@ -43,6 +44,16 @@ def decode_source(message: bytes) -> DatasetSource:
     view = stored_names.loads(found.view, DatasetView)
     job = None if found.job is None else stored_names.loads(found.job, Job)
     return DatasetSource(view, job, found.topic, found.erased, found.comments)
+
+
+def encode_log(source: LogSource) -> bytes:
+    """Return what there is of a query log as a message."""
+    return msgspec.msgpack.encode(source)
+
+
+def decode_log(message: bytes) -> LogSource:
+    """Return what there is of a query log in a message."""
+    return msgspec.msgpack.decode(message, type=LogSource)
 
 
 def encode_page(page: TailPage) -> bytes:

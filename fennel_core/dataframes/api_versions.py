@@ -12,7 +12,8 @@ import httpx
 import polars as pl
 
 from fennel_core.connections.ranged_file import RangedFile
-from fennel_core.dataframes.api_messages import decode_page, decode_source
+from fennel_core.dataframes.api_messages import decode_log, decode_page, decode_source
+from fennel_core.dataframes.log_source import LogSource
 from fennel_core.dataframes.planning import ReadPlan
 from fennel_core.dataframes.read_request import ReadRequest
 from fennel_core.dataframes.read_service import RANGE_BYTES
@@ -83,6 +84,10 @@ class ReadApi:
         asked = {"dataset": request.dataset, "mode": str(request.mode)}
         message = self.call("POST", "/source", json=asked, branch=request.branch)
         return decode_source(message).plan(request)
+
+    def query_log(self) -> LogSource:
+        """Return what there is to read of the workspace's query log as of now; ReadFailed."""
+        return decode_log(self.call("GET", "/query_log"))
 
 
 @dataclass(frozen=True, slots=True)

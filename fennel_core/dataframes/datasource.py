@@ -46,8 +46,10 @@ from fennel_core.dataframes.planning import ReadPlan, plan_read, with_columns
 from fennel_core.dataframes.pushdown import pushed_down
 from fennel_core.dataframes.query_log import (
     LogReadRequest,
+    OpenedLog,
     QueryLogReader,
     parse_log_options,
+    plan_log_read,
     read_schema,
 )
 from fennel_core.dataframes.read_request import ReadRequest, parse_options
@@ -137,13 +139,14 @@ class FennelDataSource(DataSource):  # type: ignore[misc]  # as above
     def schema(self) -> StructType:
         request = self._request()
         if isinstance(request, LogReadRequest):
-            return read_schema(self._settings(), request)
+            return read_schema(open_log(request, self._settings), request.selection)
         return schema_of(self.opened(request).plan)
 
     def reader(self, schema: StructType) -> DataSourceReader:
         request = self._request()
         if isinstance(request, LogReadRequest):
-            return QueryLogReader(self._settings(), request, schema)
+            opened = open_log(request, self._settings)
+            return QueryLogReader(opened, request.selection, schema)
         if request.columns and tuple(schema.names) != request.columns:
             raise ReadFailed(
                 "`columns` has no effect beside a schema with other columns; omit one of the two "
@@ -179,6 +182,17 @@ def open_read(request: ReadRequest, settings_of: Callable[[], Settings]) -> Open
     settings = settings_of()
     plan = read_options.run(plan_read(settings, request))
     return OpenedRead(plan, PlatformVersions(settings))
+
+
+def open_log(request: LogReadRequest, settings_of: Callable[[], Settings]) -> OpenedLog:
+    """Plan a read of logged queries, as `open_read` does of a dataset; ReadFailed."""
+    if request.url is not None:
+        assert request.token is not None, "the options were checked"
+        api = ReadApi(request.url, request.token)
+        return OpenedLog(api.query_log(), ApiVersions(api))
+    settings = settings_of()
+    source = read_options.run(plan_log_read(settings, request))
+    return OpenedLog(source, PlatformVersions(settings))
 
 
 class FilteringDataSource(FennelDataSource):

@@ -3,6 +3,7 @@
     served = (
         spark.read.format("fennel")
         .option("query_log", "fraud")
+        .option("url", "http://fennel:7410")
         .option("token", token)
         .option("from", "2026-05-01T00:00:00Z")
         .option("until", "2026-05-02T00:00:00Z")
@@ -10,9 +11,10 @@
     )
 
 Theory. The log is its history and its topic's tail, split at one offset per partition as for a
-dataset (`datasource.py`). Its rows are independent of each other, so each file of history is a
-Spark partition of its own. Which features exist is a property of the logged queries and not of the
-branch's present version, so planning reads the types of the selected blocks: of files only the
+dataset (`datasource.py`), and read from the same places: through the API with a token, or from the
+stores with the platform's settings. Its rows are independent of each other, so each file of history
+is a Spark partition of its own. Which features exist is a property of the logged queries and not of
+the branch's present version, so planning reads the types of the selected blocks: of files only the
 footer and the small columns, not the rows. A feature that a query did not have is null in its rows.
 
 Rows that were computed from an erased key are left out (`vocab.query_log_blocks`).
@@ -20,12 +22,10 @@ Rows that were computed from an erased key are left out (`vocab.query_log_blocks
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from functools import partial
-from typing import TYPE_CHECKING, Final
+from typing import Final
 
 import polars as pl
 import pyarrow as pa
@@ -34,17 +34,16 @@ from pyspark.sql.datasource import DataSourceReader, InputPartition
 from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_schema
 from pyspark.sql.types import StructType
 
-from fennel_core.connections import erasures, postgres, s3
-from fennel_core.connections.installation import installation_of, key_prefix
+from fennel_core.connections import postgres
 from fennel_core.dataframes import read_options
-from fennel_core.history import parquet
+from fennel_core.dataframes.log_source import LogSelection, LogSource, find_log
+from fennel_core.dataframes.part_rows import VersionStore
+from fennel_core.dataframes.planning import slice_reader
 from fennel_core.history.errors import ReadFailed
-from fennel_core.history.kafka import TopicReader
-from fennel_core.history.postgres import PostgresHistoryFiles
-from fennel_core.history.store import HistoryFile
+from fennel_core.history.topic_slices import TopicSlice
 from fennel_core.settings.model import Settings
 from fennel_core.vocab import query_log_blocks
-from fennel_core.vocab.ids import MAIN_BRANCH, Micros, Offset, TopicName, TopicPartition
+from fennel_core.vocab.ids import MAIN_BRANCH
 from fennel_core.vocab.query_log_blocks import (
     BRANCH,
     COMMIT,
@@ -58,15 +57,11 @@ from fennel_core.vocab.query_log_blocks import (
     WORKFLOW,
     LogBlock,
 )
-from fennel_core.vocab.versions import decode
-
-if TYPE_CHECKING:
-    from mypy_boto3_s3 import S3Client
 
 OPTIONS: Final = (
-    *("query_log", "token", "workspace", "branch", "from", "until", "features", "env_file"),
+    *("query_log", "url", "token", "workspace", "branch", "from", "until", "features"),
+    "env_file",
 )
-TOPIC: Final = "SELECT id FROM asset WHERE workspace = %s AND kind = 'querylog' AND state = 'live'"
 OWN_COLUMNS: Final = pa.schema(
     [
         (WORKFLOW, pa.large_string()),
@@ -79,83 +74,60 @@ OWN_COLUMNS: Final = pa.schema(
     ]
 )
 """The columns before the features."""
-SELECTING: Final = [WORKFLOW, BRANCH, COMMIT, FIRST, LAST, FEATURES]
+SELECTING: Final = (WORKFLOW, BRANCH, COMMIT, FIRST, LAST, FEATURES)
 """Columns of a block that decide whether it is read, and what it has."""
 BATCH_ROWS: Final = 10_000
 
 
 @dataclass(frozen=True, slots=True)
-class LogSelection:
-    """The rows that a read selects: of a workflow (all if empty) and a branch, in [from, until)."""
+class SelectedBlocks:
+    """Selects blocks while they are read. Implements `parquet.RowFilter`."""
 
-    workflow: str
-    branch: str
-    from_us: Micros | None
-    until_us: Micros | None
-    features: tuple[str, ...]
-    """The features to read, in order; empty: all that the selected rows have."""
+    selection: LogSelection
 
-    def may_overlap(self, first_us: int, last_us: int) -> bool:
-        """Return whether a time range, including its ends, has a selected moment."""
-        return (self.until_us is None or first_us < self.until_us) and (
-            self.from_us is None or last_us >= self.from_us
-        )
+    @property
+    def names(self) -> tuple[str, ...]:
+        """See `RowFilter.names`."""
+        return WORKFLOW, BRANCH, FIRST, LAST
 
-    def of_blocks(self) -> pl.Expr:
-        """Return which blocks of a frame may have selected rows."""
-        chosen = pl.col(BRANCH) == self.branch
-        if self.workflow:
-            chosen &= pl.col(WORKFLOW) == self.workflow
-        if self.from_us is not None:
-            chosen &= pl.col(LAST).to_physical() >= self.from_us
-        if self.until_us is not None:
-            chosen &= pl.col(FIRST).to_physical() < self.until_us
-        return chosen
+    def kept(self, rows: pl.DataFrame) -> pl.DataFrame:
+        """See `RowFilter.kept`."""
+        return rows.filter(self.selection.of_blocks())
 
-    def of_rows(self) -> pl.Expr:
-        """Return which rows of such a block are selected."""
-        chosen = pl.lit(True)  # a literal column
-        if self.from_us is not None:
-            chosen &= pl.col(TIMESTAMP).to_physical() >= self.from_us
-        if self.until_us is not None:
-            chosen &= pl.col(TIMESTAMP).to_physical() < self.until_us
-        return chosen
+    def may_keep(self, group: pq.RowGroupMetaData) -> bool:  # noqa: ARG002  # as the protocol has it
+        """See `RowFilter.may_keep`: files are selected by time before."""
+        return True
 
 
 @dataclass(frozen=True, slots=True)
 class LogReadRequest:
-    """The parsed options of a read."""
+    """The parsed options of a read. `url`: as in `ReadRequest`."""
 
     selection: LogSelection
     workspace: str | None
     token: str | None
+    url: str | None = None
 
 
 @dataclass
 class QueryLogPart(InputPartition):  # type: ignore[misc]  # pyspark is not typed for strict checking
-    """A file, or the tail [tail_first, tail_end) of a partition of the topic. `root`: the prefix of
-    the files' keys.
-    """
+    """A file, or the tail of a partition of the topic."""
 
-    partition: TopicPartition
-    file: HistoryFile | None
-    tail_first: Offset
-    tail_end: Offset
-    root: str
+    piece: TopicSlice
 
 
 @dataclass(frozen=True, slots=True)
-class LogPlan:
-    """What a read reads, as of its planning."""
+class OpenedLog:
+    """What there is to read of a query log, and where it is."""
 
-    parts: tuple[QueryLogPart, ...]
-    erased: frozenset[bytes]
+    source: LogSource
+    versions: VersionStore
 
 
 def parse_log_options(options: Mapping[str, str], now: datetime) -> LogReadRequest:
     """Return the parsed options; ReadFailed if one is unknown or malformed."""
     read_options.check_known(options, OPTIONS)
-    read_options.check_workspace(options)
+    read_options.check_access(options)
     workflow = options["query_log"]
     first, end = (
         None if options.get(name) is None else read_options.moment(options, name, now)
@@ -172,77 +144,38 @@ def parse_log_options(options: Mapping[str, str], now: datetime) -> LogReadReque
         ),
         options.get("workspace") or None,
         options.get("token") or None,
+        options.get("url") or None,
     )
 
 
-async def plan_log_read(settings: Settings, request: LogReadRequest) -> LogPlan:
-    """Return the files and tails that may have selected rows; ReadFailed."""
+async def plan_log_read(settings: Settings, request: LogReadRequest) -> LogSource:
+    """Return what there is to read as of now; ReadFailed if it cannot be read."""
     async with postgres.pool(
         settings.postgres_dsn.get_secret_value(), name="fennel-read", size=1
     ) as pool:
         workspace = await read_options.workspace_of(
             pool, settings, request.workspace, request.token
         )
-        erased = frozenset(
-            query_log_blocks.subject(dataset, each.columns, key)
-            for dataset, kinds in (await erasures.read(pool, workspace)).get(workspace, {}).items()
-            for each in kinds
-            for key in each.keys
-        )
-        async with pool.connection() as connection:
-            found = await (await connection.execute(TOPIC, (workspace,))).fetchall()
-        if not found:
-            raise ReadFailed(
-                f"workspace `{workspace}` has no query log yet: query with `log=True`, and read "
-                "again some seconds later [read-query-log]"
-            )
-        topic = TopicName(str(found[0][0]))
-        bounds = await asyncio.to_thread(TopicReader(settings).bounds, [topic])
-        rows = PostgresHistoryFiles(pool)
-        root = key_prefix(settings.s3_prefix, await installation_of(pool))
-        parts: list[QueryLogPart] = []
-        for partition, bound in sorted(bounds.items()):
-            files = await rows.files(*partition, upto=bound.end)
-            covered = files[-1].next_offset if files else Offset(0)
-            parts += [
-                QueryLogPart(partition, file, Offset(0), Offset(0), root)
-                for file in files
-                if file.min_ts is not None
-                and file.max_ts is not None
-                # A block is known by its last query.
-                and request.selection.may_overlap(
-                    file.min_ts - query_log_blocks.SPAN_US, file.max_ts
-                )
-            ]
-            tail = max(covered, bound.first)
-            if tail < bound.end:
-                parts.append(QueryLogPart(partition, None, tail, bound.end, root))
-    return LogPlan(tuple(parts), erased)
+        return await find_log(pool, workspace, slice_reader(settings, pool))
 
 
-def read_schema(settings: Settings, request: LogReadRequest) -> StructType:
+def read_schema(opened: OpenedLog, selection: LogSelection) -> StructType:
     """Return the columns of a read; ReadFailed if a feature has two types in it."""
-    plan = _run(settings, request)
-    client = s3.client(settings)
-    frames = (
-        frame.filter(request.selection.of_blocks())
-        for part in plan.parts
-        for frame in _selecting_columns(settings, client, part)
-    )
     types: dict[str, tuple[pa.DataType, str]] = {}
     seen: set[tuple[bytes, str]] = set()
-    for frame in frames:
-        for features, commit in frame.select(FEATURES, COMMIT).unique().iter_rows():
-            if (features, commit) not in seen:
-                seen.add((features, commit))
-                _merge_types(types, features, commit, request.selection.features)
-    unknown = [name for name in request.selection.features if name not in types]
+    for piece in opened.source.pieces(selection):
+        for frame in opened.versions.batches(piece, SELECTING, SelectedBlocks(selection)):
+            for features, commit in frame.select(FEATURES, COMMIT).unique().iter_rows():
+                if (features, commit) not in seen:
+                    seen.add((features, commit))
+                    _merge_types(types, features, commit, selection.features)
+    unknown = [name for name in selection.features if name not in types]
     if unknown:
         raise ReadFailed(
             f"no selected row has the feature `{unknown[0]}`; the selected rows have: "
             f"{read_options.listed(types)} [read-feature]"
         )
-    names = request.selection.features or sorted(types)
+    names = selection.features or sorted(types)
     found: StructType = from_arrow_schema(
         pa.schema([*OWN_COLUMNS, *(pa.field(name, types[name][0]) for name in names)])
     )
@@ -266,22 +199,25 @@ def _merge_types(
 
 
 class QueryLogReader(DataSourceReader):  # type: ignore[misc]  # pyspark is not typed for strict checking
-    """One read: planned when it is created; `read` runs in Spark's Python workers."""
+    """One read, which is planned; `read` runs in Spark's Python workers."""
 
-    def __init__(self, settings: Settings, request: LogReadRequest, schema: StructType) -> None:
-        self._settings, self._selection, self._schema = settings, request.selection, schema
-        self._plan = _run(settings, request)
+    def __init__(self, opened: OpenedLog, selection: LogSelection, schema: StructType) -> None:
+        self._opened, self._selection, self._schema = opened, selection, schema
 
     def partitions(self) -> Sequence[InputPartition]:
-        return list(self._plan.parts)  # Spark refuses a tuple
+        pieces = self._opened.source.pieces(self._selection)
+        return [QueryLogPart(piece) for piece in pieces]  # Spark refuses a tuple
 
     def read(self, partition: InputPartition) -> Iterator[pa.RecordBatch]:
-        assert isinstance(partition, QueryLogPart), "Spark passes the partitions of this reader"
+        if not isinstance(partition, QueryLogPart):
+            return  # Spark makes a partition without a value if a read has none.
         schema = to_arrow_schema(self._schema, timezone="UTC")
-        client = s3.client(self._settings)
-        for frame in _whole_blocks(self._settings, client, partition):
-            for block in query_log_blocks.blocks_of(frame.filter(self._selection.of_blocks())):
-                table = rows_as(schema, block, self._selection, self._plan.erased)
+        erased = self._opened.source.erased
+        chosen = SelectedBlocks(self._selection)
+        batches = self._opened.versions.batches(partition.piece, query_log_blocks.COLUMNS, chosen)
+        for frame in batches:
+            for block in query_log_blocks.blocks_of(frame):
+                table = rows_as(schema, block, self._selection, erased)
                 yield from table.to_batches(max_chunksize=BATCH_ROWS)
 
 
@@ -304,54 +240,3 @@ def rows_as(
         for field in schema
     ]
     return pa.table(columns, schema=schema)
-
-
-def _selecting_columns(
-    settings: Settings, client: S3Client, part: QueryLogPart
-) -> Iterable[pl.DataFrame]:
-    """Yield the blocks of a partition without their rows."""
-    if part.file is None:
-        return (frame.select(SELECTING) for frame in _tail(settings, part))
-    key = part.root + part.file.object_key
-    opened = partial(s3.RangedObject, client, settings.s3_bucket, key, part.file.size_bytes)
-    return _file_columns(opened(), key, settings.s3_bucket)
-
-
-def _file_columns(source: s3.RangedObject, key: str, bucket: str) -> Iterator[pl.DataFrame]:
-    try:
-        table = pq.ParquetFile(source).read(columns=SELECTING)
-    except FileNotFoundError as gone:
-        raise _missing(key, bucket) from gone
-    frame = pl.from_arrow(table)
-    assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
-    yield frame
-
-
-def _whole_blocks(
-    settings: Settings, client: S3Client, part: QueryLogPart
-) -> Iterator[pl.DataFrame]:
-    """Yield the blocks of a partition."""
-    if part.file is None:
-        yield from _tail(settings, part)
-        return
-    key = part.root + part.file.object_key
-    body = s3.get(client, settings.s3_bucket, key)
-    if body is None:
-        raise _missing(key, settings.s3_bucket)
-    yield parquet.decode_file(body)
-
-
-def _tail(settings: Settings, part: QueryLogPart) -> Iterator[pl.DataFrame]:
-    for message in TopicReader(settings).tail(part.partition, part.tail_first, part.tail_end):
-        yield decode(message.value)
-
-
-def _missing(key: str, bucket: str) -> ReadFailed:
-    return ReadFailed(
-        f"object {key} is missing from bucket `{bucket}`; restore it from a backup of the bucket, "
-        "or read a younger time if it has expired [read-object]"
-    )
-
-
-def _run(settings: Settings, request: LogReadRequest) -> LogPlan:
-    return read_options.run(plan_log_read(settings, request))

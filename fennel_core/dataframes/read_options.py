@@ -41,6 +41,21 @@ def check_workspace(options: Mapping[str, str]) -> None:
         )
 
 
+def check_access(options: Mapping[str, str]) -> None:
+    """Raise ReadFailed if the options do not say who reads, and where, exactly once."""
+    if not options.get("url"):
+        check_workspace(options)
+        return
+    if not options.get("token"):
+        raise ReadFailed('no token: add .option("token", "<your token>") to `url` [read-option]')
+    for name in ("workspace", "env_file"):
+        if options.get(name):
+            raise ReadFailed(
+                f"`{name}` has no effect beside `url`: the token selects the workspace, and no "
+                "settings are read; omit one of the two [read-option]"
+            )
+
+
 def moment(options: Mapping[str, str], name: str, default: datetime) -> Micros:
     """Return the time in the option `name`: UTC unless it contains an offset. ReadFailed."""
     text = options.get(name)

@@ -62,7 +62,7 @@ def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
             'no dataset: add .option("dataset", "<name>"), or .option("query_log", "<workflow>") '
             "[read-option]"
         )
-    _check_access(options)
+    read_options.check_access(options)
     mode = _mode(options)
     return ReadRequest(
         DatasetName(options["dataset"]),
@@ -75,20 +75,6 @@ def parse_options(options: Mapping[str, str], now: datetime) -> ReadRequest:
         _part_rows(options),
         options.get("url") or None,
     )
-
-
-def _check_access(options: Mapping[str, str]) -> None:
-    if not options.get("url"):
-        read_options.check_workspace(options)
-        return
-    if not options.get("token"):
-        raise ReadFailed('no token: add .option("token", "<your token>") to `url` [read-option]')
-    for name in ("workspace", "env_file"):
-        if options.get(name):
-            raise ReadFailed(
-                f"`{name}` has no effect beside `url`: the token selects the workspace, and no "
-                "settings are read; omit one of the two [read-option]"
-            )
 
 
 def _mode(options: Mapping[str, str]) -> Mode:

@@ -1,9 +1,10 @@
-"""Serve reads of datasets to programs that have a token and no keys of the stores.
+"""Serve reads of datasets and query logs to programs that have a token and no keys of the stores.
 
 Theory. A read is planned here, with the stores at hand; its plan names files and offsets. The
 program then asks for ranges of these files and for records of the tail, and computes rows itself:
 what is selected, decoded and aggregated costs its processors, not those of this server. A request
-names a topic, and is refused unless it is the content of a dataset of the token's workspace.
+names a topic, and is refused unless it is the content of a dataset of the token's workspace, or its
+query log.
 
 Reads of Kafka have threads of their own, because the others of this process run commits. One
 workspace cannot take them all, and no read waits for records that are not there: a range is cut at
@@ -30,7 +31,8 @@ from fennel_core.dataframes.api_errors import (
     ReadRefused,
     TopicUnknown,
 )
-from fennel_core.dataframes.api_messages import TailPage, encode_page, encode_source
+from fennel_core.dataframes.api_messages import TailPage, encode_log, encode_page, encode_source
+from fennel_core.dataframes.log_source import find_log
 from fennel_core.dataframes.planning import (
     AskedDataset,
     SliceReader,
@@ -53,7 +55,8 @@ WORKSPACE_READS: Final = 3
 """As many of them are of one workspace at most."""
 CONTENT: Final = """
     SELECT FROM asset
-    WHERE id = %s AND workspace = %s AND kind = 'topic' AND state NOT IN ('condemned', 'deleted')
+    WHERE id = %s AND workspace = %s AND kind IN ('topic', 'querylog')
+      AND state NOT IN ('condemned', 'deleted')
 """
 _KEY: Final = re.compile(r"history/([^/]+)/\d+/[^/]+")
 
@@ -112,6 +115,14 @@ class DataframeReads:
         async with self._entered(asked.workspace):
             try:
                 return encode_source(await find_source(self.pool, asked, self.stores.slices_of))
+            except ReadFailed as refused:
+                raise ReadRefused(str(refused)) from refused
+
+    async def query_log(self, workspace: WorkspaceId) -> bytes:
+        """Return what there is to read of the query log of a workspace; raises ReadRefused."""
+        async with self._entered(workspace):
+            try:
+                return encode_log(await find_log(self.pool, workspace, self.stores.slices_of))
             except ReadFailed as refused:
                 raise ReadRefused(str(refused)) from refused
 

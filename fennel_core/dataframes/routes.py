@@ -1,4 +1,4 @@
-"""`/dataframes`: datasets for readers that have a token and no keys of the stores."""
+"""`/dataframes`: datasets and query logs for readers with a token and no keys of the stores."""
 
 from __future__ import annotations
 
@@ -65,6 +65,12 @@ async def source(request: Request, state: State, principal: Reader, reads: Reads
         principal.workspace, principal.branch, DatasetName(dataset), Mode(str(mode))
     )
     return Response(await reads.source(asked), media_type=MSGPACK)
+
+
+@router.get("/query_log")
+async def query_log(principal: Reader, reads: Reads) -> Response:
+    """Return what there is to read of the workspace's query log as of now."""
+    return Response(await reads.query_log(principal.workspace), media_type=MSGPACK)
 
 
 @router.get("/file")

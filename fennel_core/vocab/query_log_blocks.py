@@ -77,6 +77,8 @@ _FRAME: Final[dict[str, pl.DataType]] = {
     FEATURES: pl.Binary(),
     BODY: pl.Binary(),
 }
+COLUMNS: Final = tuple(_FRAME)
+"""The columns of a block."""
 _INDEX: Final = "__index"
 _msgpack = msgspec.msgpack.Encoder().encode
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import pickle
 import threading
 from collections.abc import AsyncIterator, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, cast
 
@@ -26,24 +27,31 @@ from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.dataframes import planning, read_service
 from fennel_core.dataframes.api_messages import decode_page
 from fennel_core.dataframes.api_versions import ApiVersions, ReadApi
+from fennel_core.dataframes.datasource import open_log
 from fennel_core.dataframes.part_rows import VersionStore, rows_of_part
 from fennel_core.dataframes.parts import TopicInput, parts_of
 from fennel_core.dataframes.planning import ReadPlan, read_of
+from fennel_core.dataframes.query_log import QueryLogReader, parse_log_options, read_schema
 from fennel_core.dataframes.read_request import parse_options
 from fennel_core.dataframes.read_service import DataframeReads, ReadStores
 from fennel_core.dataframes.routes import router
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
+from fennel_core.history import parquet
 from fennel_core.history.conditions import Conditions
 from fennel_core.history.errors import ReadFailed
 from fennel_core.history.file_slices import TopicRecord
+from fennel_core.history.roll import TopicLayout
+from fennel_core.history.store import HistoryFile
 from fennel_core.history.topic_slices import TopicSlice
 from fennel_core.settings.model import Settings
 from fennel_core.telemetry.health import HealthEndpoint
+from fennel_core.vocab import query_log_blocks
 from fennel_core.vocab.ids import (
     DatasetName,
     JobId,
+    Micros,
     Offset,
     PartitionIndex,
     TopicName,
@@ -51,6 +59,7 @@ from fennel_core.vocab.ids import (
     WorkspaceId,
 )
 from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.query_log_blocks import LogBlock
 from tests.laws.dataframes.page_source import ORDER_ROWS, ORDERS, SPEND, USER_ROWS, USERS
 from tests.laws.dataframes.stores import MemoryVersions, topic_of
 from tests.support.histories import History
@@ -59,6 +68,7 @@ from tests.support.ports import free_port
 
 SHOP = WorkspaceId("shop")
 USER_TOPIC, ORDER_TOPIC = TopicName("shop.topic.user.1"), TopicName("shop.topic.orders.1")
+LOG_TOPIC = TopicName("shop.querylog.log.1")
 JOB = JobId("shop.job.spend.1")
 NOW = datetime(2026, 3, 5, tzinfo=UTC)
 
@@ -200,7 +210,7 @@ def rows(plan: ReadPlan, versions: VersionStore) -> list[str]:
 
 async def over_api(url: str, options: Mapping[str, str]) -> list[str]:
     """Read as the data source does, in a thread: the API is served by this loop."""
-    request = parse_options({"url": url, "token": "reader", **options}, NOW)
+    request = parse_options({"url": url, "token": "reader", **(options or {})}, NOW)
     assert request.url is not None
     assert request.token is not None
     api = ReadApi(request.url, request.token)
@@ -356,6 +366,87 @@ async def test_definitions_are_decoded_beside_the_event_loop(
     assert await over_api(url, {"dataset": "User"})
     assert threads
     assert threading.get_ident() not in threads
+
+
+def log_block(hour: int, *, erasable: int) -> LogBlock:
+    """Return a block with the one row of a query at an hour, which looked up the key `erasable`."""
+    subject = query_log_blocks.subject(DatasetName("User"), ("user_id",), user_key(erasable))
+    frame = pl.DataFrame(
+        {
+            "request_id": [f"r{hour}"],
+            "row": [0],
+            "timestamp": [NOW + timedelta(hours=hour)],
+            "__row_subjects": [[subject]],
+            "__request_subjects": [[]],
+        },
+        schema=query_log_blocks.ROW_COLUMNS,
+    ).with_columns(pl.Series("F.hour", [hour], dtype=pl.Int64))
+    return query_log_blocks.block_of(
+        frame, workflow="fraud", branch="main", commit="c1", sampling_rate=1.0
+    )
+
+
+def user_key(user: int) -> bytes:
+    (key,) = key_bytes(pl.DataFrame({"user_id": [user]}), ("user_id",))
+    return key
+
+
+async def add_log(connections: Pool, topics: MemoryTopics) -> None:
+    """Add a query log: the queries of hours 0 and 1 are in a file of history, 2 in the tail."""
+    messages = [query_log_blocks.encode([log_block(hour, erasable=hour + 1)]) for hour in range(3)]
+    key, part = f"history/{LOG_TOPIC}/0/0-0", PartitionIndex(0)
+    body = parquet.encode_file(
+        parquet.file_frame([(Offset(at), value) for at, value in enumerate(messages[:2])], ())
+    )
+    await topics.files.put(key, body)
+    times = (Micros(int((NOW + timedelta(hours=n)).timestamp()) * 1_000_000) for n in range(2))
+    file = HistoryFile(LOG_TOPIC, part, Offset(0), Offset(2), key, 2, len(body), *times)
+    whole = TopicSlice((LOG_TOPIC, part), (file,), Offset(2), Offset(3), "")
+    topics.inputs[LOG_TOPIC] = TopicInput((whole,), TopicLayout((), "last"))
+    topics.versions[LOG_TOPIC] = MemoryVersions(messages={(LOG_TOPIC, part): messages})
+    async with connections.connection() as connection:
+        await connection.execute(
+            "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title,"
+            " blueprint) VALUES (%s, 'shop', 'querylog', 'q', 1, 'live', '', '')",
+            (LOG_TOPIC,),
+        )
+
+
+def logged(url: str, options: Mapping[str, str] | None = None) -> list[tuple[str, int]]:
+    """Return request ids and features of logged queries, as the data source reads them."""
+    request = parse_log_options(
+        {"query_log": "fraud", "url": url, "token": "reader", **(options or {})}, NOW
+    )
+
+    def no_settings() -> Settings:
+        raise AssertionError("a reader with a token has no settings")
+
+    opened = open_log(request, no_settings)
+    planned = QueryLogReader(opened, request.selection, read_schema(opened, request.selection))
+    # Spark sends the reader and its partitions to other processes.
+    sent = pickle.dumps((planned, planned.partitions()))
+    reader, parts = pickle.loads(sent)  # noqa: S301  # made here
+    batches = (batch for part in parts for batch in reader.read(part))
+    found = pl.concat(pl.DataFrame(pl.from_arrow(batch)) for batch in batches)
+    return list(found.select("request_id", "F.hour").rows())
+
+
+async def test_a_token_reads_logged_queries_of_its_workspace(
+    url: str, topics: MemoryTopics, connections: Pool
+) -> None:
+    with pytest.raises(ReadFailed, match=r"has no query log yet.*\[read-query-log\]"):
+        await asyncio.to_thread(logged, url)
+    await add_log(connections, topics)
+    assert await asyncio.to_thread(logged, url) == [("r0", 0), ("r1", 1), ("r2", 2)]
+    late = (NOW + timedelta(hours=1)).isoformat()
+    assert await asyncio.to_thread(logged, url, {"from": late}) == [("r1", 1), ("r2", 2)]
+    await erasures.add(connections, SHOP, DatasetName("User"), ["user_id"], [user_key(2)])
+    assert await asyncio.to_thread(logged, url) == [("r0", 0), ("r2", 2)]
+    with pytest.raises(ReadFailed, match="workspace `other` has no query log yet"):
+        await asyncio.to_thread(logged, url, {"token": "stranger"})
+    asked: dict[str, str | int] = {"topic": LOG_TOPIC, "partition": 0, "first": 0, "end": 1}
+    with pytest.raises(ReadFailed, match="not the content of a dataset of this workspace"):
+        await asyncio.to_thread(ReadApi(url, "stranger").call, "GET", "/tail", asked)
 
 
 UNREADABLE: list[tuple[dict[str, str], str]] = [

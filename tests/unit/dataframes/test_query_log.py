@@ -8,9 +8,9 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
+from fennel_core.dataframes.log_source import LogSelection
 from fennel_core.dataframes.query_log import (
     OWN_COLUMNS,
-    LogSelection,
     parse_log_options,
     rows_as,
 )
@@ -128,6 +128,8 @@ def test_options_are_parsed() -> None:
     [
         ({"query_log": "x", "token": "t", "as_of": "2026-01-01"}, "[read-option]"),
         ({"query_log": "x"}, "[read-option]"),
+        ({"query_log": "x", "url": "http://f:1"}, "[read-option]"),
+        ({"query_log": "x", "url": "http://f:1", "token": "t", "workspace": "w"}, "[read-option]"),
         ({"query_log": "x", "token": "t", "until": "tomorrow"}, "[read-until]"),
     ],
 )
