@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, TypeVar
 
 import polars as pl
 
@@ -35,6 +35,8 @@ CHUNK_BYTES: Final = 4 << 20
 """Outputs or state per chunk: one Kafka transaction and one write batch."""
 LAST_KEY: Final = b"\xff" * 8
 _PAGE: Final = 4096
+F = TypeVar("F")
+"""A file, as the caller names it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,13 +57,13 @@ def compute(
     job: Job,
     part: PartitionIndex,
     share: Share,
-    files: Sequence[Sequence[str]],
-    fetch: Callable[[str], pl.DataFrame],
+    files: Sequence[Sequence[F]],
+    fetch: Callable[[F], pl.DataFrame],
     scratch: Hangar,
 ) -> Iterator[Chunk]:
     """Yield the chunks of a share.
 
-    `files[i]`: the keys of input i's files in order of offsets. `fetch` reads one file. `scratch`:
+    `files[i]`: input i's files in order of offsets. `fetch` reads one file. `scratch`:
     an empty store.
     """
     step = build(job.step)
@@ -83,7 +85,7 @@ def compute(
 
 
 def _batches(
-    job: Job, share: Share, files: Sequence[str], fetch: Callable[[str], pl.DataFrame]
+    job: Job, share: Share, files: Sequence[F], fetch: Callable[[F], pl.DataFrame]
 ) -> Iterator[pl.DataFrame]:
     stateless = isinstance(job.step, MapSpec)
     first, stop = share.groups()
@@ -93,8 +95,8 @@ def _batches(
             * len(files)
             // share.shares
         ]
-    for key in files:
-        rows = fetch(key)
+    for file in files:
+        rows = fetch(file)
         if not stateless and share.shares > 1:
             rows = rows.filter(pl.col(GROUP).is_between(first, stop, closed="left"))
         yield from (

@@ -15,7 +15,7 @@ import uuid
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Final
 
 import structlog
 from py4j.protocol import Py4JError
@@ -38,11 +38,12 @@ from fennel_core.engine.backfill.manifest import (
     encode_chunk,
     encode_manifest,
 )
+from fennel_core.engine.backfill.planned_files import PlannedFiles
 from fennel_core.engine.backfill.queue import CHANNEL, CLAIM_SECONDS, BackfillQueue
 from fennel_core.engine.state_progress import STATE_FORMAT
 from fennel_core.hangar.rocks import RocksHangar
-from fennel_core.history.parquet import decode_file
 from fennel_core.history.postgres import PostgresHistoryFiles
+from fennel_core.history.store import HistoryFile
 from fennel_core.operators.spec import step_version
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import JobId, JobPartition, PartitionIndex
@@ -62,8 +63,8 @@ class BackfillTask:
     spec: bytes
     part: int
     share: Share
-    files: tuple[tuple[str, ...], ...]
-    """Per input: keys of its files in order of offsets."""
+    files: tuple[tuple[HistoryFile, ...], ...]
+    """Per input: its files in order of offsets, as they were planned."""
     prefix: str
     root: str
     """Prefix of the installation's keys, which files and `prefix` do not contain."""
@@ -137,7 +138,7 @@ class BackfillDriver:
         prefix = attempt_prefix(job.id, part, uuid.uuid4().hex)
         root = await self._objects.root()
         shares = max(1, self._settings.engine_spare_slots // job.partitions)
-        files = tuple(tuple(file.object_key for file in files if file.row_count) for files in found)
+        files = tuple(tuple(file for file in files if file.row_count) for files in found)
         tasks = [
             BackfillTask(stored, part, Share(number, shares), files, f"{prefix}/{number}", root)
             for number in range(shares)
@@ -203,17 +204,15 @@ def stage(settings: Settings, task: BackfillTask) -> Iterator[tuple[str, str]]:
     client = s3.client(settings)
     scratch = Path(tempfile.mkdtemp(prefix="backfill-", dir=settings.data_dir))
 
-    def fetch(key: str) -> Any:
-        body = s3.get(client, settings.s3_bucket, task.root + key)
-        if body is None:
-            raise FileNotFoundError(f"history file {key} is missing from the bucket")
-        return decode_file(body)
-
+    planned = PlannedFiles(
+        lambda key: s3.get(client, settings.s3_bucket, task.root + key),
+        lambda file: asyncio.run(_files_now(settings, file)),
+    )
     hangar = RocksHangar(scratch / "state", Cache(SCRATCH_CACHE_BYTES))
     try:
         job = stored_names.loads(task.spec, Job)
         for number, chunk in enumerate(
-            compute(job, PartitionIndex(task.part), task.share, task.files, fetch, hangar)
+            compute(job, PartitionIndex(task.part), task.share, task.files, planned.rows, hangar)
         ):
             body, key = encode_chunk(chunk.outgoing, chunk.puts), f"{task.prefix}-{number}"
             s3.put_new(client, settings.s3_bucket, task.root + key, body)
@@ -221,3 +220,10 @@ def stage(settings: Settings, task: BackfillTask) -> Iterator[tuple[str, str]]:
     finally:
         hangar.close()
         shutil.rmtree(scratch, ignore_errors=True)
+
+
+async def _files_now(settings: Settings, planned: HistoryFile) -> tuple[HistoryFile, ...]:
+    """Return the files of the partition of a planned one as of now."""
+    dsn = settings.postgres_dsn.get_secret_value()
+    async with postgres.pool(dsn, name="backfill-files", size=1) as pool:
+        return await PostgresHistoryFiles(pool).files(planned.topic, planned.part)
