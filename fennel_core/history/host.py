@@ -61,6 +61,11 @@ ROWS = metrics.gauge("fennel_history_rows", "Rows in history.", GROUP)
 LAG = metrics.gauge(
     "fennel_history_lag_records", "Messages of topics that are not in history yet.", GROUP
 )
+LOST = metrics.gauge(
+    "fennel_history_lost_records",
+    "Messages of topics that Kafka deleted before they were in history.",
+    GROUP,
+)
 WAITING = metrics.gauge(
     "fennel_history_waiting_seconds",
     "For how long the partition that waits longest has not got into history.",
@@ -101,13 +106,14 @@ class _State:
         self._topics = topics
         groups = count_groups(topics)
         for group in self._groups - groups.keys():
-            for gauge in (FILES, ROWS, LAG, WAITING):
+            for gauge in (FILES, ROWS, LAG, LOST, WAITING):
                 gauge.remove(group.workspace, group.kind)
         for group, counts in groups.items():
             labels = (group.workspace, group.kind)
             FILES.labels(*labels).set(counts.totals.files)
             ROWS.labels(*labels).set(counts.totals.rows)
             LAG.labels(*labels).set(counts.lag_records)
+            LOST.labels(*labels).set(counts.totals.lost_records)
             WAITING.labels(*labels).set(counts.waiting_s)
         self._groups = frozenset(groups)
         LATE.set(sum(counts.late for counts in topics.values()))

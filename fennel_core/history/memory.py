@@ -26,11 +26,13 @@ class MemoryHistoryFiles:
         self._now = now
         self._rows: dict[TopicPartition, list[HistoryFile]] = {}
         self._retired: dict[str, tuple[HistoryFile, datetime]] = {}
+        self._skipped: dict[TopicPartition, list[tuple[Offset, Offset]]] = {}
+        """What was lost before history had it: first and following offsets, in order."""
 
     async def ends(self, topics: Collection[TopicName]) -> Mapping[TopicPartition, Offset]:
         return {
-            partition: rows[-1].next_offset
-            for partition, rows in self._rows.items()
+            partition: self._end(partition)
+            for partition in self._rows.keys() | self._skipped.keys()
             if partition[0] in topics
         }
 
@@ -50,10 +52,26 @@ class MemoryHistoryFiles:
         taken = any(
             row.object_key == file.object_key for others in self._rows.values() for row in others
         )
-        if taken or file.first_offset != (rows[-1].next_offset if rows else 0):
+        if taken or file.first_offset != self._end((file.topic, file.part)):
             return False
         self._rows[file.topic, file.part] = [*rows, file]
         return True
+
+    async def skip(
+        self, topic: TopicName, part: PartitionIndex, first: Offset, following: Offset
+    ) -> bool:
+        assert first < following, "what is skipped has records"
+        if first != self._end((topic, part)):
+            return False
+        self._skipped.setdefault((topic, part), []).append((first, following))
+        return True
+
+    def _end(self, partition: TopicPartition) -> Offset:
+        rows = self._rows.get(partition, [])
+        skipped = self._skipped.get(partition, [])
+        return max(
+            rows[-1].next_offset if rows else Offset(0), skipped[-1][1] if skipped else Offset(0)
+        )
 
     async def partitions(self, least_files: int) -> list[TopicPartition]:
         return sorted(at for at, rows in self._rows.items() if len(rows) >= least_files)
@@ -120,12 +138,19 @@ class MemoryHistoryFiles:
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         files = [file for rows in self._rows.values() for file in rows]
-        by_topic = {
-            topic: [file for file in files if file.topic == topic] for topic, _ in self._rows
-        }
+        topics = {topic for topic, _ in self._rows.keys() | self._skipped.keys()}
+        by_topic = {topic: [file for file in files if file.topic == topic] for topic in topics}
         return {
             topic: HistoryTotals(
-                len(of), sum(f.row_count for f in of), sum(f.size_bytes for f in of)
+                len(of),
+                sum(f.row_count for f in of),
+                sum(f.size_bytes for f in of),
+                sum(
+                    following - first
+                    for (name, _), ranges in self._skipped.items()
+                    for first, following in ranges
+                    if name == topic
+                ),
             )
             for topic, of in by_topic.items()
         }
@@ -144,6 +169,7 @@ class MemoryHistoryFiles:
             partition: rows for partition, rows in self._rows.items() if partition[0] not in topics
         }
         self._retired = {key: of for key, of in self._retired.items() if of[0].topic not in topics}
+        self._skipped = {at: of for at, of in self._skipped.items() if at[0] not in topics}
 
 
 def _range(file: HistoryFile) -> tuple[Offset, Offset]:

@@ -1,4 +1,4 @@
-"""The index of history in Postgres (migrations 0006, 0015 and 0018).
+"""The index of history in Postgres (migrations 0006, 0015, 0018 and 0019).
 
 Theory. Every change of a partition's files changes the partition's own row in the same transaction,
 and locks that row first. So changes of a partition happen one after the other, by all processes,
@@ -52,6 +52,20 @@ ADD: Final = f"""
     INSERT INTO history_file ({COLUMNS})
     SELECT {VALUES} FROM (TABLE begun UNION ALL TABLE moved) AS changed RETURNING true
 """  # noqa: S608  # a constant
+SKIP: Final = """
+    WITH begun AS (
+        INSERT INTO history_partition
+            (topic, part, next_offset, files, row_count, size_bytes, lost_offsets)
+        SELECT %(topic)s, %(part)s, %(following)s, 0, 0, 0, %(following)s WHERE %(first)s = 0
+        ON CONFLICT DO NOTHING RETURNING true
+    ), moved AS (
+        UPDATE history_partition SET next_offset = %(following)s,
+            lost_offsets = lost_offsets + %(following)s - %(first)s
+        WHERE topic = %(topic)s AND part = %(part)s AND next_offset = %(first)s
+        RETURNING true
+    )
+    SELECT true FROM (TABLE begun UNION ALL TABLE moved) AS changed
+"""
 ALREADY_ADDED: Final = """
     SELECT true FROM history_file
     WHERE topic = %(topic)s AND part = %(part)s AND first_offset = %(first_offset)s
@@ -131,7 +145,8 @@ REMOVE: Final = (
     "DELETE FROM history_retired WHERE topic = ANY(%s)",
 )
 TOTALS: Final = """
-    SELECT topic, sum(files), sum(row_count), sum(size_bytes) FROM history_partition GROUP BY topic
+    SELECT topic, sum(files), sum(row_count), sum(size_bytes), sum(lost_offsets)
+    FROM history_partition GROUP BY topic
 """
 
 
@@ -158,6 +173,13 @@ class PostgresHistoryFiles:
                 cursor = await connection.execute(ALREADY_ADDED, asdict(file))
                 added = await cursor.fetchone()
         return added is not None
+
+    async def skip(
+        self, topic: TopicName, part: PartitionIndex, first: Offset, following: Offset
+    ) -> bool:
+        assert first < following, "what is skipped has records"
+        at = {"topic": topic, "part": part, "first": first, "following": following}
+        return bool(await self._rows(SKIP, at))
 
     async def partitions(self, least_files: int) -> list[TopicPartition]:
         rows = await self._rows(PARTITIONS, (least_files,))
@@ -211,8 +233,8 @@ class PostgresHistoryFiles:
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         return {
-            TopicName(topic): HistoryTotals(int(files), int(count), int(size))
-            for topic, files, count, size in await self._rows(TOTALS)
+            TopicName(topic): HistoryTotals(int(files), int(count), int(size), int(lost))
+            for topic, files, count, size, lost in await self._rows(TOTALS)
         }
 
     async def remove_before(

@@ -2,7 +2,9 @@
 
 Theory. A file on S3 counts only when its row exists, and a row is added only at the end of the rows
 so far. So the rows of one (topic, part) are contiguous and disjoint, whichever process writes them
-and however often; they begin at offset 0, or later where the oldest were pruned. A writer that was
+and however often; they begin at offset 0, or later where the oldest were pruned. Where records were
+deleted before history had them, the next file begins behind them, so files show for ever what they
+lack. A writer that was
 killed between upload and row, or that lost a race to another writer, leaves an orphaned object and
 nothing else. Records behind the last row are the topic's tail.
 
@@ -17,6 +19,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
+from itertools import pairwise
 from typing import Protocol
 
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
@@ -69,11 +72,22 @@ def require_replaceable(old: Sequence[HistoryFile], new: HistoryFile) -> None:
 
 @dataclass(frozen=True, slots=True)
 class HistoryTotals:
-    """What history holds of one topic."""
+    """What history holds of one topic. `lost_records`: offsets that were deleted before history had
+    them.
+    """
 
     files: int
     rows: int
     size_bytes: int
+    lost_records: int = 0
+
+
+def first_gap(files: Sequence[HistoryFile]) -> tuple[Offset, Offset] | None:
+    """Return the first offsets between files of a partition, in order, that no file has."""
+    for before, after in pairwise(files):
+        if before.next_offset < after.first_offset:
+            return before.next_offset, after.first_offset
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,6 +130,16 @@ class HistoryFiles(Protocol):
 
         Returns False, and changes nothing, if it begins elsewhere. Returns True for a file that has
         been added already, so that a call with a lost response can be repeated.
+        """
+        ...
+
+    async def skip(
+        self, topic: TopicName, part: PartitionIndex, first: Offset, following: Offset
+    ) -> bool:
+        """Record that the records [first, following) were deleted before history had them.
+
+        The next file begins at `following`. Returns False, and changes nothing, if the rows of the
+        partition end elsewhere than at `first`.
         """
         ...
 

@@ -28,7 +28,7 @@ from fennel_core.history.errors import ReadFailed
 from fennel_core.history.kafka import TopicReader
 from fennel_core.history.parquet import RowFilter
 from fennel_core.history.postgres import PostgresHistoryFiles
-from fennel_core.history.store import HistoryFile
+from fennel_core.history.store import HistoryFile, first_gap
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Micros, Offset, TopicName, TopicPartition
 from fennel_core.vocab.versions import decode
@@ -58,9 +58,12 @@ class TopicSlice:
         return self.files[0].first_offset if self.files else self.tail_first
 
     @property
-    def has_gap(self) -> bool:
-        """Whether records behind the files were deleted before they were in history."""
-        return bool(self.files) and self.files[-1].next_offset < self.tail_first
+    def gap(self) -> tuple[Offset, Offset] | None:
+        """The first offsets behind a file that were deleted before they were in history."""
+        if found := first_gap(self.files):
+            return found
+        behind = bool(self.files) and self.files[-1].next_offset < self.tail_first
+        return (self.files[-1].next_offset, self.tail_first) if behind else None
 
     @property
     def removed_rows(self) -> int:

@@ -150,7 +150,6 @@ class HistoryWriter:
     ) -> None:
         ends = await self.files.ends(list(layouts))
         bounds = await asyncio.to_thread(self.bounds, list(layouts))
-        self._totals = await self.files.totals()
         self._topics = frozenset(layouts)
         known = {topic for topic, _ in bounds}
         self._unknown = {
@@ -163,17 +162,23 @@ class HistoryWriter:
         for partition, bound in bounds.items():
             end = ends.get(partition, Offset(0))
             if bound.first > end and self._covered.get(partition, end) < bound.first:
-                log.error(
-                    "records were deleted before history had them",
-                    topic=partition[0],
-                    part=partition[1],
-                    first=end,
-                    next=bound.first,
-                )
+                await self._skip(partition, end, bound.first)
             starts[partition] = max(end, bound.first, self._covered.get(partition, end))
+        self._totals = await self.files.totals()
         self._behind = backlogs(
             starts,
             {partition: bound.end for partition, bound in bounds.items()},
             self._behind,
             now_s,
         )
+
+    async def _skip(self, partition: TopicPartition, first: Offset, following: Offset) -> None:
+        """Record that records are lost, before a file is made of those behind them."""
+        if await self.files.skip(*partition, first, following):
+            log.error(
+                "records were deleted before history had them",
+                topic=partition[0],
+                part=partition[1],
+                first=first,
+                next=following,
+            )

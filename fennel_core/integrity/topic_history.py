@@ -39,10 +39,10 @@ def cut(whole: TopicSlice, end: Offset, max_bytes: int) -> TopicSlice:
 
     Raises RowsUnreadable if records were deleted, or if its files have more than `max_bytes`.
     """
-    if whole.begins > 0 or whole.has_gap:
+    if whole.begins > 0 or whole.gap is not None:
+        lost = whole.begins if whole.gap is None else whole.gap[1]
         raise RowsUnreadable(
-            f"records below offset {max(whole.begins, whole.tail_first)} are deleted, so nothing "
-            "can be recomputed"
+            f"records below offset {lost} are deleted, so nothing can be recomputed"
         )
     files = tuple(file for file in whole.files if file.first_offset < end)
     if (size := sum(file.size_bytes for file in files)) > max_bytes:

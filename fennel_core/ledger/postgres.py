@@ -159,7 +159,8 @@ UNACCOUNTED = """
       AND NOT EXISTS (SELECT 1 FROM asset a WHERE a.id = w.id AND a.state <> 'deleted')
 """
 HISTORY_RANGES = """
-    SELECT topic, part, min(first_offset), max(next_offset), sum(removed_rows)::bigint
+    SELECT topic, part, min(first_offset), max(next_offset), sum(removed_rows)::bigint,
+        (max(next_offset) - min(first_offset) - sum(next_offset - first_offset))::bigint
     FROM history_file
     WHERE topic = ANY(%s::text[]) GROUP BY topic, part
 """

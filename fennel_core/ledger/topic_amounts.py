@@ -36,7 +36,7 @@ def unreadable_messages(
     lost: dict[AssetId, int] = {}
     for (topic, part), start in starts.items():
         held = kept.get((topic, part))
-        readable = 0 if held is None else max(0, min(held.next, start) - held.first)
+        readable = 0 if held is None else max(0, min(held.next, start) - held.first - held.lost)
         lost[AssetId(topic)] = lost.get(AssetId(topic), 0) + start - readable
     return lost
 

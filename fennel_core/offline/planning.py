@@ -104,11 +104,12 @@ def _check_complete(topic: TopicName, parts: tuple[TopicSlice, ...]) -> None:
     if not parts:
         raise HistoryIncomplete(f"topic `{topic}` does not exist on the broker; restore the topic")
     for part in parts:
-        if part.has_gap:
+        if part.gap is not None:
+            first, following = part.gap
             raise HistoryIncomplete(
                 f"records of `{topic}`, partition {part.partition[1]}, from offset "
-                f"{part.files[-1].next_offset} to {part.tail_first} were deleted before they were "
-                "in history. Keep FENNEL_HISTORY_BEFORE_DELETION on, and log those rows again"
+                f"{first} to {following} were deleted before they were in history. Keep "
+                "FENNEL_HISTORY_BEFORE_DELETION on, and log those rows again"
             )
 
 

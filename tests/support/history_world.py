@@ -50,6 +50,8 @@ class MemoryLog:
 
     records: dict[TopicPartition, list[bytes | None]] = field(default_factory=dict)
     written: int = 0
+    first: dict[TopicPartition, Offset] = field(default_factory=dict)
+    """The first offsets of the partitions whose oldest records were deleted."""
 
     def append(self, part: int, sizes: Sequence[int | None]) -> None:
         """Append records of these numbers of rows; None: a record without data."""
@@ -58,9 +60,13 @@ class MemoryLog:
             here.append(None if size is None else batch(self.written, size))
             self.written += size or 0
 
+    def delete_before(self, part: int, offset: int) -> None:
+        """Delete the oldest records of a partition."""
+        self.first[TOPIC, PartitionIndex(part)] = Offset(offset)
+
     def bounds(self, topics: Sequence[TopicName]) -> dict[TopicPartition, LogBounds]:
         return {
-            partition: LogBounds(Offset(0), Offset(len(here)))
+            partition: LogBounds(self.first.get(partition, Offset(0)), Offset(len(here)))
             for partition, here in self.records.items()
             if partition[0] in topics
         }

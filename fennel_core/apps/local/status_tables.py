@@ -265,6 +265,14 @@ def print_history(topics: Mapping[str, AlarmRow] | None) -> None:
     for name, sums in sorted(rows.items()):
         table.add_row(name, *(str(sums[each]) for each in HISTORY))
     console.print(table if rows else "History: there is no dataset with a topic.")
+    lost = {topic: counts.get("lost_records", 0) for topic, counts in topics.items()}
+    if lacking := sorted(topic for topic, count in lost.items() if count):
+        console.print(
+            f"History lacks {sum(lost.values())} messages of {len(lacking)} topics, the first is "
+            f"{lacking[0]}: Kafka deleted them before history had them.",
+            style="red",
+            highlight=False,
+        )
     if late := sorted(topic for topic, counts in topics.items() if counts["late"]):
         console.print(
             f"History is late for {len(late)} topics, the first is {late[0]}: see the log of "

@@ -37,7 +37,7 @@ from fennel_core.engine.backfill.start_mode import (
     choose_start_mode,
 )
 from fennel_core.history.parquet import decode_file
-from fennel_core.history.store import HistoryFile, HistoryFiles
+from fennel_core.history.store import HistoryFile, HistoryFiles, first_gap
 from fennel_core.vocab.ids import JobPartition, Offset, PartitionIndex, TopicName
 
 POLL_MS: Final = 200
@@ -156,12 +156,14 @@ class QueuedBackfillClient:
 
     async def _input(self, topic: TopicName, part: PartitionIndex, start: Offset) -> InputRange:
         files = await self._files.files(topic, part)
+        begins = files[0].first_offset if files else Offset(0)
         return InputRange(
             topic,
             start,
             files[-1].next_offset if files else Offset(0),
             sum(file.row_count for file in files),
             sum(file.removed_rows for file in files),
+            (Offset(0), begins) if begins else first_gap(files),
         )
 
     async def _await_result(self, job: Job, part: PartitionIndex) -> BackfillRequest:

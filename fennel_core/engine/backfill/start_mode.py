@@ -27,8 +27,9 @@ REMEDY: Final = (
 class InputRange:
     """One input of a job partition.
 
-    Its log starts at `start`; history has all records below `end`, which are `rows` rows without
-    the `removed_rows` rows of erased keys that were removed.
+    Its log starts at `start`; history has the records below `end`, which are `rows` rows without
+    the `removed_rows` rows of erased keys that were removed, and without those of `lost`, the first
+    offsets that were deleted before history had them.
     """
 
     topic: TopicName
@@ -36,6 +37,7 @@ class InputRange:
     end: Offset
     rows: int
     removed_rows: int = 0
+    lost: tuple[Offset, Offset] | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,6 +106,12 @@ def choose_start_mode(
         if each.end < each.start and not tolerates_lost_records(job):
             return InputLost(
                 f"{gone}, and history on S3 ends at {each.end}. {REMEDY}, or log those rows again"
+            )
+        if each.lost is not None and not tolerates_lost_records(job):
+            first, following = each.lost
+            return InputLost(
+                f"{gone}, and history on S3 lacks {first} to {following - 1}, which were deleted "
+                f"before it had them. {REMEDY}, or log those rows again"
             )
         if obstacle is not None and not reads_history_itself(job):
             return InputLost(

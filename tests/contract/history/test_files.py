@@ -45,6 +45,24 @@ async def test_rows_are_added_only_at_the_end_of_the_rows(files: HistoryFiles) -
     assert await files.ends([OTHER]) == {}
 
 
+async def test_lost_records_are_skipped_once_and_counted(files: HistoryFiles) -> None:
+    part, other = PartitionIndex(0), PartitionIndex(1)
+    assert await files.skip(TOPIC, part, Offset(0), Offset(7)), "the topic began without them"
+    assert not await files.skip(TOPIC, part, Offset(0), Offset(9)), "another writer was faster"
+    assert not await files.add(file(0, 9)), "a file begins behind what is lost"
+    assert await files.add(file(7, 9))
+    assert not await files.skip(TOPIC, part, Offset(7), Offset(12)), "history has these"
+    assert await files.skip(TOPIC, part, Offset(9), Offset(12))
+    assert await files.add(file(12, 20))
+    assert not await files.skip(TOPIC, other, Offset(3), Offset(4))
+    assert await files.ends([TOPIC]) == {(TOPIC, 0): 20}
+    assert [each.first_offset for each in await files.files(TOPIC, part)] == [7, 12]
+    assert await files.totals() == {TOPIC: HistoryTotals(2, 6, 200, 10)}
+    await files.remove([TOPIC])
+    assert await files.totals() == {}
+    assert await files.add(file(0, 9))
+
+
 async def test_adding_a_file_again_changes_nothing(
     files: HistoryFiles,
 ) -> None:

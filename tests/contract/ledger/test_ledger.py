@@ -402,6 +402,7 @@ async def test_what_history_holds_is_read_from_its_index(database: str) -> None:
                 (topic, 0, 5, 20),
                 (topic, 0, 20, 31),
                 (topic, 1, 0, 4),
+                (topic, 1, 6, 9),
                 (other, 0, 0, 9),
             ):
                 await connection.execute(
@@ -411,7 +412,7 @@ async def test_what_history_holds_is_read_from_its_index(database: str) -> None:
                 )
         assert await ledger.run(lambda tx: tx.history_ranges([topic])) == {
             (topic, 0): HistoryRange(Offset(5), Offset(31), 25),
-            (topic, 1): HistoryRange(Offset(0), Offset(4)),
+            (topic, 1): HistoryRange(Offset(0), Offset(9), 6, 2),
         }
 
 

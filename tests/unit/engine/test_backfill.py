@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
 
 import polars as pl
@@ -386,6 +386,10 @@ def test_a_backfill_is_used_for_long_history_and_for_truncated_logs() -> None:
     assert isinstance(choose_start_mode(job, 0, [input_of(10, 9, 1_000)], 100), InputLost), (
         "offset 9 is nowhere"
     )
+    lacking = replace(input_of(5, 9, 60), lost=(Offset(2), Offset(4)))
+    lost = choose_start_mode(job, 0, [lacking], 1)
+    assert isinstance(lost, InputLost)
+    assert "history on S3 lacks 2 to 3, which were deleted before it had them" in lost.reason
 
 
 def job_of(step: spec.StepSpec, *, watermark: bool = False) -> Job:

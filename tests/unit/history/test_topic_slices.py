@@ -42,17 +42,20 @@ def test_a_file_with_later_rows_only_is_left_out() -> None:
 
 
 @pytest.mark.parametrize(
-    ("part", "begins", "has_gap"),
+    ("part", "begins", "gap"),
     [
-        (slice_of(file(0, 40), tail_first=40, end=90), 0, False),
-        (slice_of(file(10, 40), tail_first=40, end=90), 10, False),
-        (slice_of(file(0, 40), tail_first=50, end=90), 0, True),
-        (slice_of(tail_first=0, end=90), 0, False),
-        (slice_of(tail_first=50, end=90), 50, False),
-        (slice_of(file(0, 95), tail_first=90, end=90), 0, False),
+        (slice_of(file(0, 40), tail_first=40, end=90), 0, None),
+        (slice_of(file(10, 40), tail_first=40, end=90), 10, None),
+        (slice_of(file(0, 40), tail_first=50, end=90), 0, (40, 50)),
+        (slice_of(file(0, 40), file(45, 60), tail_first=60, end=90), 0, (40, 45)),
+        (slice_of(tail_first=0, end=90), 0, None),
+        (slice_of(tail_first=50, end=90), 50, None),
+        (slice_of(file(0, 95), tail_first=90, end=90), 0, None),
     ],
-    ids=["complete", "pruned", "gap", "no-history", "expired", "rolled-further"],
+    ids=["complete", "pruned", "gap", "old-gap", "no-history", "expired", "rolled-further"],
 )
-def test_what_is_missing_is_known(part: TopicSlice, begins: int, has_gap: bool) -> None:
-    assert (part.begins, part.has_gap) == (begins, has_gap)
+def test_what_is_missing_is_known(
+    part: TopicSlice, begins: int, gap: tuple[int, int] | None
+) -> None:
+    assert (part.begins, part.gap) == (begins, gap)
     assert replace(part, root="").begins == begins

@@ -18,6 +18,7 @@ from fennel_core.history.memory import MemoryHistoryFiles
 from fennel_core.history.pruning import PrunedHistory, prune_history
 from fennel_core.history.roll import TopicLayout
 from fennel_core.history.store import HistoryFile
+from fennel_core.history.topic_slices import TopicSlice
 from fennel_core.history.writer import BatchPublisher, HistoryWriter, PassResult
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
 from tests.support.history_world import LAYOUT, TOPIC, MemoryLog, MemoryRoller
@@ -97,6 +98,27 @@ async def test_few_messages_are_rolled_after_the_waiting_time() -> None:
     rolled = await writer.run_pass()
     assert (rolled.files, rolled.rows, lag(rolled)) == (1, 3, 0)
     assert (rolled.topics[TOPIC].totals.rows, rolled.topics[TOPIC].waiting_s) == (3, 0)
+
+
+@pytest.mark.parametrize("kept", [0, 2])
+async def test_records_that_were_deleted_before_are_known_as_lost_for_ever(kept: int) -> None:
+    world, part = World(), PartitionIndex(0)
+    writer = world.writer(RollRule(enough_records=1, wait_s=0))
+    if kept:
+        world.log.append(0, [1] * kept)
+        await writer.run_pass()
+    world.log.append(0, [1, 1, 1])
+    first = kept + 2
+    world.log.delete_before(0, first)
+    for _ in range(2):  # the second pass finds nothing to do, and forgets nothing
+        found = await writer.run_pass()
+        assert found.topics[TOPIC].totals.lost_records == 2
+    files = await world.files.files(TOPIC, part)
+    assert [(each.first_offset, each.next_offset) for each in files][-1] == (first, first + 1)
+    whole = TopicSlice((TOPIC, part), files, Offset(first + 1), Offset(first + 1), "")
+    assert (whole.begins, whole.gap) == ((0, (kept, first)) if kept else (first, None))
+    await world.writer(RollRule(enough_records=1, wait_s=0)).run_pass()
+    assert (await world.files.totals())[TOPIC].lost_records == 2
 
 
 async def test_topics_become_late_while_passes_fail() -> None:

@@ -51,6 +51,9 @@ def test_messages_before_the_log_count_as_lost_unless_history_holds_them() -> No
     assert lost(90, held(0, 120)) == 0, "history and the log overlap"
     assert lost(90, held(10, 60)) == 40, "10 before history, 30 between it and the log"
     assert lost(90, held(95, 120)) == 90, "history starts after the log"
+    assert lost(90, HistoryRange(Offset(0), Offset(90), lost=7)) == 7, (
+        "deleted before history had them"
+    )
 
 
 def test_the_partitions_of_a_topic_are_added_up() -> None:

@@ -208,6 +208,13 @@ def test_history_is_shown_by_topic_with_its_lag(capsys: pytest.CaptureFixture[st
     assert " ".join(lines[4]).startswith("History is late for 1 topics, the first is demo.topic.b")
 
 
+def test_lost_history_is_shown(capsys: pytest.CaptureFixture[str]) -> None:
+    lost = {"topic": "shop.topic.a.1", **of_topic(3, 20_000, 0, 0), "lost_records": 7}
+    status_tables.print_history(status_tables.history_by_topic([lost]))
+    shown = " ".join(capsys.readouterr().out.split())
+    assert "History lacks 7 messages of 1 topics, the first is shop.topic.a.1" in shown
+
+
 def test_the_history_of_many_topics_is_summed_by_workspace(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
