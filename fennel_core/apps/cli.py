@@ -21,6 +21,7 @@ from fennel_core.apps.command_context import fail, names_of, select
 from fennel_core.apps.export_commands import export
 from fennel_core.apps.kafka_commands import kafka_access
 from fennel_core.apps.offline_commands import offline
+from fennel_core.apps.source_commands import source
 
 if TYPE_CHECKING:
     from fennel_core.apps.local.launcher import StartFailure
@@ -559,6 +560,7 @@ main.add_command(kafka_access)
 main.add_command(backup)
 main.add_command(restore)
 main.add_command(offline)
+main.add_command(source)
 main.add_command(export)
 
 

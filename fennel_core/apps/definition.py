@@ -16,6 +16,7 @@ from fennel_core.apps.serve import serve_http
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.postgres import Pool
+from fennel_core.connections.secret_uses import SecretUses
 from fennel_core.connections.workspace_limits import WorkspaceLimits
 from fennel_core.dataframes.read_service import DataframeReads, ReadStores
 from fennel_core.dataframes.routes import router as dataframes_router
@@ -28,6 +29,7 @@ from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import build_commit_steps
 from fennel_core.definition.dead_letter_check import DeadLetterCheck
 from fennel_core.definition.drill_check import FailedDrillCheck
+from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.definition.integrity_check import IntegrityAlarm
 from fennel_core.definition.kafka_retention import KafkaRetention, NeededRecordsCheck
 from fennel_core.definition.orchestrator import InlineOrchestrator, run_check
@@ -35,12 +37,20 @@ from fennel_core.definition.query_log_topics import QueryLogTopics
 from fennel_core.definition.reconcile_loop import ReconcileLoop
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
+from fennel_core.executors.client import Executors
+from fennel_core.ingest.postgres import PostgresDirectory
 from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.offline.parts import ROUTERS, EndlessLoop, OfflineParts
 from fennel_core.settings.model import Orchestrator, Settings
+from fennel_core.sources.kafka import positions_of_feeds
+from fennel_core.sources.postgres import PostgresSourceControls
+from fennel_core.sources.routes import router as sources_router
+from fennel_core.sources.service import SourceService
+from fennel_core.sources.trial import SourceTrials
 from fennel_core.telemetry import logs, traces
 from fennel_core.telemetry.health import HealthEndpoint, ReadinessCheck
-from fennel_core.vocab.ids import CommitId
+from fennel_core.vocab.ids import CommitId, WorkspaceId
+from fennel_core.wire.connectors import SealedSecret
 
 PROCESS = "definition"
 
@@ -55,9 +65,11 @@ def main() -> None:
 
 async def serve(settings: Settings) -> None:
     """Serve until the process receives a signal to stop."""
-    async with postgres.pool(
-        settings.postgres_dsn.get_secret_value(), name="fennel-definition"
-    ) as pool:
+    dsn, limit_ms = settings.postgres_dsn.get_secret_value(), settings.executor_time_limit_ms
+    async with (
+        postgres.pool(dsn, name="fennel-definition") as pool,
+        Executors(settings.executors_socket, time_limit_ms=limit_ms) as executors,
+    ):
         steps = build_commit_steps(pool, settings)
         inline = InlineOrchestrator(steps.run)
         orchestrator = (
@@ -66,7 +78,7 @@ async def serve(settings: Settings) -> None:
             else AirflowOrchestrator(settings)
         )
         warming = InlineOrchestrator(steps.warm)
-        changes = NotifiedChanges(settings.postgres_dsn.get_secret_value())
+        changes = NotifiedChanges(dsn)
         commits = CommitService(
             steps,
             orchestrator,
@@ -104,7 +116,7 @@ async def serve(settings: Settings) -> None:
             *offline.loops,
         )
         tasks = [asyncio.create_task(loop.run()) for loop in loops]
-        app = with_services(state, offline)
+        app = with_services(state, offline, executors)
         try:
             await serve_http(
                 app,
@@ -124,13 +136,28 @@ async def serve(settings: Settings) -> None:
                 closing.callback(app.state.dataframe_reads.close)
 
 
-def with_services(state: ServerState, offline: OfflineParts) -> FastAPI:
+def with_services(state: ServerState, offline: OfflineParts, executors: Executors) -> FastAPI:
     """Return the application with the services of its routes."""
-    settings, pool = state.settings, state.pool
+    settings, pool, sealer = state.settings, state.pool, state.sealer
     health = HealthEndpoint(PROCESS, checks(pool, settings))
-    app = application(state, health, (*ROUTERS, dataframes_router))
+    app = application(state, health, (*ROUTERS, dataframes_router, sources_router))
     app.state.offline_requests = offline.requests
     app.state.dataframe_reads = DataframeReads(pool, ReadStores.of(settings, pool))
+    sources = SourceService(
+        PostgresDirectory(pool),
+        PostgresSourceControls(pool),
+        lambda feeds: positions_of_feeds(settings, feeds),
+    )
+
+    def open_secret(workspace: WorkspaceId, secret: SealedSecret) -> str:
+        if sealer is None:
+            raise SecretsNotConfigured
+        return sealer.open(workspace, secrets.CREDENTIAL, secret.token.encode("ascii"))
+
+    app.state.source_service = sources
+    app.state.source_trials = SourceTrials(
+        sources, executors, SecretUses(pool, sealer).read, open_secret
+    )
     return app
 
 

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 import click
 
-from fennel_core.apps.command_context import fail, select
+from fennel_core.apps.command_context import fail
+from fennel_core.apps.workspace_calls import Caller, called, opened
 
-if TYPE_CHECKING:
-    import httpx
-
-REQUEST_TIMEOUT_S: Final = 300.0
-ROUTE: Final = "/api/v1/query_offline"
+ROUTE: Final = "/query_offline"
 
 
 @click.group()
@@ -34,7 +29,7 @@ def offline(context: click.Context, url: str | None, token: str | None) -> None:
 @offline.command("list")
 @click.option("-n", "count", default=20, show_default=True, help="At most so many.")
 @click.pass_obj
-def offline_list(caller: tuple[str | None, str | None], count: int) -> None:
+def offline_list(caller: Caller, count: int) -> None:
     """List the newest requests, newest first: failed rows so far, and the versions of datasets
     that each was estimated to read.
     """
@@ -58,7 +53,7 @@ def offline_list(caller: tuple[str | None, str | None], count: int) -> None:
 @offline.command("show")
 @click.argument("request_id", metavar="ID")
 @click.pass_obj
-def offline_show(caller: tuple[str | None, str | None], request_id: str) -> None:
+def offline_show(caller: Caller, request_id: str) -> None:
     """Show a request: its state, its files, and rows that failed, with the reasons."""
     import json
 
@@ -70,7 +65,7 @@ def offline_show(caller: tuple[str | None, str | None], request_id: str) -> None
 @offline.command("cancel")
 @click.argument("request_id", metavar="ID")
 @click.pass_obj
-def offline_cancel(caller: tuple[str | None, str | None], request_id: str) -> None:
+def offline_cancel(caller: Caller, request_id: str) -> None:
     """Cancel a request; its Spark jobs stop within seconds and its files are deleted."""
     status = _json(caller, "POST", "/cancel", {"request_id": request_id})
     click.echo(f"Offline query {request_id} is {status['state']}.")
@@ -80,7 +75,7 @@ def offline_cancel(caller: tuple[str | None, str | None], request_id: str) -> No
 @click.argument("request_id", metavar="ID")
 @click.argument("folder", type=click.Path(path_type=Path, file_okay=False))
 @click.pass_obj
-def offline_download(caller: tuple[str | None, str | None], request_id: str, folder: Path) -> None:
+def offline_download(caller: Caller, request_id: str, folder: Path) -> None:
     """Write the result into a new FOLDER: 00000.parquet, … in the order of the rows, and
     failed-00000.parquet, … with the rows that failed.
     """
@@ -101,56 +96,14 @@ def offline_download(caller: tuple[str | None, str | None], request_id: str, fol
     click.echo(f"Wrote {rows} rows to {folder}; {failures} of them failed.")
 
 
-def _json(
-    caller: tuple[str | None, str | None], method: str, path: str, asked: dict[str, Any]
-) -> dict[str, Any]:
-    import json
-
-    parsed: dict[str, Any] = json.loads(_call(caller, method, path, asked))
-    return parsed
+def _json(caller: Caller, method: str, path: str, asked: dict[str, Any]) -> dict[str, Any]:
+    return called(caller, method, ROUTE + path, asked, {} if method == "POST" else None)
 
 
-def _call(
-    caller: tuple[str | None, str | None], method: str, path: str, asked: dict[str, Any]
-) -> bytes:
-    """Send a request and return its response; exits with the message of an error."""
-    with _opened(caller, method, path, asked) as response:
-        return bytes(response.read())
-
-
-def _download(caller: tuple[str | None, str | None], asked: dict[str, Any], path: Path) -> None:
+def _download(caller: Caller, asked: dict[str, Any], path: Path) -> None:
     """Write a file of a result, piece by piece; a part of one has another name."""
     part = path.with_suffix(".part")
-    with _opened(caller, "GET", "/file", asked) as response, part.open("wb") as file:
+    with opened(caller, "GET", f"{ROUTE}/file", asked, None) as response, part.open("wb") as file:
         for piece in response.iter_bytes():
             file.write(piece)
     part.rename(path)
-
-
-@contextmanager
-def _opened(
-    caller: tuple[str | None, str | None], method: str, path: str, asked: dict[str, Any]
-) -> Iterator[httpx.Response]:
-    """Open the response to a request; exits with the message of an error."""
-    import httpx
-
-    url, token = caller
-    if token is None:
-        fail("Name the token of a workspace: --token TOKEN, or set FENNEL_TOKEN.")
-    address = url or select(())[0].settings.query_url
-    try:
-        with httpx.stream(
-            method,
-            address + ROUTE + path,
-            params=asked,
-            json={} if method == "POST" else None,
-            headers={"Authorization": f"Bearer {token}"},
-            timeout=REQUEST_TIMEOUT_S,
-            trust_env=False,
-        ) as response:
-            if response.is_error:
-                text = response.read().decode(errors="replace").strip()
-                fail(text or f"The API returned status {response.status_code}.")
-            yield response
-    except httpx.HTTPError as error:
-        fail(f"The API at {address} does not respond ({error}). Is the platform up?")

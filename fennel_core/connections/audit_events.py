@@ -87,6 +87,13 @@ class Action(StrEnum):
     RESTORE = "restore"
     QUERY_OFFLINE = "query-offline"
     CANCEL_OFFLINE = "cancel-offline"
+    PAUSE_SOURCE = "pause-source"
+    RESUME_SOURCE = "resume-source"
+    TEST_SOURCE = "test-source"
+    REWIND_SOURCE = "rewind-source"
+    SHOW_DEAD_LETTERS = "show-dead-letters"
+    REPLAY_DEAD_LETTERS = "replay-dead-letters"
+    DROP_DEAD_LETTERS = "drop-dead-letters"
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,11 +6,13 @@ Two clients read the cluster: librdkafka (checks and metadata) and Kafka's Java 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
-from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
+from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import AdminClient
 
 from fennel_core.connections.errors import ConnectionsError
@@ -21,6 +23,10 @@ REQUEST_S: Final = 10.0
 """How long a request to a cluster may take: a commit waits for it, and clients wait for a commit.
 """
 PLAINTEXT: Final = "PLAINTEXT"
+LOOKED_BACK: Final = 20
+"""Offsets of a partition in which the newest messages are looked for: few, as they may be large."""
+TRIAL_GROUP: Final = "spark-kafka-fennel-trial"
+"""A name that the rights of the connector's user cover; librdkafka requires one."""
 OpenSecret = Callable[[SealedSecret], str]
 """Returns the text of a sealed secret; raises `secrets.SecretUnreadable`."""
 
@@ -87,6 +93,15 @@ class ExternalTopic:
     partitions: int
 
 
+@dataclass(frozen=True, slots=True)
+class ExternalMessage:
+    """A message of an external topic; `value` is None without a body."""
+
+    partition: int
+    offset: int
+    value: bytes | None
+
+
 def opened(connector: Kafka, open_secret: OpenSecret) -> ExternalKafka:
     """Return the cluster of a connector. Raises `SecretUnreadable`."""
     return ExternalKafka(
@@ -117,6 +132,69 @@ def describe_topic(kafka: ExternalKafka, topic: str) -> ExternalTopic:
     Raises `ExternalKafkaUnusable`.
     """
     return TopicInspector(kafka, topic).describe()
+
+
+def newest_messages(
+    kafka: ExternalKafka, topic: str, partitions: int, count: int
+) -> list[ExternalMessage]:
+    """Return up to `count` of the newest messages, of the first partitions that have so many.
+
+    Nothing is committed, so no consumer reads on elsewhere. Of a partition the last `LOOKED_BACK`
+    offsets are looked at, because markers of transactions take offsets, too. Blocks for a few times
+    `REQUEST_S`; raises `ExternalKafkaUnusable`.
+    """
+    consumer = Consumer(
+        kafka.client_config()
+        | {
+            "group.id": TRIAL_GROUP,
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "log_level": 0,
+        }
+    )
+    found: list[ExternalMessage] = []
+    try:
+        for partition in range(partitions):
+            left = count - len(found)
+            if left == 0:
+                break
+            at = RdTopicPartition(topic, partition)
+            first, end = consumer.get_watermark_offsets(at, timeout=REQUEST_S)
+            found += _last(consumer, at, max(first, end - LOOKED_BACK), end)[-left:]
+    except KafkaException as failed:
+        raise ExternalKafkaUnusable(
+            f"connector `{kafka.name}`: topic `{topic}` cannot be read: {failed.args[0].str()}; "
+            "check that its user may read the topic"
+        ) from failed
+    finally:
+        consumer.close()
+    return found
+
+
+def _last(consumer: Consumer, at: RdTopicPartition, first: int, end: int) -> list[ExternalMessage]:
+    """Return the messages from `first` to `end`; fewer if they do not arrive in `REQUEST_S`."""
+    found: list[ExternalMessage] = []
+    if first >= end:
+        return found
+    consumer.assign([RdTopicPartition(at.topic, at.partition, first)])
+    deadline_s = time.monotonic() + REQUEST_S
+    while time.monotonic() < deadline_s:
+        message = consumer.poll(0.5)
+        if message is None:
+            continue
+        error = message.error()
+        if error is not None and error.code() == KafkaError._PARTITION_EOF:
+            break
+        if error is not None:
+            raise KafkaException(error)
+        offset = message.offset()
+        assert offset is not None, "a message without an error has an offset"
+        found.append(ExternalMessage(at.partition, offset, message.value()))
+        if offset + 1 >= end:
+            break
+    return found
 
 
 class TopicInspector:

@@ -9,6 +9,7 @@ source starts when its commit switches and ends when the last version that has i
     running    the feed is wanted as it was started        none
     running    a batch ended, or the longest pause did     forget the failures in a row
     running    it is not wanted, or wanted otherwise       stop
+    any        it is paused, so it is not wanted           as above
     broken     its pause is over                           start
     broken     it is not wanted, or wanted otherwise       forget
 """
@@ -20,6 +21,7 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.sources.controls import FeedNews
 from fennel_core.sources.store import FeedPartition
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.connectors import Kafka, KafkaTopic
@@ -133,11 +135,18 @@ class FeedReport:
     """Since the service started."""
     behind: int | None
     reason: str | None
+    paused: bool = False
+    """A user has paused it, so it is not read."""
 
 
-def report_of(states: States) -> list[FeedReport]:
-    """Return a report of each feed, the broken ones first."""
+def report_of(states: States, paused: Iterable[Feed] = ()) -> list[FeedReport]:
+    """Return a report of each feed, the broken ones first, and those that are `paused`."""
     found = [
+        FeedReport(feed.workspace, feed.title, 0, 0, None, None, paused=True)
+        for feed in paused
+        if feed.raw_topic not in states
+    ]
+    found += [
         FeedReport(
             state.feed.workspace,
             state.feed.title,
@@ -149,6 +158,20 @@ def report_of(states: States) -> list[FeedReport]:
         for state in states.values()
     ]
     return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.source))
+
+
+def news_of(states: States, now_s: float) -> list[FeedNews]:
+    """Return what is stored about each feed, by raw topic."""
+    return [
+        FeedNews(
+            topic,
+            state.failures,
+            state.behind if isinstance(state, Reading) else None,
+            state.reason if isinstance(state, Broken) else None,
+            max(0.0, state.retry_s - now_s) if isinstance(state, Broken) else None,
+        )
+        for topic, state in sorted(states.items())
+    ]
 
 
 def started(feed: Feed, before: FeedState | None, now_s: float) -> Reading:

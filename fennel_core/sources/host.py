@@ -15,9 +15,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import math
 import shutil
 import time
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Final, TypeVar, cast
 
 import pyarrow as pa
@@ -37,6 +39,7 @@ from fennel_core.connections.spark import JVM_EXIT_ERRORS, has_exited
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
 from fennel_core.sources import spark as sources_spark
+from fennel_core.sources.controls import FeedNews, SourceControls
 from fennel_core.sources.errors import SourceError, StreamReplaced
 from fennel_core.sources.feeds import (
     Broken,
@@ -46,6 +49,7 @@ from fennel_core.sources.feeds import (
     Reading,
     broken,
     feeds_of,
+    news_of,
     report_of,
     seen,
     started,
@@ -54,6 +58,7 @@ from fennel_core.sources.feeds import (
 )
 from fennel_core.sources.kafka import read_positions
 from fennel_core.sources.positions import SourcePosition
+from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.spark import EARLIEST, FeedQuery, start_query
 from fennel_core.telemetry import logs, metrics
 from fennel_core.telemetry.endless_tasks import (
@@ -71,6 +76,8 @@ REPORT: Final = "/sources"
 """The path of the report that `fennel-core status` reads."""
 LOOK_S: Final = 1.0
 """How often queries are checked; a change of the catalogs is noticed at once."""
+STATUS_EVERY_S: Final = 15.0
+"""How often the status of each feed is stored if nothing changes."""
 STARTS: Final = 8
 """Feeds that are started at once."""
 PROBE_S: Final = 10.0
@@ -85,7 +92,9 @@ CATALOGS: Final = """
 """
 """The newest first: its credentials of a connector count."""
 FEEDS = metrics.gauge(
-    "fennel_stream_sources", "Streaming sources by state: `running` or `broken`.", ("state",)
+    "fennel_stream_sources",
+    "Streaming sources by state: `running`, `broken` or `paused`.",
+    ("state",),
 )
 BEHIND = metrics.gauge(
     "fennel_stream_behind_messages",
@@ -108,13 +117,16 @@ class SourceHost:
         self._work: dict[TopicName, asyncio.Task[None]] = {}
         self._spark: SparkSession | None = None
         self._wanted: dict[TopicName, Feed] = {}
+        self._paused: list[Feed] = []
+        self._controls: SourceControls = PostgresSourceControls(pool)
+        self._told: tuple[float, list[FeedNews]] = (-math.inf, [])
         self._measured: set[tuple[str, str]] = set()
         self._free = asyncio.Semaphore(STARTS)
         self.problem: str | None = "the catalogs were not read yet"
 
     def report(self) -> list[FeedReport]:
         """Return what is known of each feed."""
-        return report_of(self._states)
+        return report_of(self._states, self._paused)
 
     async def run(self, changed: asyncio.Event) -> None:
         """Follow the catalogs; raises only when Spark cannot be started or its JVM has exited."""
@@ -132,7 +144,10 @@ class SourceHost:
     async def _look(self) -> None:
         """Read which feeds are wanted; if that fails, those that were wanted before still are."""
         try:
-            self._wanted = feeds_of(await self._targets())
+            found, pauses = feeds_of(await self._targets()), await self._controls.pauses()
+            self._paused = [feed for topic, feed in found.items() if topic in pauses]
+            self._wanted = {t: feed for t, feed in found.items() if t not in pauses}
+            await self._tell()
             self.problem = None
         except SystemUnavailable as lost:
             self.problem = str(lost)
@@ -142,6 +157,16 @@ class SourceHost:
             if self.problem != reason:
                 log.exception("the catalogs could not be read; retrying", reason=reason)
             self.problem = reason
+
+    async def _tell(self) -> None:
+        """Store the status of each feed if it has changed, and else now and then."""
+        now_s = time.monotonic()
+        told_s, before = self._told
+        news = news_of(self._states, now_s)
+        same = [replace(each, retry_s=None) for each in news]
+        if same != before or now_s - told_s > STATUS_EVERY_S:
+            await self._controls.report(news)
+            self._told = now_s, same
 
     async def _follow(self) -> None:
         """Begin what has to be done about each feed."""
@@ -165,6 +190,7 @@ class SourceHost:
         """Set the gauges."""
         down = sum(isinstance(state, Broken) for state in self._states.values())
         FEEDS.labels("broken").set(down)
+        FEEDS.labels("paused").set(len(self._paused))
         FEEDS.labels("running").set(len(self._states) - down)
         behind = {
             (str(state.feed.workspace), state.feed.title): state.behind

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Final
 
@@ -25,9 +25,10 @@ from fennel_core.connections.offsets import high_watermarks
 from fennel_core.ingest.kafka import KafkaTransactionalProducer
 from fennel_core.ingest.store import ProducerRecord
 from fennel_core.settings.model import Settings
+from fennel_core.sources.feeds import Feed
 from fennel_core.sources.positions import SourcePosition, decode
 from fennel_core.sources.store import FeedPartition
-from fennel_core.vocab.ids import PartitionIndex, TopicName
+from fennel_core.vocab.ids import PartitionIndex, TopicName, TopicPartition, partition_indexes
 
 REQUEST_S: Final = 15.0
 POLL_S: Final = 0.1
@@ -90,30 +91,61 @@ def read_positions(
     Nothing that was committed before this call is missing. Raises `SystemUnavailable`.
     """
     at = (topic, PartitionIndex(partition))
-    found: dict[bytes, SourcePosition] = {}
+    return read_all_positions(settings, [at])[at]
+
+
+def read_all_positions(
+    settings: Settings, partitions: Collection[TopicPartition]
+) -> dict[TopicPartition, dict[bytes, SourcePosition]]:
+    """Return the positions of several partitions; as `read_positions`."""
+    found: dict[TopicPartition, dict[bytes, SourcePosition]] = {at: {} for at in partitions}
     consumer: Any = Consumer(consumer_config(settings))
     try:
-        end = high_watermarks(AdminClient(client_config(settings)), [at], REQUEST_S)[at]
-        consumer.assign([RdTopicPartition(topic, partition, OFFSET_BEGINNING)])
+        ends = high_watermarks(AdminClient(client_config(settings)), list(partitions), REQUEST_S)
+        left = {at: 0 for at, end in ends.items() if end > 0}
+        consumer.assign([RdTopicPartition(*at, OFFSET_BEGINNING) for at in left])
         deadline_s = time.monotonic() + REQUEST_S + 2 * settings.transaction_timeout_ms / 1000
-        reached = 0
-        while reached < end:
+        while left:
             if time.monotonic() > deadline_s:
+                (topic, partition), reached = next(iter(left.items()))
                 raise SystemUnavailable(
                     f"the positions in `{topic}`[{partition}] could not be read: Kafka sends no "
-                    f"records from {reached} to {end}"
+                    f"records from {reached} to {ends[topic, partition]}"
                 )
             for message in consumer.consume(BATCH, POLL_S):
-                error = message.error()
+                at, error = (TopicName(message.topic()), message.partition()), message.error()
                 if error is None:
-                    found[message.key()] = decode(message.value())
-                    reached = message.offset() + 1
-                elif error.code() == KafkaError._PARTITION_EOF:
-                    reached = max(reached, message.offset())
-                else:
-                    raise SystemUnavailable(f"`{topic}`[{partition}]: {error.str()}")
+                    found[at][message.key()] = decode(message.value())
+                elif error.code() != KafkaError._PARTITION_EOF:
+                    raise SystemUnavailable(f"`{at[0]}`[{at[1]}]: {error.str()}")
+                reached = message.offset() + (error is None)
+                if at in left and reached >= ends[at]:
+                    del left[at]
+                elif at in left:
+                    left[at] = max(left[at], reached)
     except KafkaException as failed:
         raise SystemUnavailable(f"Kafka: {failed}") from failed
     finally:
         consumer.close()
     return found
+
+
+def positions_of_feeds(
+    settings: Settings, feeds: Collection[Feed]
+) -> dict[TopicName, dict[int, SourcePosition]]:
+    """Return the positions of feeds by raw topic and partition of their stream; blocks.
+
+    Raises `SystemUnavailable`.
+    """
+    read = read_all_positions(
+        settings,
+        [(feed.positions, part) for feed in feeds for part in partition_indexes(feed.partitions)],
+    )
+    return {
+        feed.raw_topic: {
+            int(key): position
+            for part in partition_indexes(feed.partitions)
+            for key, position in read[feed.positions, part].items()
+        }
+        for feed in feeds
+    }

@@ -44,6 +44,20 @@ SELECT p.job_id, a.title, p.part, p.status, p.lag, p.error, p.slot_id
 FROM asset_ref r JOIN job_partition p ON p.job_id = r.asset_id JOIN asset a ON a.id = p.job_id
 WHERE r.commit_id = %(commit)s ORDER BY p.status = 'running', p.job_id, p.part LIMIT 500
 """
+SOURCES: Final = """
+SELECT a.id, a.title, s.failures, s.behind, s.reason, s.retry_at, s.reported_at, p.paused_by,
+    p.paused_at
+FROM asset_ref r JOIN asset a ON a.id = r.asset_id LEFT JOIN source_status s ON s.raw_topic = a.id
+    LEFT JOIN source_pause p ON p.raw_topic = a.id
+WHERE r.commit_id = %(commit)s AND (s.raw_topic IS NOT NULL OR p.raw_topic IS NOT NULL)
+ORDER BY s.reason IS NULL, a.title LIMIT 500
+"""
+DEAD_LETTERS: Final = """
+SELECT c.subject, c.kind, c.row_count, c.newest_at, c.newest_reason,
+    c.row_count - c.replayed_rows - c.dropped_rows - c.refused_rows AS open_rows
+FROM asset_ref r JOIN dead_letter_count c ON c.topic = r.asset_id
+WHERE r.commit_id = %(commit)s ORDER BY c.newest_at DESC LIMIT 500
+"""
 
 
 def router(source: PageSource) -> APIRouter:
@@ -89,6 +103,8 @@ def router(source: PageSource) -> APIRouter:
             totals=None if stored is None else totals(plan),
             entries=entries,
             jobs=jobs,
+            sources=source.rows(SOURCES, {"commit": commit_id}),
+            dead_letters=source.rows(DEAD_LETTERS, {"commit": commit_id}),
         )
 
     return found

@@ -41,6 +41,32 @@ PLAN = PlanRecord(
 )
 
 
+def insert_sources(connection: psycopg.Connection) -> None:
+    """Insert a stream that is parked, and dead letters, of commit c59."""
+    for kind in ("raw", "dead"):
+        connection.execute(
+            "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, "
+            "blueprint) VALUES (%s, 'shop', %s, 'x', 1, 'live', 'orders of shop', '')",
+            (f"shop.{kind}.x.1", kind),
+        )
+        connection.execute(
+            "INSERT INTO asset_ref (workspace, branch, commit_id, asset_id) VALUES ('shop', "
+            "'main', 'c59', %s)",
+            (f"shop.{kind}.x.1",),
+        )
+    connection.execute(
+        "INSERT INTO source_status (raw_topic, failures, behind, reason, reported_at) VALUES "
+        "('shop.raw.x.1', 3, NULL, %s, now())",
+        (EVIL,),
+    )
+    connection.execute(
+        "INSERT INTO dead_letter_count (topic, writer, subject, kind, row_count, newest_at, "
+        "newest_reason, replayed_rows) VALUES ('shop.dead.x.1', 'ingest', 'Orders', "
+        "'not-admitted', 7123, now(), %s, 4)",
+        (EVIL,),
+    )
+
+
 @pytest.fixture
 def client(login: Login, database: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[TestClient]:
     from fennel_airflow.page import application
@@ -90,6 +116,7 @@ def client(login: Login, database: str, monkeypatch: pytest.MonkeyPatch) -> Iter
             "INSERT INTO job_partition (job_id, part, status, error) VALUES "
             "('shop.job.x.1', 0, 'parked', 'ValueError: no')"
         )
+        insert_sources(connection)
     with TestClient(application()) as opened:
         yield opened
 
@@ -193,6 +220,8 @@ def test_one_commit_shows_its_plan_its_ledgers_and_its_parked_jobs(
         "cdc-keys",
         "<th>Attempts</th><td>2</td>",
         "<td>incremental: no, allow data loss: yes</td>",
+        "orders of shop",
+        "<td>7123</td><td>7119</td>",
     ):
         assert expected in page, expected
 

@@ -13,6 +13,7 @@ from fennel_core.definition import server as definition_server
 from fennel_core.definition.server import ServerState
 from fennel_core.ingest import server as ingest_server
 from fennel_core.offline.parts import ROUTERS
+from fennel_core.sources.routes import router as sources_router
 from fennel_core.telemetry import errors
 from fennel_core.telemetry.health import PATHS, HealthEndpoint
 from tests.tidy.tree import ROOT, Source, product
@@ -43,7 +44,7 @@ def normal(method: str, path: str) -> str:
 def definition_routes() -> Iterator[str]:
     """Return the routes of the FastAPI application; its state is not used before a request."""
     app = definition_server.application(
-        cast(ServerState, object()), HealthEndpoint("test", {}), (*ROUTERS, router)
+        cast(ServerState, object()), HealthEndpoint("test", {}), (*ROUTERS, router, sources_router)
     )
     for route in app.routes:
         if isinstance(route, APIRoute | Route) and "oauth2" not in route.path:
@@ -98,7 +99,7 @@ def test_every_route_is_documented_and_every_documented_route_exists() -> None:
 
 def test_the_openapi_description_has_every_route() -> None:
     app = definition_server.application(
-        cast(ServerState, object()), HealthEndpoint("test", {}), (*ROUTERS, router)
+        cast(ServerState, object()), HealthEndpoint("test", {}), (*ROUTERS, router, sources_router)
     )
     described = {
         normal(method.upper(), path)

@@ -333,16 +333,24 @@ def print_lost_rows(lost: Mapping[str, Mapping[str, int]] | None) -> None:
 
 
 def print_sources(sources: Sequence[AlarmRow] | None) -> None:
-    """Print how many streams are read, how far those with a backlog are behind, and why others
-    are not read; at most `MAX_ROWS` of either.
+    """Print how many streams are read, how far those with a backlog are behind, which are paused,
+    and why others are not read; at most `MAX_ROWS` of each.
     """
     broken = [row for row in sources or () if row["reason"] is not None]
+    paused = [row for row in sources or () if row["paused"]]
     if sources:
-        _console().print(f"\nStreams: {len(sources) - len(broken)} read, {len(broken)} broken")
+        read = len(sources) - len(broken) - len(paused)
+        _console().print(f"\nStreams: {read} read, {len(broken)} broken, {len(paused)} paused")
     behind = sorted((row for row in sources or () if row["behind"]), key=_by_backlog)
     for row in behind[:MAX_ROWS]:
         _console().print(
             f"Stream {row['source']} of {row['workspace']} is {row['behind']} messages behind",
+            highlight=False,
+            markup=False,
+        )
+    for row in paused[:MAX_ROWS]:
+        _console().print(
+            f"Stream {row['source']} of {row['workspace']} is paused",
             highlight=False,
             markup=False,
         )

@@ -7,6 +7,7 @@ import time
 import uuid
 from collections.abc import AsyncIterator
 from pathlib import Path
+from typing import Any
 
 import httpx
 import pytest
@@ -21,16 +22,26 @@ from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.orchestrator import InlineOrchestrator
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
+from fennel_core.ingest.postgres import PostgresDirectory
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.store import NO_GRACE
 from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.settings.model import Settings
+from fennel_core.sources.postgres import PostgresSourceControls
+from fennel_core.sources.routes import router as sources_router
+from fennel_core.sources.service import SourceService
+from fennel_core.sources.trial import SourceTrials
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import CommitId, Millis
 from tests.support.executors import run_client_program
+from tests.support.ingest_world import NoExecutors
 
 ADMIN = "admin-token"
+
+
+def no_secret(*_: object) -> Any:
+    raise AssertionError("no secret was expected to be read")
 
 
 @pytest.fixture
@@ -96,7 +107,14 @@ async def client(
             wake_reconcile=lambda: None,
             limits=limits,
         )
-        transport = httpx.ASGITransport(application(state, HealthEndpoint("test", {})))
+        app = application(state, HealthEndpoint("test", {}), (sources_router,))
+        app.state.source_service = SourceService(
+            PostgresDirectory(connections), PostgresSourceControls(connections), lambda _: {}
+        )
+        app.state.source_trials = SourceTrials(
+            app.state.source_service, NoExecutors(), no_secret, no_secret
+        )
+        transport = httpx.ASGITransport(app)
         headers = {"Authorization": "Bearer dev-shop"}
         async with httpx.AsyncClient(
             transport=transport, base_url="http://test", headers=headers

@@ -229,6 +229,10 @@ ALLOWED = {
     ("POST", "/commit"): {"commit", "admin"},
     ("POST", "/init"): {"commit", "admin"},
     ("POST", "/delete"): {"commit", "admin"},
+    ("GET", "/sources"): {"query", "commit", "admin"},
+    ("POST", "/sources/pause"): {"commit", "admin"},
+    ("POST", "/sources/resume"): {"commit", "admin"},
+    ("POST", "/sources/test"): {"commit", "admin"},
     ("GET", "/secret/x"): {"admin"},
     ("POST", "/secret/x"): {"admin"},
     ("PATCH", "/secret/x"): {"admin"},
@@ -279,6 +283,27 @@ async def test_changes_are_in_the_audit_log_with_who_what_and_outcome(
     assert [e["action"] for e in own] == ["read-secret", "read-secret"]
     older = (await client.get(f"{API}/audit?before={own[-1]['id']}")).json()["events"]
     assert len(older) == 6
+
+
+async def test_orders_about_sources_are_audited_and_name_what_is_wrong(
+    client: httpx.AsyncClient,
+) -> None:
+    assert (await client.get(f"{API}/sources?branch=none")).json() == {"sources": []}
+    for order in ("pause", "resume", "test"):
+        refused = await client.post(f"{API}/sources/{order}", json={"source": "shop/orders"})
+        assert (refused.status_code, refused.headers["x-fennel-error-code"]) == (
+            404,
+            "source-unknown",
+        )
+        assert "`shop/orders`" in refused.text
+    events = (await client.get(f"{API}/audit")).json()["events"]
+    assert [
+        (e["action"], e["subject"], e["outcome"]) for e in events if e["outcome"] != "started"
+    ] == [
+        ("test-source", "source shop/orders", "source-unknown"),
+        ("resume-source", "source shop/orders", "source-unknown"),
+        ("pause-source", "source shop/orders", "source-unknown"),
+    ]
 
 
 async def test_each_role_may_make_its_own_calls_only(client: httpx.AsyncClient) -> None:

@@ -61,10 +61,11 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     read = {"workspace": "demo", "source": "shop/orders", "failures": 0, "behind": 0}
-    read |= {"total_failures": 4, "reason": None}
+    read |= {"total_failures": 4, "reason": None, "paused": False}
     away = read | {"source": "shop/users", "failures": 3, "reason": "no topic [users]"}
     late = read | {"source": "shop/late", "behind": 7}
-    status_tables.print_sources([away | {"behind": None}, read])
+    idle = read | {"source": "shop/idle", "paused": True}
+    status_tables.print_sources([away | {"behind": None}, read, idle])
     shown = capsys.readouterr().out
     assert "behind" not in shown
     status_tables.print_sources([away, late | {"source": "shop/a"}, late | {"behind": 12}])
@@ -73,7 +74,8 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
         "Stream shop/late of demo is 12 messages behind",
         "Stream shop/a of demo is 7 messages behind",
     ]
-    assert "Streams: 1 read, 1 broken" in shown
+    assert "Streams: 1 read, 1 broken, 1 paused" in shown
+    assert "Stream shop/idle of demo is paused" in shown
     assert "Stream shop/users of demo cannot be read (3 attempts): no topic [users]" in shown
     for nothing in (None, []):
         status_tables.print_sources(nothing)

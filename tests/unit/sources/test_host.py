@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from typing import TypeVar
 
 import pytest
@@ -17,6 +18,7 @@ from fennel_core.connections.errors import JvmExited, SystemUnavailable
 from fennel_core.connections.external_kafka import ExternalKafkaUnusable
 from fennel_core.settings.model import Settings
 from fennel_core.sources import feeds
+from fennel_core.sources.controls import MemorySourceControls
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import Broken, Feed, FeedProgress, Reading
 from fennel_core.sources.host import SourceHost
@@ -82,6 +84,7 @@ class Host(SourceHost):
         self.lost: Exception | None = None
         """Why the catalogs cannot be read."""
         self._started = cluster.start  # type: ignore[method-assign,assignment]  # no Spark
+        self._controls = MemorySourceControls(lambda: datetime.now(UTC), {RAW, OTHER})
         self._spark = object()  # type: ignore[assignment]  # not used
 
     async def _targets(self) -> list[Catalog]:
@@ -242,3 +245,31 @@ async def test_a_cluster_that_hangs_holds_up_its_own_stream_only(
     cluster.hanging[RAW].set()
     await eventually(lambda: isinstance(host.state(RAW), Reading))
     assert len(cluster.queries[RAW]) == 1
+
+
+async def test_a_paused_stream_is_not_read_until_it_is_resumed(
+    running: tuple[Host, Cluster],
+) -> None:
+    host, cluster = running
+    host.catalogs = [TWO]
+    await eventually(lambda: len(cluster.queries) == 2)
+    await host._controls.pause([RAW], "token 1")
+    await eventually(lambda: cluster.queries[RAW][0].stopped and host.state(RAW) is None)
+    assert next((each.source, each.paused) for each in host.report()) == ("kafka/orders", True)
+    assert not cluster.queries[OTHER][0].stopped
+    await host._controls.resume([RAW])
+    await eventually(lambda: len(cluster.queries[RAW]) == 2)
+    assert isinstance(host.state(RAW), Reading)
+
+
+async def test_the_status_of_each_stream_is_stored(running: tuple[Host, Cluster]) -> None:
+    host, cluster = running
+    cluster.refused = {RAW: ExternalKafkaUnusable("the cluster is away")}
+    host.catalogs = [TWO]
+
+    async def told() -> bool:
+        found = await host._controls.statuses()
+        return found.keys() == {RAW, OTHER} and "away" in (found[RAW].reason or "")
+
+    await eventually(told)
+    assert (await host._controls.statuses())[OTHER].reason is None

@@ -1,0 +1,115 @@
+"""Commands about the sources of a workspace, over the API with its token."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import click
+
+from fennel_core.apps.workspace_calls import Caller, called
+
+
+@click.group()
+@click.option("--url", envvar="FENNEL_URL", help="Address of the API; default: this platform.")
+@click.option("--token", envvar="FENNEL_TOKEN", help="Token of a workspace; default: FENNEL_TOKEN.")
+@click.pass_context
+def source(context: click.Context, url: str | None, token: str | None) -> None:
+    """List, pause, resume and test the sources of a workspace. A source has the name of its
+    connector and of what is read there, as `shop/orders`.
+
+    The token selects the workspace. For the demonstration: eval "$(fennel-core env)".
+    """
+    context.obj = (url, token)
+
+
+@source.command("list")
+@click.option("--branch", metavar="NAME", help="Only the sources that this branch has.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+@click.pass_obj
+def source_list(caller: Caller, branch: str | None, as_json: bool) -> None:
+    """List sources: state, rows that entered, were late or became dead letters, messages that are
+    not read yet, positions and the last error.
+    """
+    rows = called(caller, "GET", "/sources", {} if branch is None else {"branch": branch})
+    if as_json:
+        click.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows["sources"]:
+        _print(row)
+    if not rows["sources"]:
+        click.echo("No source." if branch is None else f"Branch {branch} has no source.")
+
+
+def _print(row: dict[str, Any]) -> None:
+    behind = "" if row["behind"] is None else f", {row['behind']} messages behind"
+    click.echo(
+        f"{row['source']}  {row['kind']}  {row['state']}{behind}  "
+        f"(branches: {', '.join(row['branches'])})"
+    )
+    for each in row["datasets"]:
+        counted = (
+            ""
+            if each["accepted"] is None
+            else f": {each['accepted']} rows, {each['late']} late, {each['dead']} dead letters"
+        )
+        click.echo(f"    {each['dataset']} ({each['cdc']}){counted}")
+    if row["positions"]:
+        offsets = ", ".join(f"{part}: {offset}" for part, offset in row["positions"].items())
+        click.echo(f"    next offsets by partition: {offsets}")
+    if row["paused_by"] is not None:
+        click.echo(f"    paused by {row['paused_by']} at {row['paused_at']}")
+    if row["error"] is not None:
+        retry = "" if row["retry_at"] is None else f", next attempt at {row['retry_at']}"
+        click.echo(f"    failed {row['failures']} times in a row{retry}: {row['error']}")
+
+
+@source.command("pause")
+@click.argument("name")
+@click.pass_obj
+def source_pause(caller: Caller, name: str) -> None:
+    """Stop reading source NAME in every branch, until `resume`; restarts do not end the pause.
+
+    Its topic must keep the messages for that long. Needs the role commit or admin.
+    """
+    called(caller, "POST", "/sources/pause", body={"source": name})
+    click.echo(f"Source {name} is paused; `fennel-core source resume {name}` reads it on.")
+
+
+@source.command("resume")
+@click.argument("name")
+@click.pass_obj
+def source_resume(caller: Caller, name: str) -> None:
+    """Read source NAME on from where it was paused."""
+    called(caller, "POST", "/sources/resume", body={"source": name})
+    click.echo(f"Source {name} is resumed.")
+
+
+@source.command("test")
+@click.argument("name")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
+@click.pass_obj
+def source_test(caller: Caller, name: str, as_json: bool) -> None:
+    """Read five of the newest messages of source NAME with the stored credentials, and show the
+    typed rows, and why others do not fit.
+
+    Nothing is written, and no position moves. Needs the role commit or admin.
+    """
+    found = called(caller, "POST", "/sources/test", body={"source": name})
+    if as_json:
+        click.echo(json.dumps(found, indent=2))
+        return
+    click.echo(
+        f"Source {name} can be read. Newest messages that were looked at: {found['messages']}."
+    )
+    for each in found["datasets"]:
+        fields = ", ".join(f"{field}: {kind}" for field, kind in each["fields"].items())
+        click.echo(f"{each['dataset']} (branches: {', '.join(each['branches'])}): {fields}")
+        for message in each["messages"]:
+            if "row" in message:
+                what = f"row {json.dumps(message['row'], ensure_ascii=False)}"
+            elif "error" in message:
+                what = f"dead letter: {message['error']}"
+            else:
+                what = "left out by where, since, until, the sample or an erasure"
+            click.echo(f"    [{message['partition']}] at {message['offset']}: {what}")

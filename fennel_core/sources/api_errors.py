@@ -1,0 +1,50 @@
+"""Errors of the calls about sources: what a client receives as status, stable code and text."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+from fennel_core.vocab.errors import ClassifiedApiError
+
+NAMED: int = 20
+"""Names that an error lists."""
+
+
+class SourceApiError(ClassifiedApiError):
+    """Base class of these errors. `CODE` is stable and never reused."""
+
+    CODE = "source-call"
+
+
+class SourceUnknown(SourceApiError):
+    """No branch of the workspace has a source with this name."""
+
+    STATUS = 404
+    CODE = "source-unknown"
+
+    def __init__(self, name: str, known: Collection[str]) -> None:
+        shown = ", ".join(sorted(known)[:NAMED]) or "none"
+        super().__init__(f"there is no source `{name}` in this workspace; its sources: {shown}")
+
+
+class SourceNotReadable(SourceApiError):
+    """The stream cannot be reached, refuses the credentials, or these cannot be decrypted."""
+
+    STATUS = 502
+    CODE = "source-not-readable"
+
+    def __init__(self, name: str, reason: str) -> None:
+        super().__init__(f"source `{name}` cannot be read: {reason}")
+
+
+class SourceIsSent(SourceApiError):
+    """The rows of a webhook are sent to the platform, so there is nothing that it could stop."""
+
+    STATUS = 409
+    CODE = "source-is-sent"
+
+    def __init__(self, name: str, what: str) -> None:
+        super().__init__(
+            f"source `{name}` is a webhook: its rows are sent by `log`, so the platform cannot "
+            f"{what} it; stop the program that sends them, or revoke its token"
+        )

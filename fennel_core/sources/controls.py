@@ -1,0 +1,115 @@
+"""What users order about sources, and what the process that reads them reports.
+
+A source is known by the raw topic that it is written to, which all branches share. A pause is kept
+until it is lifted, whatever is restarted, and with the raw topic if a version removes the source
+and a later one revives it. A status says how the source was when the process last looked; nothing
+is decided by it. `postgres.py` is the real implementation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime, timedelta
+from typing import Protocol
+
+from fennel_core.vocab.ids import TopicName
+
+
+@dataclass(frozen=True, slots=True)
+class SourcePause:
+    """Who paused a source, and when."""
+
+    by: str
+    at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class FeedNews:
+    """What the process says about a source now. `reason`: why it is parked, else None.
+
+    `behind`: messages that are not read yet; None if not known. `retry_s`: seconds from now until a
+    parked source is tried again.
+    """
+
+    raw_topic: TopicName
+    failures: int
+    behind: int | None
+    reason: str | None
+    retry_s: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class FeedStatus:
+    """The last report about a source, and how old it is."""
+
+    failures: int
+    behind: int | None
+    reason: str | None
+    retry_at: datetime | None
+    age_s: float
+
+
+class SourceControls(Protocol):
+    """The stored pauses and statuses. Every method raises `SystemUnavailable`."""
+
+    async def pauses(self) -> Mapping[TopicName, SourcePause]:
+        """Return the sources that are paused."""
+        ...
+
+    async def pause(self, topics: Collection[TopicName], by: str) -> None:
+        """Pause sources; those that are paused keep who paused them and when."""
+        ...
+
+    async def resume(self, topics: Collection[TopicName]) -> None:
+        """Lift the pauses of sources."""
+        ...
+
+    async def report(self, news: Sequence[FeedNews]) -> None:
+        """Replace the statuses of these sources; topics that are gone are left out."""
+        ...
+
+    async def statuses(self) -> Mapping[TopicName, FeedStatus]:
+        """Return the last status of each source that was ever read."""
+        ...
+
+
+@dataclass(slots=True)
+class MemorySourceControls:
+    """In-memory `SourceControls`; `topics` are those that exist."""
+
+    now: Callable[[], datetime]
+    topics: Collection[TopicName]
+    _pauses: dict[TopicName, SourcePause] = field(default_factory=dict)
+    _news: dict[TopicName, tuple[FeedNews, datetime]] = field(default_factory=dict)
+
+    async def pauses(self) -> Mapping[TopicName, SourcePause]:
+        return dict(self._pauses)
+
+    async def pause(self, topics: Collection[TopicName], by: str) -> None:
+        for topic in topics:
+            if topic in self.topics:
+                self._pauses.setdefault(topic, SourcePause(by, self.now()))
+
+    async def resume(self, topics: Collection[TopicName]) -> None:
+        for topic in topics:
+            self._pauses.pop(topic, None)
+
+    async def report(self, news: Sequence[FeedNews]) -> None:
+        now = self.now()
+        self._news |= {
+            each.raw_topic: (each, now) for each in news if each.raw_topic in self.topics
+        }
+
+    async def statuses(self) -> Mapping[TopicName, FeedStatus]:
+        now = self.now()
+        return {
+            topic: FeedStatus(
+                news.failures,
+                news.behind,
+                news.reason,
+                None if news.retry_s is None else at + timedelta(seconds=news.retry_s),
+                (now - at).total_seconds(),
+            )
+            for topic, (news, at) in self._news.items()
+        }

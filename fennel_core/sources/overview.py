@@ -1,0 +1,139 @@
+"""What is known of each source of a workspace: pure functions over what the stores say.
+
+    state      condition                                             of
+    sent       rows are sent by `log`                                webhooks
+    paused     a user has paused it                                  streams
+    parked     it cannot be read; it is tried again at `retry_at`    streams
+    running    the process that reads it said so a moment ago        streams
+    unwatched  no process has reported it lately                     streams
+
+A stream has the state of its feed, which all branches share.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, Final
+
+from fennel_core.blueprints.spec import SourceBinding
+from fennel_core.ingest.store import Branches
+from fennel_core.sources.controls import FeedStatus, SourcePause
+from fennel_core.sources.feeds import Feed, feeds_of
+from fennel_core.sources.positions import DatasetPosition, SourcePosition
+from fennel_core.vocab.ids import BranchName, Identity, TopicName
+
+STATUS_S: Final = 60.0
+"""A status that is older says nothing: the process reports four times as often."""
+PositionsOf = Mapping[TopicName, Mapping[int, SourcePosition]]
+"""Of each feed, by raw topic: the position of each partition of its stream."""
+
+
+class SourceState(StrEnum):
+    """See the module."""
+
+    SENT = "sent"
+    PAUSED = "paused"
+    PARKED = "parked"
+    RUNNING = "running"
+    UNWATCHED = "unwatched"
+
+
+@dataclass(slots=True)
+class SourceView:
+    """One source: its bindings to datasets with the branches that have each, and its feed."""
+
+    name: str
+    feed: Feed | None
+    """None for a webhook."""
+    bindings: dict[tuple[Identity, TopicName], tuple[SourceBinding, set[BranchName]]] = field(
+        default_factory=dict
+    )
+
+    @property
+    def branches(self) -> set[BranchName]:
+        return {branch for _, branches in self.bindings.values() for branch in branches}
+
+
+def source_views(branches: Branches) -> list[SourceView]:
+    """Return the sources of a workspace by name, whatever branches have them."""
+    found: dict[TopicName, SourceView] = {}
+    feeds = feeds_of(branch.catalog for branch in branches.branches)
+    for branch in branches.branches:
+        for binding in branch.catalog.sources:
+            view = found.setdefault(
+                binding.raw_topic,
+                SourceView(f"{binding.webhook}/{binding.endpoint}", feeds.get(binding.raw_topic)),
+            )
+            _, having = view.bindings.setdefault(
+                (binding.identity, binding.topic), (binding, set())
+            )
+            having.add(branch.branch)
+    return sorted(found.values(), key=lambda view: view.name)
+
+
+def state_of(view: SourceView, pause: SourcePause | None, status: FeedStatus | None) -> SourceState:
+    """Return the state of a source; see the module."""
+    if view.feed is None:
+        return SourceState.SENT
+    if pause is not None:
+        return SourceState.PAUSED
+    if status is None or status.age_s > STATUS_S:
+        return SourceState.UNWATCHED
+    return SourceState.RUNNING if status.reason is None else SourceState.PARKED
+
+
+def source_row(
+    view: SourceView,
+    pause: SourcePause | None,
+    status: FeedStatus | None,
+    positions: Mapping[int, SourcePosition],
+) -> dict[str, Any]:
+    """Return a source as the API lists it. `error` is the last one, also of a paused source."""
+    state = state_of(view, pause, status)
+    parked = state is SourceState.PARKED and status is not None
+    return {
+        "source": view.name,
+        "kind": "webhook" if view.feed is None else "kafka",
+        "branches": sorted(view.branches),
+        "state": state.value,
+        "paused_by": None if pause is None else pause.by,
+        "paused_at": None if pause is None else pause.at.isoformat(timespec="seconds"),
+        "error": None if status is None else status.reason,
+        "failures": 0 if status is None else status.failures,
+        "retry_at": status.retry_at.isoformat(timespec="seconds")
+        if parked and status is not None and status.retry_at is not None
+        else None,
+        "behind": None if status is None or state is SourceState.UNWATCHED else status.behind,
+        "positions": {str(number): each.next for number, each in sorted(positions.items())},
+        "datasets": [
+            _dataset_row(binding, having, positions.values())
+            for binding, having in view.bindings.values()
+        ],
+    }
+
+
+def _dataset_row(
+    binding: SourceBinding, having: set[BranchName], positions: Iterable[SourcePosition]
+) -> dict[str, Any]:
+    """Return what became of the rows; None for rows that are sent, which the metrics count."""
+    row: dict[str, Any] = {
+        "dataset": binding.dataset,
+        "branches": sorted(having),
+        "cdc": binding.source.cdc.value,
+    }
+    if binding.positions is None:
+        return row | dict.fromkeys(("accepted", "late", "dead", "latest_us"))
+    own = [
+        each
+        for position in positions
+        for each in [position.datasets.get(binding.identity, DatasetPosition())]
+    ]
+    latest = [each.latest_us for each in own if each.latest_us is not None]
+    return row | {
+        "accepted": sum(each.accepted for each in own),
+        "late": sum(each.late for each in own),
+        "dead": sum(each.dead for each in own),
+        "latest_us": max(latest, default=None),
+    }

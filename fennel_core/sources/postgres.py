@@ -1,0 +1,69 @@
+"""Pauses and statuses of sources in Postgres (migration 0018); see `controls.py`."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any, Final, LiteralString
+
+from fennel_core.connections.postgres import Pool, connection_of
+from fennel_core.sources.controls import FeedNews, FeedStatus, SourcePause
+from fennel_core.vocab.ids import TopicName
+
+PAUSES: Final[LiteralString] = "SELECT raw_topic, paused_by, paused_at FROM source_pause"
+PAUSE: Final[LiteralString] = """
+    INSERT INTO source_pause (raw_topic, paused_by)
+    SELECT a.id, %(by)s FROM asset a WHERE a.id = ANY(%(topics)s)
+    ON CONFLICT DO NOTHING
+"""
+RESUME: Final[LiteralString] = "DELETE FROM source_pause WHERE raw_topic = ANY(%(topics)s)"
+REPORT: Final[LiteralString] = """
+    INSERT INTO source_status (raw_topic, failures, behind, reason, retry_at, reported_at)
+    SELECT a.id, n.failures, n.behind, n.reason, now() + make_interval(secs => n.retry_s), now()
+    FROM unnest(%(topics)s::text[], %(failures)s::integer[], %(behind)s::bigint[],
+        %(reasons)s::text[], %(retry_s)s::float8[])
+        AS n (topic, failures, behind, reason, retry_s)
+    JOIN asset a ON a.id = n.topic ORDER BY a.id
+    ON CONFLICT (raw_topic) DO UPDATE SET failures = excluded.failures, behind = excluded.behind,
+        reason = excluded.reason, retry_at = excluded.retry_at, reported_at = excluded.reported_at
+"""
+STATUSES: Final[LiteralString] = """
+    SELECT raw_topic, failures, behind, reason, retry_at,
+        extract(epoch FROM now() - reported_at)::float8
+    FROM source_status
+"""
+
+
+class PostgresSourceControls:
+    """`SourceControls` in the tables `source_pause` and `source_status`."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def pauses(self) -> Mapping[TopicName, SourcePause]:
+        return {TopicName(topic): SourcePause(by, at) for topic, by, at in await self._rows(PAUSES)}
+
+    async def pause(self, topics: Collection[TopicName], by: str) -> None:
+        await self._rows(PAUSE, {"topics": list(topics), "by": by})
+
+    async def resume(self, topics: Collection[TopicName]) -> None:
+        await self._rows(RESUME, {"topics": list(topics)})
+
+    async def report(self, news: Sequence[FeedNews]) -> None:
+        values = {
+            "topics": [each.raw_topic for each in news],
+            "failures": [each.failures for each in news],
+            "behind": [each.behind for each in news],
+            "reasons": [None if e.reason is None else e.reason.replace("\0", "") for e in news],
+            "retry_s": [each.retry_s for each in news],
+        }
+        await self._rows(REPORT, values)
+
+    async def statuses(self) -> Mapping[TopicName, FeedStatus]:
+        return {TopicName(topic): FeedStatus(*rest) for topic, *rest in await self._rows(STATUSES)}
+
+    async def _rows(
+        self, statement: LiteralString, values: Mapping[str, object] | None = None
+    ) -> list[tuple[Any, ...]]:
+        async with connection_of(self._pool) as connection:
+            cursor = await connection.execute(statement, values)
+            return [] if cursor.description is None else await cursor.fetchall()

@@ -1,0 +1,98 @@
+"""`/sources`: list, pause, resume and test the sources of a workspace.
+
+A stream is shared by the branches that have it, so its state is that of the workspace.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Final
+
+from fastapi import APIRouter, Depends, Query, Request, Response
+
+from fennel_core.connections.audit_events import Action
+from fennel_core.definition.json_messages import json_body, json_response, required_string
+from fennel_core.definition.routes import API
+from fennel_core.definition.server_state import Committer, Reader, State
+from fennel_core.sources.service import SourceService
+from fennel_core.sources.trial import SourceTrials
+from fennel_core.vocab.ids import BranchName
+
+NAME_FIELDS: Final = frozenset({"source"})
+_NAMED: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"source": {"type": "string"}},
+                    "required": ["source"],
+                    "additionalProperties": False,
+                }
+            }
+        },
+    }
+}
+router = APIRouter(prefix=f"{API}/sources", tags=["sources"])
+
+
+def source_service(request: Request) -> SourceService:
+    """Return the service that `apps.definition` attached to the application."""
+    found = request.app.state.source_service
+    assert isinstance(found, SourceService)
+    return found
+
+
+Service = Annotated[SourceService, Depends(source_service)]
+
+
+def source_trials(request: Request) -> SourceTrials:
+    """Return the service that `apps.definition` attached to the application."""
+    found = request.app.state.source_trials
+    assert isinstance(found, SourceTrials)
+    return found
+
+
+Trials = Annotated[SourceTrials, Depends(source_trials)]
+Branch = Annotated[str | None, Query(description="Only the sources that this branch has.")]
+
+
+@router.get("")
+async def list_sources(principal: Reader, service: Service, branch: Branch = None) -> Response:
+    """List the sources of the workspace: state, rows, lag, positions and the last error."""
+    wanted = None if branch is None else BranchName(branch)
+    return json_response({"sources": await service.rows(principal.workspace, wanted)})
+
+
+@router.post("/pause", openapi_extra=_NAMED)
+async def pause(request: Request, state: State, principal: Committer, service: Service) -> Response:
+    """Stop reading a source, in every branch, until it is resumed."""
+    name = await _named(request, state)
+    async with principal.audited(state, Action.PAUSE_SOURCE, f"source {name}"):
+        await service.pause(principal.workspace, name, principal.access.actor)
+    return json_response({"source": name, "state": "paused"})
+
+
+@router.post("/resume", openapi_extra=_NAMED)
+async def resume(
+    request: Request, state: State, principal: Committer, service: Service
+) -> Response:
+    """Read a paused source on, from its position."""
+    name = await _named(request, state)
+    async with principal.audited(state, Action.RESUME_SOURCE, f"source {name}"):
+        await service.resume(principal.workspace, name)
+    return json_response({"source": name, "state": "resumed"})
+
+
+@router.post("/test", openapi_extra=_NAMED)
+async def test(request: Request, state: State, principal: Committer, trials: Trials) -> Response:
+    """Read the newest messages of a stream and show what would become of them; moves nothing."""
+    name = await _named(request, state)
+    async with principal.audited(state, Action.TEST_SOURCE, f"source {name}"):
+        found = await trials.run(principal.workspace, name)
+    return json_response(found)
+
+
+async def _named(request: Request, state: State) -> str:
+    body = await json_body(request, state.settings.body_limit_bytes, NAME_FIELDS)
+    return required_string(body, "source")

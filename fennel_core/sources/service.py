@@ -1,0 +1,87 @@
+"""The calls about sources: list, pause and resume those of a workspace."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import OrderedDict
+from collections.abc import Callable, Collection, Mapping
+from typing import Any, Final
+
+from fennel_core.blueprints.spec import Catalog
+from fennel_core.ingest.store import Branches, CatalogDirectory
+from fennel_core.sources.api_errors import SourceIsSent, SourceUnknown
+from fennel_core.sources.controls import SourceControls
+from fennel_core.sources.feeds import Feed
+from fennel_core.sources.overview import PositionsOf, SourceView, source_row, source_views
+from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
+
+WORKSPACES_KEPT: Final = 100
+ReadPositions = Callable[[Collection[Feed]], PositionsOf]
+"""Blocks; raises `SystemUnavailable`."""
+
+
+class SourceService:
+    """Serves the calls. Use from one event loop."""
+
+    def __init__(
+        self, directory: CatalogDirectory, controls: SourceControls, read: ReadPositions
+    ) -> None:
+        self._directory, self._controls, self._read = directory, controls, read
+        self._known: OrderedDict[WorkspaceId, dict[CommitId, Catalog]] = OrderedDict()
+
+    async def rows(self, workspace: WorkspaceId, branch: BranchName | None) -> list[dict[str, Any]]:
+        """Return the sources of a workspace, or those that one of its branches has."""
+        views = [
+            view
+            for view in source_views(await self.branches(workspace))
+            if branch is None or branch in view.branches
+        ]
+        feeds = [view.feed for view in views if view.feed is not None]
+        positions = await asyncio.to_thread(self._read, feeds) if feeds else {}
+        pauses, statuses = await self._controls.pauses(), await self._controls.statuses()
+        rows = []
+        for view in views:
+            if view.feed is None:
+                rows.append(source_row(view, None, None, {}))
+            else:
+                topic = view.feed.raw_topic
+                rows.append(
+                    source_row(
+                        view, pauses.get(topic), statuses.get(topic), positions.get(topic, {})
+                    )
+                )
+        return rows
+
+    async def pause(self, workspace: WorkspaceId, name: str, by: str) -> None:
+        """Pause a source in every branch. Raises SourceUnknown and SourceIsSent."""
+        _, feed = await self.feed(workspace, name, "pause")
+        await self._controls.pause([feed.raw_topic], by)
+
+    async def resume(self, workspace: WorkspaceId, name: str) -> None:
+        """Read a source on. Raises SourceUnknown and SourceIsSent."""
+        _, feed = await self.feed(workspace, name, "resume")
+        await self._controls.resume([feed.raw_topic])
+
+    async def feed(self, workspace: WorkspaceId, name: str, what: str) -> tuple[SourceView, Feed]:
+        """Return the stream of this name. Raises SourceUnknown, and SourceIsSent for a webhook.
+
+        `what`: the verb of the call.
+        """
+        views = source_views(await self.branches(workspace))
+        named = [view for view in views if view.name == name]
+        if not named:
+            raise SourceUnknown(name, [view.name for view in views])
+        for view in named:
+            if view.feed is not None:
+                return view, view.feed
+        raise SourceIsSent(name, what)
+
+    async def branches(self, workspace: WorkspaceId) -> Branches:
+        """Return the branches of a workspace; catalogs that were read before are read once."""
+        known: Mapping[CommitId, Catalog] = self._known.get(workspace, {})
+        found = await self._directory.read(workspace, known)
+        self._known[workspace] = {each.commit: each.catalog for each in found.branches}
+        self._known.move_to_end(workspace)
+        while len(self._known) > WORKSPACES_KEPT:
+            self._known.popitem(last=False)
+        return found

@@ -1,0 +1,148 @@
+"""Try a source: read a few messages and type them as the source would, without a trace.
+
+Nothing is written, and no position moves: the newest messages are typed by the code that types what
+is read (`messages.py`, `admission`), for every dataset that the stream feeds. So the result says
+what would become of them: a typed row, a dead letter with its reason, or nothing, because `where`,
+`since`, `until`, the sample or an erasure leaves the row out.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Sequence
+from typing import Any, Final
+
+import numpy as np
+
+from fennel_core.admission.payload import Payload
+from fennel_core.admission.validator import CodeRunner, Validator
+from fennel_core.connections.erasures import Erased
+from fennel_core.connections.external_kafka import (
+    ExternalKafka,
+    ExternalKafkaUnusable,
+    ExternalMessage,
+    describe_topic,
+    newest_messages,
+    opened,
+)
+from fennel_core.connections.secrets import SecretUnreadable
+from fennel_core.executors.client import Callbacks
+from fennel_core.ingest.log_service import ReadSecret
+from fennel_core.sources.api_errors import SourceNotReadable
+from fennel_core.sources.messages import DecodedMessages, decode_messages
+from fennel_core.sources.overview import SourceView
+from fennel_core.sources.service import SourceService
+from fennel_core.vocab import dtypes
+from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire.connectors import SealedSecret
+from fennel_core.wire.json_data import json_table
+from fennel_core.wire.json_encode import encode_column
+
+MESSAGES: Final = 5
+OpenSecret = Callable[[WorkspaceId, SealedSecret], str]
+"""Returns the text of a sealed secret; raises `secrets.SecretUnreadable`."""
+ReadNewest = Callable[[ExternalKafka, str, int], list[ExternalMessage]]
+"""Returns the newest messages of a topic, at most so many. Blocks; raises `ExternalKafkaUnusable`.
+"""
+
+
+def read_newest(kafka: ExternalKafka, topic: str, count: int) -> list[ExternalMessage]:
+    """Return the newest messages of a topic; see `ReadNewest`."""
+    return newest_messages(kafka, topic, describe_topic(kafka, topic).partitions, count)
+
+
+class SourceTrials:
+    """Tries sources with their stored credentials. Use from one event loop."""
+
+    def __init__(
+        self,
+        sources: SourceService,
+        executors: CodeRunner,
+        secret: ReadSecret,
+        open_secret: OpenSecret,
+        read: ReadNewest = read_newest,
+    ) -> None:
+        self._sources, self._executors, self._secret = sources, executors, secret
+        self._open, self._read = open_secret, read
+
+    async def run(self, workspace: WorkspaceId, name: str) -> dict[str, Any]:
+        """Return what would become of the newest messages of a stream.
+
+        Raises SourceUnknown, SourceIsSent, SourceNotReadable, and SourceCodeFailed.
+        """
+        view, feed = await self._sources.feed(workspace, name, "test")
+        branches = await self._sources.branches(workspace)
+
+        def read() -> list[ExternalMessage]:
+            kafka = opened(feed.connector, lambda secret: self._open(workspace, secret))
+            return self._read(kafka, feed.stream, MESSAGES)
+
+        try:
+            messages = await asyncio.to_thread(read)
+        except (ExternalKafkaUnusable, SecretUnreadable) as unusable:
+            raise SourceNotReadable(name, str(unusable)) from unusable
+        code = f"sources@{branches.version}"
+        callbacks = Callbacks(
+            secret=lambda secret: self._secret(workspace, code, secret),
+            workspace=workspace,
+            version=code,
+        )
+        validator = Validator(self._executors, callbacks)
+        datasets = await try_messages(validator, view, branches.erased, messages)
+        return {"source": name, "messages": len(messages), "datasets": datasets}
+
+
+async def try_messages(
+    validator: Validator,
+    view: SourceView,
+    erased: Erased,
+    messages: Sequence[ExternalMessage],
+) -> list[dict[str, Any]]:
+    """Return what would become of the messages in each dataset that the source feeds.
+
+    Raises `SourceCodeFailed` where user code could not be run.
+    """
+    decoded = decode_messages([message.value for message in messages])
+    found = []
+    for binding, branches in view.bindings.values():
+        outcomes: dict[int, dict[str, Any]] = {
+            number: {"error": each.reason} for each in decoded.unreadable for number in each.numbers
+        }
+        if decoded.rows:
+            good, dead = await validator.validate_or_dead_letter(
+                binding, _payload(decoded), erased.get(binding.dataset, ()), attempts=None
+            )
+            for letter in dead:
+                outcomes |= {
+                    int(number): {"error": letter.reason} for number in letter.payload.numbers
+                }
+            for rows in good:
+                values = {
+                    field.name: encode_column(rows.frame.get_column(field.name), field.dtype)
+                    for field in binding.schema.fields
+                }
+                for place, number in enumerate(rows.numbers.tolist()):
+                    row = {name: column[place] for name, column in values.items()}
+                    outcomes[number] = {"row": row}
+        found.append(
+            {
+                "dataset": binding.dataset,
+                "branches": sorted(branches),
+                "fields": _types(binding.schema),
+                "messages": [
+                    {"partition": message.partition, "offset": message.offset}
+                    | outcomes.get(number, {"left_out": True})
+                    for number, message in enumerate(messages)
+                ],
+            }
+        )
+    return found
+
+
+def _payload(decoded: DecodedMessages) -> Payload:
+    return Payload(json_table(decoded.rows).columns, decoded.numbers.astype(np.int64))
+
+
+def _types(schema: Schema) -> dict[str, str]:
+    return {field.name: dtypes.show(field.dtype) for field in schema.fields}

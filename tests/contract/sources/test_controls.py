@@ -1,0 +1,75 @@
+"""The contract of pauses and statuses of sources, in memory and in a real Postgres."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime
+
+import pytest
+
+from fennel_core.connections.postgres import pool
+from fennel_core.sources.controls import FeedNews, MemorySourceControls, SourceControls
+from fennel_core.sources.postgres import PostgresSourceControls
+from fennel_core.vocab.ids import TopicName
+from tests.support.postgres import database, empty_database, postgres_server
+
+__all__ = ["database", "empty_database", "postgres_server"]
+ORDERS, USERS = TopicName("shop.raw.orders.1"), TopicName("shop.raw.users.2")
+GONE = TopicName("shop.raw.gone.3")
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def controls(request: pytest.FixtureRequest) -> AsyncIterator[SourceControls]:
+    if request.param == "memory":
+        yield MemorySourceControls(lambda: datetime.now(UTC), {ORDERS, USERS})
+        return
+    async with pool(request.getfixturevalue("database"), name="test", size=2) as connections:
+        async with connections.connection() as connection:
+            await connection.execute("INSERT INTO workspace (name, partitions) VALUES ('shop', 2)")
+            for topic in (ORDERS, USERS):
+                _, kind, identity, number = topic.split(".")
+                await connection.execute(
+                    "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, "
+                    "blueprint) VALUES (%s, 'shop', %s, %s, %s, 'live', '', '')",
+                    (topic, kind, identity, int(number)),
+                )
+        yield PostgresSourceControls(connections)
+
+
+async def test_a_pause_is_kept_until_it_is_lifted(controls: SourceControls) -> None:
+    assert await controls.pauses() == {}
+    await controls.pause([ORDERS, USERS], "token 1")
+    first = await controls.pauses()
+    assert {topic: each.by for topic, each in first.items()} == {
+        ORDERS: "token 1",
+        USERS: "token 1",
+    }
+    await controls.pause([ORDERS], "token 2")
+    assert await controls.pauses() == first
+    await controls.resume([ORDERS, GONE])
+    assert await controls.pauses() == {USERS: first[USERS]}
+
+
+async def test_the_last_status_of_a_source_is_kept(controls: SourceControls) -> None:
+    await controls.report([])
+    assert await controls.statuses() == {}
+    await controls.report(
+        [FeedNews(ORDERS, 3, None, "no\0route", 60.0), FeedNews(USERS, 0, 7, None, None)]
+    )
+    found = await controls.statuses()
+    broken, read = found[ORDERS], found[USERS]
+    assert (broken.failures, broken.behind) == (3, None)
+    assert broken.reason is not None
+    assert broken.reason.startswith("no")
+    assert broken.retry_at is not None
+    assert 50 < (broken.retry_at - datetime.now(UTC)).total_seconds() <= 61
+    assert (read.failures, read.behind, read.reason, read.retry_at) == (0, 7, None, None)
+    assert 0 <= read.age_s < 30
+    await controls.report([FeedNews(ORDERS, 0, 1, None, None)])
+    assert [(await controls.statuses())[t].reason for t in (ORDERS, USERS)] == [None, None]
+
+
+async def test_topics_that_are_gone_are_left_out(controls: SourceControls) -> None:
+    await controls.pause([GONE], "token 1")
+    await controls.report([FeedNews(GONE, 0, 1, None, None)])
+    assert (await controls.pauses(), await controls.statuses()) == ({}, {})

@@ -1,0 +1,108 @@
+"""What the calls about sources show and do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from fennel_core.ingest.store import MemoryDirectory
+from fennel_core.sources.api_errors import SourceIsSent, SourceUnknown
+from fennel_core.sources.controls import FeedNews, FeedStatus, MemorySourceControls, SourcePause
+from fennel_core.sources.overview import STATUS_S, SourceState, source_views, state_of
+from fennel_core.sources.positions import DatasetPosition, SourcePosition
+from fennel_core.sources.service import SourceService
+from fennel_core.vocab.ids import BranchName, Identity
+from tests.support.ingest_world import WORKSPACE, binding, branches, catalog
+from tests.support.source_world import ORIGIN, RAW, stream_source
+
+OTHERS = replace(stream_source("Others"), identity=Identity("others"))
+WORLD = branches(
+    "1", main=catalog(stream_source(), OTHERS, binding()), copy=catalog(stream_source())
+)
+POSITIONS = {
+    RAW: {
+        0: SourcePosition(
+            40, ORIGIN, {Identity("users"): DatasetPosition(None, 5, None, 30, 6, 4)}
+        ),
+        1: SourcePosition(2, ORIGIN, {Identity("users"): DatasetPosition(None, 9, None, 2, 0, 0)}),
+    }
+}
+FRESH, STALE = 1.0, STATUS_S + 1
+
+
+def controls() -> MemorySourceControls:
+    return MemorySourceControls(lambda: datetime.now(UTC), {RAW})
+
+
+def service(stored: MemorySourceControls) -> SourceService:
+    return SourceService(MemoryDirectory({WORKSPACE: WORLD}), stored, lambda _: POSITIONS)
+
+
+async def test_a_stream_is_listed_with_rows_lag_positions_and_error() -> None:
+    stored = controls()
+    await stored.report([FeedNews(RAW, 2, None, "no route", 30.0)])
+    webhook, stream = await service(stored).rows(WORKSPACE, None)
+    assert (stream["source"], stream["kind"], stream["state"]) == (
+        "kafka/orders",
+        "kafka",
+        "parked",
+    )
+    assert (stream["branches"], stream["failures"]) == (["copy", "main"], 2)
+    assert (stream["error"], stream["positions"]) == ("no route", {"0": 40, "1": 2})
+    assert stream["retry_at"] is not None
+    users, others = stream["datasets"]
+    assert users | {"branches": []} == {
+        "dataset": "Users",
+        "branches": [],
+        "cdc": "upsert",
+        "accepted": 32,
+        "late": 6,
+        "dead": 4,
+        "latest_us": 9,
+    }
+    assert (users["branches"], others["branches"]) == (["copy", "main"], ["main"])
+    assert others["accepted"] == 0
+    assert (webhook["source"], webhook["state"], webhook["positions"]) == ("hook/e", "sent", {})
+    assert webhook["datasets"][0]["accepted"] is None
+
+
+async def test_the_list_can_be_that_of_one_branch() -> None:
+    found = await service(controls()).rows(WORKSPACE, BranchName("copy"))
+    assert [each["source"] for each in found] == ["kafka/orders"]
+
+
+async def test_a_source_is_paused_and_resumed_by_its_name() -> None:
+    stored = controls()
+    calls = service(stored)
+    await calls.pause(WORKSPACE, "kafka/orders", "token 1")
+    stream = (await calls.rows(WORKSPACE, None))[1]
+    assert (stream["state"], stream["paused_by"]) == ("paused", "token 1")
+    await calls.resume(WORKSPACE, "kafka/orders")
+    assert await stored.pauses() == {}
+
+
+async def test_what_cannot_be_paused_is_refused_by_name() -> None:
+    calls = service(controls())
+    with pytest.raises(SourceIsSent, match="`hook/e` is a webhook"):
+        await calls.pause(WORKSPACE, "hook/e", "token 1")
+    with pytest.raises(SourceUnknown, match=r"`x`.* its sources: hook/e, kafka/orders"):
+        await calls.resume(WORKSPACE, "x")
+
+
+@pytest.mark.parametrize(
+    ("paused", "status", "state"),
+    [
+        (True, FeedStatus(1, None, "no route", None, FRESH), SourceState.PAUSED),
+        (False, FeedStatus(1, None, "no route", None, FRESH), SourceState.PARKED),
+        (False, FeedStatus(0, 3, None, None, FRESH), SourceState.RUNNING),
+        (False, FeedStatus(0, 3, None, None, STALE), SourceState.UNWATCHED),
+        (False, None, SourceState.UNWATCHED),
+    ],
+)
+def test_the_state_of_a_stream(paused: bool, status: FeedStatus | None, state: SourceState) -> None:
+    webhook, stream = source_views(WORLD)
+    pause = SourcePause("token 1", datetime.now(UTC)) if paused else None
+    assert state_of(stream, pause, status) is state
+    assert state_of(webhook, None, None) is SourceState.SENT

@@ -1,0 +1,88 @@
+"""A test of a source shows what would become of its newest messages, and leaves no trace."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from fennel_core.connections.erasures import ErasedKeys
+from fennel_core.connections.external_kafka import (
+    ExternalKafka,
+    ExternalKafkaUnusable,
+    ExternalMessage,
+)
+from fennel_core.ingest.store import MemoryDirectory
+from fennel_core.sources.api_errors import SourceIsSent, SourceNotReadable
+from fennel_core.sources.controls import MemorySourceControls
+from fennel_core.sources.service import SourceService
+from fennel_core.sources.trial import SourceTrials
+from fennel_core.vocab.ids import DatasetName, Identity, TopicName, WorkspaceId
+from fennel_core.vocab.keys import key_bytes
+from tests.support.ingest_world import KEYED, WORKSPACE, NoExecutors, binding, branches, catalog
+from tests.support.source_world import message, stream_source
+
+AT = "2026-01-01T00:00:00Z"
+OTHERS = replace(
+    stream_source("Others", since_us=4 * 10**15),
+    identity=Identity("others"),
+    topic=TopicName("w.topic.others.1"),
+)
+WORLD = branches("1", main=catalog(stream_source(), OTHERS, binding()))
+MESSAGES = [
+    ExternalMessage(0, 7, message(user="ann", age=31, at=AT)),
+    ExternalMessage(0, 9, b"no json"),
+    ExternalMessage(1, 3, message(user="bob", age="old", at=AT)),
+    ExternalMessage(1, 4, message(user="eve", age=5, at=AT)),
+]
+
+
+async def secret(_: WorkspaceId, code: str, name: str) -> str | None:
+    raise AssertionError((code, name))
+
+
+def trials(world: object = WORLD, reads: list[object] | None = None) -> SourceTrials:
+    def read(kafka: ExternalKafka, topic: str, count: int) -> list[ExternalMessage]:
+        if reads is None:
+            raise ExternalKafkaUnusable("the cluster is away")
+        reads.append((kafka.name, topic, count))
+        return MESSAGES
+
+    sources = SourceService(
+        MemoryDirectory({WORKSPACE: world}),  # type: ignore[dict-item]  # branches
+        MemorySourceControls(lambda: None, ()),  # type: ignore[arg-type,return-value]  # no clock
+        lambda _: {},
+    )
+    return SourceTrials(sources, NoExecutors(), secret, lambda *_: "", read)
+
+
+async def test_messages_are_shown_typed_or_with_the_reason() -> None:
+    reads: list[object] = []
+    found = await trials(reads=reads).run(WORKSPACE, "kafka/orders")
+    assert reads == [("kafka", "orders", 5)]
+    assert found["messages"] == 4
+    users, others = found["datasets"]
+    assert users["fields"] == {"user": "str", "age": "int", "at": "datetime"}
+    first, second, third, fourth = users["messages"]
+    assert (first["partition"], first["offset"]) == (0, 7)
+    assert first["row"] | {"at": ""} == {"user": "ann", "age": 31, "at": ""}
+    assert second["error"] == "the message is not JSON"
+    assert "age" in third["error"]
+    assert fourth["row"]["user"] == "eve"
+    assert others["messages"][0] == {"partition": 0, "offset": 7, "left_out": True}
+
+
+async def test_erased_keys_are_left_out() -> None:
+
+    (key,) = key_bytes(pl.DataFrame({"user": ["ann"]}), KEYED.key_names)
+    erased = {DatasetName("Users"): (ErasedKeys(("user",), frozenset({key})),)}
+    found = await trials(replace(WORLD, erased=erased), []).run(WORKSPACE, "kafka/orders")
+    assert found["datasets"][0]["messages"][0] == {"partition": 0, "offset": 7, "left_out": True}
+
+
+async def test_a_stream_that_cannot_be_read_is_named_with_the_reason() -> None:
+    with pytest.raises(SourceNotReadable, match=r"`kafka/orders` cannot be read: .*away"):
+        await trials().run(WORKSPACE, "kafka/orders")
+    with pytest.raises(SourceIsSent, match="cannot test it"):
+        await trials().run(WORKSPACE, "hook/e")
