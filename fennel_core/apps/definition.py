@@ -88,7 +88,6 @@ async def serve(settings: Settings) -> None:
             changes,
             None if orchestrator is inline else warming,
         )
-        key_file = settings.secrets_key_file
         reconcile_loop = ReconcileLoop(
             steps.context, settings.reconcile_interval_s, run_check(orchestrator)
         )
@@ -103,7 +102,7 @@ async def serve(settings: Settings) -> None:
             pool,
             commits,
             dataclasses.replace(commits, orchestrator=inline, warming=None),
-            None if key_file is None else secrets.Sealer.from_file(key_file),
+            sealer_of(settings),
             reconcile_loop.wake,
             WorkspaceLimits(settings.workspace_requests_at_once, settings.workspace_requests_per_s),
             lambda: needed_records.alarms,
@@ -134,6 +133,12 @@ async def serve(settings: Settings) -> None:
                     closing.push_async_callback(each.close)
                 closing.push_async_callback(offline.close)
                 closing.callback(app.state.dataframe_reads.close)
+
+
+def sealer_of(settings: Settings) -> secrets.Sealer | None:
+    """Return the sealer of the key file; None without one."""
+    key_file = settings.secrets_key_file
+    return None if key_file is None else secrets.Sealer.from_file(key_file)
 
 
 def with_services(state: ServerState, offline: OfflineParts, executors: Executors) -> FastAPI:
