@@ -11,9 +11,7 @@ from fennel_core.connections.postgres import pool
 from fennel_core.sources.controls import FeedNews, MemorySourceControls, SourceControls
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.vocab.ids import TopicName
-from tests.support.postgres import database, empty_database, postgres_server
 
-__all__ = ["database", "empty_database", "postgres_server"]
 ORDERS, USERS = TopicName("shop.raw.orders.1"), TopicName("shop.raw.users.2")
 GONE = TopicName("shop.raw.gone.3")
 
