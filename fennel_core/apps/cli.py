@@ -20,6 +20,7 @@ from fennel_core.apps.backup_commands import backup, restore
 from fennel_core.apps.command_context import fail, names_of, select
 from fennel_core.apps.export_commands import export
 from fennel_core.apps.kafka_commands import kafka_access
+from fennel_core.apps.letter_commands import deadletters
 from fennel_core.apps.offline_commands import offline
 from fennel_core.apps.source_commands import source
 
@@ -561,6 +562,7 @@ main.add_command(backup)
 main.add_command(restore)
 main.add_command(offline)
 main.add_command(source)
+main.add_command(deadletters)
 main.add_command(export)
 
 

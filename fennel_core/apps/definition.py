@@ -6,6 +6,7 @@ import asyncio
 import dataclasses
 import time
 import uuid
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 
 import uvloop
@@ -13,8 +14,11 @@ from fastapi import FastAPI
 
 from fennel_core.apps.http_protection import protection_of
 from fennel_core.apps.serve import serve_http
-from fennel_core.connections import postgres, secrets
+from fennel_core.connections import erasures, postgres, secrets
+from fennel_core.connections.erasures import Erased
 from fennel_core.connections.errors import SystemUnavailable
+from fennel_core.connections.external_kafka import stream_bounds
+from fennel_core.connections.kafka import COMMIT_WITHIN_TRANSACTIONS
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.secret_uses import SecretUses
 from fennel_core.connections.workspace_limits import WorkspaceLimits
@@ -38,12 +42,17 @@ from fennel_core.definition.reconcile_loop import ReconcileLoop
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
 from fennel_core.executors.client import Executors
-from fennel_core.ingest.postgres import PostgresDirectory
+from fennel_core.ingest.catalogs import Catalogs
+from fennel_core.ingest.postgres import PostgresDirectory, PostgresIngestClock
 from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.offline.parts import ROUTERS, EndlessLoop, OfflineParts
+from fennel_core.redrive.kafka import KafkaLetterLog
+from fennel_core.redrive.routes import router as redrive_router
+from fennel_core.redrive.service import Redrive
 from fennel_core.settings.model import Orchestrator, Settings
-from fennel_core.sources.kafka import positions_of_feeds
+from fennel_core.sources.kafka import KafkaSourceLog, positions_of_feeds
 from fennel_core.sources.postgres import PostgresSourceControls
+from fennel_core.sources.rewind import SourceRewinds
 from fennel_core.sources.routes import router as sources_router
 from fennel_core.sources.service import SourceService
 from fennel_core.sources.trial import SourceTrials
@@ -145,12 +154,15 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
     """Return the application with the services of its routes."""
     settings, pool, sealer = state.settings, state.pool, state.sealer
     health = HealthEndpoint(PROCESS, checks(pool, settings))
-    app = application(state, health, (*ROUTERS, dataframes_router, sources_router))
+    app = application(state, health, (*ROUTERS, dataframes_router, sources_router, redrive_router))
     app.state.offline_requests = offline.requests
     app.state.dataframe_reads = DataframeReads(pool, ReadStores.of(settings, pool))
+    commit_within_s = COMMIT_WITHIN_TRANSACTIONS * settings.transaction_timeout_ms / 1000
+    threads = ThreadPoolExecutor(8, thread_name_prefix="orders")
+    directory, controls = PostgresDirectory(pool), PostgresSourceControls(pool)
     sources = SourceService(
-        PostgresDirectory(pool),
-        PostgresSourceControls(pool),
+        directory,
+        controls,
         lambda feeds: positions_of_feeds(settings, feeds),
     )
 
@@ -159,9 +171,30 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
             raise SecretsNotConfigured
         return sealer.open(workspace, secrets.CREDENTIAL, secret.token.encode("ascii"))
 
+    async def erased(workspace: WorkspaceId) -> Erased:
+        return (await erasures.read(pool, workspace)).get(workspace, {})
+
+    app.state.redrive = Redrive(
+        PostgresDeadLetterCounts(pool).topics,
+        KafkaLetterLog(settings, threads),
+        Catalogs(directory),
+        PostgresIngestClock(pool),
+        executors,
+        SecretUses(pool, sealer).read,
+        erased,
+        commit_within_s,
+    )
     app.state.source_service = sources
     app.state.source_trials = SourceTrials(
         sources, executors, SecretUses(pool, sealer).read, open_secret
+    )
+    app.state.source_rewinds = SourceRewinds(
+        sources,
+        controls,
+        KafkaSourceLog(settings, threads),
+        open_secret,
+        stream_bounds,
+        commit_within_s,
     )
     return app
 

@@ -15,7 +15,7 @@ from fennel_core.apps.workspace_calls import Caller, called
 @click.option("--token", envvar="FENNEL_TOKEN", help="Token of a workspace; default: FENNEL_TOKEN.")
 @click.pass_context
 def source(context: click.Context, url: str | None, token: str | None) -> None:
-    """List, pause, resume and test the sources of a workspace. A source has the name of its
+    """List, pause, resume, test and rewind the sources of a workspace. A source has the name of its
     connector and of what is read there, as `shop/orders`.
 
     The token selects the workspace. For the demonstration: eval "$(fennel-core env)".
@@ -113,3 +113,41 @@ def source_test(caller: Caller, name: str, as_json: bool) -> None:
             else:
                 what = "left out by where, since, until, the sample or an erasure"
             click.echo(f"    [{message['partition']}] at {message['offset']}: {what}")
+
+
+@source.command("rewind")
+@click.argument("name")
+@click.option(
+    "--to",
+    required=True,
+    metavar="PLACE",
+    help="earliest, latest, a time (2026-01-31T12:00:00Z), or offsets by partition (0:12,3:40).",
+)
+@click.option(
+    "--duplicates-rows", is_flag=True, help="Rows of datasets without keys may be there twice."
+)
+@click.option("--skips-messages", is_flag=True, help="Messages that are skipped may be lost.")
+@click.option("--dry-run", is_flag=True, help="Only count the messages.")
+@click.pass_obj
+def source_rewind(
+    caller: Caller, name: str, to: str, duplicates_rows: bool, skips_messages: bool, dry_run: bool
+) -> None:
+    """Move paused source NAME to a place in its stream; `resume` reads it on from there.
+
+    Rows of keyed datasets that are read again are the same rows; those of datasets without keys
+    are appended again. Needs the role admin.
+    """
+    body = {
+        "source": name,
+        "to": to,
+        "duplicates_rows": duplicates_rows,
+        "skips_messages": skips_messages,
+        "dry_run": dry_run,
+    }
+    done = called(caller, "POST", "/sources/rewind", body=body)
+    for move in done["moves"]:
+        click.echo(f"partition {move['partition']}: from {move['from']} to {move['to']}")
+    click.echo(
+        f"{'Would move' if dry_run else 'Moved'} {len(done['moves'])} partitions: "
+        f"{done['read_again']} messages are read again, {done['skipped']} are skipped."
+    )

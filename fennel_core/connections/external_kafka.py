@@ -7,7 +7,7 @@ Two clients read the cluster: librdkafka (checks and metadata) and Kafka's Java 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
 
@@ -171,6 +171,53 @@ def newest_messages(
     finally:
         consumer.close()
     return found
+
+
+@dataclass(frozen=True, slots=True)
+class StreamBounds:
+    """What a topic has: the first and the next offset of each partition, and those at a time."""
+
+    origin: str
+    first: Mapping[int, int]
+    end: Mapping[int, int]
+    at_time: Mapping[int, int]
+
+
+def stream_bounds(kafka: ExternalKafka, topic: str, time_ms: int | None) -> StreamBounds:
+    """Return the offsets of a topic; `at_time`: of the first messages since `time_ms`.
+
+    Blocks; raises `ExternalKafkaUnusable`.
+    """
+    described = describe_topic(kafka, topic)
+    consumer = Consumer(kafka.client_config() | {"group.id": TRIAL_GROUP, "log_level": 0})
+    try:
+        bounds = {
+            number: consumer.get_watermark_offsets(
+                RdTopicPartition(topic, number), timeout=REQUEST_S
+            )
+            for number in range(described.partitions)
+        }
+        found = (
+            []
+            if time_ms is None
+            else consumer.offsets_for_times(
+                [RdTopicPartition(topic, number, time_ms) for number in bounds], timeout=REQUEST_S
+            )
+        )
+    except KafkaException as failed:
+        raise ExternalKafkaUnusable(
+            f"connector `{kafka.name}`: the offsets of topic `{topic}` cannot be read: "
+            f"{failed.args[0].str()}"
+        ) from failed
+    finally:
+        consumer.close()
+    return StreamBounds(
+        described.origin,
+        {number: first for number, (first, _) in bounds.items()},
+        {number: end for number, (_, end) in bounds.items()},
+        # A negative offset says that no message is so new.
+        {at.partition: at.offset if at.offset >= 0 else bounds[at.partition][1] for at in found},
+    )
 
 
 def _last(consumer: Consumer, at: RdTopicPartition, first: int, end: int) -> list[ExternalMessage]:

@@ -30,9 +30,9 @@ class Permission(StrEnum):
     WRITE = "write"
     """Send rows to an endpoint."""
     DEFINE = "define"
-    """Commit, create and delete branches."""
+    """Commit, create and delete branches; order about sources, and replay dead letters."""
     ADMINISTER = "administer"
-    """Erase keys; secrets, tokens and the audit log of the workspace."""
+    """Erase keys, rewind sources, drop dead letters; secrets, tokens and the audit log."""
     OPERATE = "operate"
     """Workspaces, their tokens, and the state of the whole installation."""
 

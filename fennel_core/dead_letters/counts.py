@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
-from fennel_core.vocab.dead_letters import DeadLetterKind, DeadLetterOrigin
+from fennel_core.vocab.dead_letters import DeadLetterKind, DeadLetterOrigin, SettledLetter
 from fennel_core.vocab.ids import Millis, Offset, TopicName, TopicPartition, WorkspaceId
 
 REASON_CHARACTERS = 500
@@ -31,6 +31,8 @@ class DeadLetterMessage:
     rows: int
     origin: DeadLetterOrigin
     written_ms: Millis
+    settled: tuple[SettledLetter, ...] | None = None
+    """Of a message that is no letter: what became of letters of its partition."""
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -47,8 +49,18 @@ class LetterCount:
     """How many rows, with time and reason of the newest."""
 
     rows: int
+    """Rows of letters, whatever became of them."""
     newest_ms: Millis
     newest_reason: str
+    replayed: int = 0
+    dropped: int = 0
+    refused: int = 0
+    """Rows that a replay refused again: they are rows of another letter."""
+
+    @property
+    def open(self) -> int:
+        """Rows that still wait for a replay, or to be dropped."""
+        return self.rows - self.replayed - self.dropped - self.refused
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,15 +109,28 @@ def count_messages(messages: Iterable[DeadLetterMessage]) -> dict[CountKey, Lett
     """Return the counts of messages in the order of their offsets."""
     found: dict[CountKey, LetterCount] = {}
     for message in messages:
+        for letter in message.settled or ():
+            key = CountKey(letter.writer, letter.subject, letter.kind)
+            change = LetterCount(0, Millis(0), "", letter.replayed, letter.dropped, letter.refused)
+            found[key] = added(found[key], change) if key in found else change
+        if message.settled is not None:
+            continue
         origin = message.origin
         key = CountKey(origin.writer, origin.subject, origin.kind)
-        before = found[key].rows if key in found else 0
         reason = origin.reason[:REASON_CHARACTERS]
-        found[key] = LetterCount(before + message.rows, message.written_ms, reason)
+        counted = LetterCount(message.rows, message.written_ms, reason)
+        found[key] = added(found[key], counted) if key in found else counted
     return found
 
 
 def added(left: LetterCount, right: LetterCount) -> LetterCount:
     """Return the sum of two counts, with the reason of the newer one; of equals, the right one."""
     last = left if left.newest_ms > right.newest_ms else right
-    return LetterCount(left.rows + right.rows, last.newest_ms, last.newest_reason)
+    return LetterCount(
+        left.rows + right.rows,
+        last.newest_ms,
+        last.newest_reason,
+        left.replayed + right.replayed,
+        left.dropped + right.dropped,
+        left.refused + right.refused,
+    )

@@ -15,7 +15,7 @@ from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.dead_letters.counting import LogRange
 from fennel_core.dead_letters.counts import DeadLetterMessage
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.dead_letters import origin_of
+from fennel_core.vocab.dead_letters import origin_of, settled_letters
 from fennel_core.vocab.ids import Millis, Offset, TopicName, TopicPartition, partition_indexes
 from fennel_core.vocab.versions import row_count
 
@@ -68,4 +68,6 @@ def _message(message: Message) -> DeadLetterMessage:
     assert offset is not None, "a message without an error has an offset"
     _, written_ms = message.timestamp()
     known = [(name, bytes(content)) for name, content in headers or ()]
-    return DeadLetterMessage(Offset(offset), row_count(value), origin_of(known), Millis(written_ms))
+    settled = settled_letters(known, value)
+    rows = row_count(value) if settled is None else 0
+    return DeadLetterMessage(Offset(offset), rows, origin_of(known), Millis(written_ms), settled)

@@ -40,18 +40,23 @@ ADVANCE: Final = """
 """
 ADD: Final = """
     INSERT INTO dead_letter_count AS c
-        (topic, writer, subject, kind, row_count, newest_at, newest_reason)
+        (topic, writer, subject, kind, row_count, newest_at, newest_reason, replayed_rows,
+        dropped_rows, refused_rows)
     VALUES (%(topic)s, %(writer)s, %(subject)s, %(kind)s, %(rows)s,
-        to_timestamp(%(newest_ms)s / 1000.0), %(reason)s)
+        to_timestamp(%(newest_ms)s / 1000.0), %(reason)s, %(replayed)s, %(dropped)s, %(refused)s)
     ON CONFLICT (topic, writer, subject, kind) DO UPDATE
     SET row_count = c.row_count + excluded.row_count,
+        replayed_rows = c.replayed_rows + excluded.replayed_rows,
+        dropped_rows = c.dropped_rows + excluded.dropped_rows,
+        refused_rows = c.refused_rows + excluded.refused_rows,
         newest_at = greatest(c.newest_at, excluded.newest_at),
         newest_reason = CASE WHEN c.newest_at > excluded.newest_at THEN c.newest_reason
             ELSE excluded.newest_reason END
 """
 READ: Final = """
     SELECT a.workspace, c.writer, c.subject, c.kind, c.row_count,
-        (extract(epoch FROM c.newest_at) * 1000)::bigint, c.newest_reason
+        (extract(epoch FROM c.newest_at) * 1000)::bigint, c.newest_reason, c.replayed_rows,
+        c.dropped_rows, c.refused_rows
     FROM dead_letter_count c JOIN asset a ON a.id = c.topic
     WHERE a.state IN ('live', 'retained')
     ORDER BY a.workspace, c.topic, c.writer, c.subject, c.kind
@@ -99,9 +104,11 @@ class PostgresDeadLetterCounts:
             DeadLetterCount(
                 WorkspaceId(workspace),
                 CountKey(writer, subject, DeadLetterKind(kind)),
-                LetterCount(int(rows), Millis(newest_ms), reason),
+                LetterCount(int(rows), Millis(newest_ms), reason, *map(int, settled)),
             )
-            for workspace, writer, subject, kind, rows, newest_ms, reason in await self._rows(READ)
+            for workspace, writer, subject, kind, rows, newest_ms, reason, *settled in (
+                await self._rows(READ)
+            )
         ]
 
     async def _rows(
@@ -126,4 +133,7 @@ def _values(topic: TopicName, key: CountKey, count: LetterCount) -> dict[str, ob
         "rows": count.rows,
         "newest_ms": count.newest_ms,
         "reason": count.newest_reason.replace("\0", ""),
+        "replayed": count.replayed,
+        "dropped": count.dropped,
+        "refused": count.refused,
     }

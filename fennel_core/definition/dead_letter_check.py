@@ -46,8 +46,11 @@ class DeadLetterCheck:
             known = found.get(labels)
             found[labels] = each.count if known is None else added(known, each.count)
         metrics.DEAD_LETTERS.clear()
+        metrics.SETTLED_LETTERS.clear()
         for labels, count in found.items():
             metrics.DEAD_LETTERS.labels(*labels).set(count.rows)
+            for outcome in ("replayed", "dropped", "refused"):
+                metrics.SETTLED_LETTERS.labels(*labels, outcome).set(getattr(count, outcome))
             if (rows := count.rows - self._reported.get(labels, 0)) > 0 and self._started:
                 workspace, subject, kind = labels
                 log.warning(

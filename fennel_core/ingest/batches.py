@@ -33,7 +33,12 @@ from fennel_core.ingest.acceptance import (
 from fennel_core.ingest.catalogs import EndpointTarget
 from fennel_core.ingest.store import CatalogVersion, ProducerRecord, TransactionStart
 from fennel_core.vocab import raw_batches
-from fennel_core.vocab.dead_letters import INGEST, DeadLetterKind, DeadLetterOrigin
+from fennel_core.vocab.dead_letters import (
+    INGEST,
+    DeadLetterKind,
+    DeadLetterOrigin,
+    DeadLetterTarget,
+)
 from fennel_core.vocab.ids import DatasetName, Identity, Micros, TopicName
 from fennel_core.vocab.keys import KEY_GROUPS, key_bytes, partition_of
 from fennel_core.vocab.position import stamp
@@ -158,7 +163,7 @@ def build_transaction(
             if len(frame.frame):
                 targets[_feed(binding)] = entry.target
                 taken.setdefault(_feed(binding), []).append(
-                    (request.round_robin, _versions(frame, binding.schema, positions))
+                    (request.round_robin, versions_of(frame, binding.schema, positions))
                 )
         if request.count:
             raw.add(request, _raw_request(request, judged, start, positions))
@@ -166,7 +171,7 @@ def build_transaction(
     accepted = []
     for feed, parts in taken.items():
         target = targets[feed]
-        messages += _typed_messages(target, parts)
+        messages += typed_messages(target, parts)
         accepted.append(_accepted(target.binding, [part for _, part in parts]))
     dead = tuple(
         (target.binding, len(rejected.payload))
@@ -214,7 +219,8 @@ def _in_time(
     )
 
 
-def _versions(rows: TypedRows, schema: Schema, positions: pa.Array) -> pl.DataFrame:
+def versions_of(rows: TypedRows, schema: Schema, positions: pa.Array) -> pl.DataFrame:
+    """Return the versions of rows; `positions[n]` belongs to the row with number n."""
     own = (
         positions if len(rows.numbers) == len(positions) else positions.take(pa.array(rows.numbers))
     )
@@ -229,9 +235,10 @@ def _versions(rows: TypedRows, schema: Schema, positions: pa.Array) -> pl.DataFr
     )
 
 
-def _typed_messages(
+def typed_messages(
     target: EndpointTarget, parts: Sequence[tuple[int, pl.DataFrame]]
 ) -> Iterator[ProducerRecord]:
+    """Yield the records of versions; each part has the number that chooses its partition."""
     topic, keys = target.binding.topic, target.binding.schema.key_names
     if keys:
         frame = (
@@ -336,18 +343,38 @@ class _RawRecords:
 
 def _dead_letters(request: PreparedRequest, positions: pa.Array) -> Iterator[ProducerRecord]:
     for target, dead in request.dead:
-        yield ProducerRecord(
-            target.binding.dead_letters,
-            request.round_robin % target.partitions,
-            encode_frame(dead_letter_frame(target.binding.dataset, dead, positions)),
-            DeadLetterOrigin(
-                DeadLetterKind.NOT_ADMITTED,
-                INGEST,
-                target.binding.dataset,
-                dead.reason,
-                "" if request.source is None else request.source.text(dead.payload.numbers),
-            ).headers(),
+        source = "" if request.source is None else request.source.text(dead.payload.numbers)
+        # Only messages that are no rows have no body: nothing of them is in a raw request.
+        kind = DeadLetterKind.NOT_ADMITTED if request.body else DeadLetterKind.UNREADABLE
+        yield dead_letter_record(
+            target, dead, positions, request.round_robin % target.partitions, kind, source
         )
+
+
+def dead_letter_record(
+    target: EndpointTarget,
+    dead: DeadLetter,
+    positions: pa.Array,
+    partition: int,
+    kind: DeadLetterKind,
+    source: str,
+) -> ProducerRecord:
+    """Return the record of a letter; `positions[n]` belongs to the row with number n."""
+    binding = target.binding
+    origin = DeadLetterOrigin(
+        kind,
+        INGEST,
+        binding.dataset,
+        dead.reason,
+        source,
+        DeadLetterTarget(binding.topic, binding.identity, f"{binding.webhook}/{binding.endpoint}"),
+    )
+    return ProducerRecord(
+        binding.dead_letters,
+        partition,
+        encode_frame(dead_letter_frame(binding.dataset, dead, positions)),
+        origin.headers(),
+    )
 
 
 def _advances(

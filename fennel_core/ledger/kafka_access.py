@@ -75,7 +75,9 @@ ACCESS: Final[Mapping[str, Mapping[AssetKind, Operations]]] = {
         AssetKind.DEAD: WRITE,
         AssetKind.POSITIONS: READ | WRITE,
     },
-    "definition": {kind: CONTROL for kind in AssetKind if kind is not AssetKind.JOB},
+    # It replays dead letters, which writes rows and what is settled, and rewinds streams.
+    "definition": {kind: CONTROL for kind in AssetKind if kind is not AssetKind.JOB}
+    | dict.fromkeys((AssetKind.TOPIC, AssetKind.DEAD, AssetKind.POSITIONS), CONTROL | WRITE),
 }
 """What each component does with the topics of a workspace. Airflow's scheduler is `definition`."""
 
@@ -113,6 +115,8 @@ def rules_of(workspaces: Iterable[WorkspaceId]) -> Sequence[AccessRule]:
         rules += [
             AccessRule("engine", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.JOB}.", "WRITE"),
             AccessRule("sources", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.RAW}.", "WRITE"),
+            AccessRule("definition", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.RAW}.", "WRITE"),
+            AccessRule("definition", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.DEAD}.", "WRITE"),
         ]
         rules += [
             AccessRule(component, "TOPIC", f"{workspace}.{kind}.", operation.name)

@@ -48,3 +48,36 @@ class SourceIsSent(SourceApiError):
             f"source `{name}` is a webhook: its rows are sent by `log`, so the platform cannot "
             f"{what} it; stop the program that sends them, or revoke its token"
         )
+
+
+class SourceNotPaused(SourceApiError):
+    """A stream is rewound while it is not read."""
+
+    STATUS = 409
+    CODE = "source-not-paused"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"source `{name}` is being read; pause it first, and resume it after it was rewound"
+        )
+
+
+class RewindPlaceInvalid(SourceApiError):
+    """The stream has no such place."""
+
+    STATUS = 400
+    CODE = "rewind-place"
+
+
+class RewindNeedsConsent(SourceApiError):
+    """The rewind would duplicate rows or skip messages; the text has the numbers."""
+
+    STATUS = 409
+    CODE = "rewind-consent"
+
+
+class RewindEndedEarly(SourceApiError):
+    """Some partitions were moved and others were not."""
+
+    STATUS = 503
+    CODE = "rewind-ended-early"

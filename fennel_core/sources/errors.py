@@ -23,6 +23,12 @@ class RowsNotWritten(SourceError):
     code: ClassVar[str] = "source-rows-not-written"
 
 
+class SourceRewound(SourceError):
+    """A user has moved the position since the reader began; it begins again after a pause."""
+
+    code: ClassVar[str] = "source-rewound"
+
+
 class StreamReplaced(SourceError):
     """The connector leads to another stream than the rows before came from.
 

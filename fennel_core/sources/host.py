@@ -282,14 +282,16 @@ class SourceHost:
         for number in range(min(feed.partitions, topic.partitions)):
             positions |= read_positions(self._settings, feed.positions, number)
         starts: dict[int, int] = {}
+        rewinds: dict[int, int] = {}
         for number in range(topic.partitions):
             position = positions.get(feed.partition(number).key)
             if position is not None and position.origin != topic.origin:
                 raise StreamReplaced(feed.title, position.origin, topic.origin)
             starts[number] = EARLIEST if position is None else position.next
+            rewinds[number] = 0 if position is None else position.rewinds
         assert self._spark is not None, "Spark is started before its first query"
         return start_query(
-            self._spark, self._settings, feed, kafka, topic.origin, starts, count_rows
+            self._spark, self._settings, feed, kafka, topic.origin, starts, rewinds, count_rows
         )
 
     def _open(self, workspace: WorkspaceId, secret: SealedSecret) -> str:

@@ -10,18 +10,10 @@ read waits for it, because a committed record of this partition may be hidden be
 from __future__ import annotations
 
 import asyncio
-import time
 from collections.abc import Collection, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Final
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException
-from confluent_kafka import TopicPartition as RdTopicPartition
-from confluent_kafka.admin import AdminClient
-
-from fennel_core.connections.errors import SystemUnavailable
-from fennel_core.connections.kafka import client_config, consumer_config
-from fennel_core.connections.offsets import high_watermarks
+from fennel_core.connections.committed_records import committed_records, log_ends
 from fennel_core.ingest.kafka import KafkaTransactionalProducer
 from fennel_core.ingest.store import ProducerRecord
 from fennel_core.settings.model import Settings
@@ -29,10 +21,6 @@ from fennel_core.sources.feeds import Feed
 from fennel_core.sources.positions import SourcePosition, decode
 from fennel_core.sources.store import FeedPartition
 from fennel_core.vocab.ids import PartitionIndex, TopicName, TopicPartition, partition_indexes
-
-REQUEST_S: Final = 15.0
-POLL_S: Final = 0.1
-BATCH: Final = 1000
 
 
 class KafkaSourceLog:
@@ -99,34 +87,11 @@ def read_all_positions(
 ) -> dict[TopicPartition, dict[bytes, SourcePosition]]:
     """Return the positions of several partitions; as `read_positions`."""
     found: dict[TopicPartition, dict[bytes, SourcePosition]] = {at: {} for at in partitions}
-    consumer: Any = Consumer(consumer_config(settings))
-    try:
-        ends = high_watermarks(AdminClient(client_config(settings)), list(partitions), REQUEST_S)
-        left = {at: 0 for at, end in ends.items() if end > 0}
-        consumer.assign([RdTopicPartition(*at, OFFSET_BEGINNING) for at in left])
-        deadline_s = time.monotonic() + REQUEST_S + 2 * settings.transaction_timeout_ms / 1000
-        while left:
-            if time.monotonic() > deadline_s:
-                (topic, partition), reached = next(iter(left.items()))
-                raise SystemUnavailable(
-                    f"the positions in `{topic}`[{partition}] could not be read: Kafka sends no "
-                    f"records from {reached} to {ends[topic, partition]}"
-                )
-            for message in consumer.consume(BATCH, POLL_S):
-                at, error = (TopicName(message.topic()), message.partition()), message.error()
-                if error is None:
-                    found[at][message.key()] = decode(message.value())
-                elif error.code() != KafkaError._PARTITION_EOF:
-                    raise SystemUnavailable(f"`{at[0]}`[{at[1]}]: {error.str()}")
-                reached = message.offset() + (error is None)
-                if at in left and reached >= ends[at]:
-                    del left[at]
-                elif at in left:
-                    left[at] = max(left[at], reached)
-    except KafkaException as failed:
-        raise SystemUnavailable(f"Kafka: {failed}") from failed
-    finally:
-        consumer.close()
+    for at, record in committed_records(settings, log_ends(settings, partitions)):
+        key, value = record.key(), record.value()
+        assert isinstance(key, bytes), "a position has the key of its partition"
+        assert value is not None, "positions are not deleted"
+        found[at][key] = decode(value)
     return found
 
 

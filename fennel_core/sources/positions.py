@@ -56,6 +56,10 @@ class SourcePosition(msgspec.Struct, frozen=True):
     next: int
     origin: str
     datasets: dict[Identity, DatasetPosition] = {}
+    rewinds: int = 0
+    """How often a user has moved the position: a reader that began before a move must begin again,
+    because what it delivers next does not follow the position any more.
+    """
 
     def progress(self) -> dict[Identity, SourceProgress]:
         """Return the progress of each source of a dataset."""
@@ -96,7 +100,23 @@ def advanced(
             before.late + (0 if advance is None else advance.discarded),
             before.dead + dead.get(identity, 0),
         )
-    return SourcePosition(next_offset, position.origin, datasets)
+    return SourcePosition(next_offset, position.origin, datasets, position.rewinds)
+
+
+def rewound(position: SourcePosition, next_offset: int) -> SourcePosition:
+    """Return the position after a user has moved it to `next_offset`.
+
+    Moved back, the partition is read again as at first: nothing is late by what was read later.
+    """
+    datasets = position.datasets
+    if next_offset < position.next:
+        datasets = {
+            identity: msgspec.structs.replace(
+                each, watermark_us=None, latest_us=None, last_rows_us=None
+            )
+            for identity, each in datasets.items()
+        }
+    return SourcePosition(next_offset, position.origin, datasets, position.rewinds + 1)
 
 
 def _rows(counted: Iterable[tuple[SourceBinding, int]]) -> dict[Identity, int]:

@@ -1,4 +1,4 @@
-"""`/sources`: list, pause, resume and test the sources of a workspace.
+"""`/sources`: list, pause, resume, test and rewind the sources of a workspace.
 
 A stream is shared by the branches that have it, so its state is that of the workspace.
 """
@@ -10,9 +10,11 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from fennel_core.connections.audit_events import Action
+from fennel_core.definition.errors import JsonMalformed
 from fennel_core.definition.json_messages import json_body, json_response, required_string
 from fennel_core.definition.routes import API
-from fennel_core.definition.server_state import Committer, Reader, State
+from fennel_core.definition.server_state import Administrator, Committer, Reader, State
+from fennel_core.sources.rewind import Consent, SourceRewinds
 from fennel_core.sources.service import SourceService
 from fennel_core.sources.trial import SourceTrials
 from fennel_core.vocab.ids import BranchName
@@ -27,6 +29,24 @@ _NAMED: Final[dict[str, Any]] = {
                     "type": "object",
                     "properties": {"source": {"type": "string"}},
                     "required": ["source"],
+                    "additionalProperties": False,
+                }
+            }
+        },
+    }
+}
+FLAGS: Final = ("duplicates_rows", "skips_messages", "dry_run")
+REWIND_FIELDS: Final = frozenset({"source", "to", *FLAGS})
+_REWIND: Final[dict[str, Any]] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {
+                "schema": {
+                    "type": "object",
+                    "properties": {"source": {"type": "string"}, "to": {"type": "string"}}
+                    | {flag: {"type": "boolean"} for flag in FLAGS},
+                    "required": ["source", "to"],
                     "additionalProperties": False,
                 }
             }
@@ -53,6 +73,14 @@ def source_trials(request: Request) -> SourceTrials:
     return found
 
 
+def source_rewinds(request: Request) -> SourceRewinds:
+    """Return the service that `apps.definition` attached to the application."""
+    found = request.app.state.source_rewinds
+    assert isinstance(found, SourceRewinds)
+    return found
+
+
+Rewinds = Annotated[SourceRewinds, Depends(source_rewinds)]
 Trials = Annotated[SourceTrials, Depends(source_trials)]
 Branch = Annotated[str | None, Query(description="Only the sources that this branch has.")]
 
@@ -91,6 +119,26 @@ async def test(request: Request, state: State, principal: Committer, trials: Tri
     async with principal.audited(state, Action.TEST_SOURCE, f"source {name}"):
         found = await trials.run(principal.workspace, name)
     return json_response(found)
+
+
+@router.post("/rewind", openapi_extra=_REWIND)
+async def rewind(
+    request: Request, state: State, principal: Administrator, rewinds: Rewinds
+) -> Response:
+    """Move the positions of a paused stream; the response has the numbers of messages."""
+    body = await json_body(request, state.settings.body_limit_bytes, REWIND_FIELDS)
+    name, to = required_string(body, "source"), required_string(body, "to")
+    flags = {flag: body.get(flag, False) for flag in FLAGS}
+    for flag, value in flags.items():
+        if not isinstance(value, bool):
+            raise JsonMalformed(f"`{flag}` in the request body must be true or false")
+    dry_run = flags.pop("dry_run")
+    subject = f"source {name}, to {to}" + ", ".join(["", *(f for f, yes in flags.items() if yes)])
+    async with principal.audited(
+        state, Action.REWIND_SOURCE, subject + (", dry run" if dry_run else "")
+    ):
+        done = await rewinds.run(principal.workspace, name, to, Consent(**flags), dry_run=dry_run)
+    return json_response(done)
 
 
 async def _named(request: Request, state: State) -> str:

@@ -13,6 +13,7 @@ from fennel_core.sources.api_errors import SourceIsSent, SourceUnknown
 from fennel_core.sources.controls import SourceControls
 from fennel_core.sources.feeds import Feed
 from fennel_core.sources.overview import PositionsOf, SourceView, source_row, source_views
+from fennel_core.sources.positions import SourcePosition
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
 
 WORKSPACES_KEPT: Final = 100
@@ -75,6 +76,10 @@ class SourceService:
             if view.feed is not None:
                 return view, view.feed
         raise SourceIsSent(name, what)
+
+    async def positions(self, feed: Feed) -> Mapping[int, SourcePosition]:
+        """Return the position of each partition of a stream. Raises `SystemUnavailable`."""
+        return (await asyncio.to_thread(self._read, [feed])).get(feed.raw_topic, {})
 
     async def branches(self, workspace: WorkspaceId) -> Branches:
         """Return the branches of a workspace; catalogs that were read before are read once."""

@@ -125,9 +125,12 @@ def start_query(
     kafka: ExternalKafka,
     origin: str,
     starts: Mapping[int, int],
+    rewinds: Mapping[int, int],
     count: Callable[[pa.Table], None],
 ) -> FeedQuery:
     """Start to read a feed at the offsets `starts`, which name every partition of the stream.
+
+    `rewinds` are those of the positions that the offsets are from.
 
     `origin` has the ids of the cluster and of the topic. The query fails with `StreamReplaced`
     before it writes a batch of a topic that was created again since. `count` gets what became of
@@ -146,7 +149,7 @@ def start_query(
         .option("maxOffsetsPerTrigger", settings.source_batch_messages)
         .option("failOnDataLoss", True)
         .load()
-        .writeStream.foreachBatch(batch_writer(settings, feed, origin, inspector, count))
+        .writeStream.foreachBatch(batch_writer(settings, feed, origin, rewinds, inspector, count))
         .queryName(feed.raw_topic)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{settings.source_trigger_ms} milliseconds")
@@ -159,6 +162,7 @@ def batch_writer(
     settings: Settings,
     feed: Feed,
     origin: str,
+    rewinds: Mapping[int, int],
     inspector: TopicInspector,
     count: Callable[[pa.Table], None],
 ) -> Callable[[DataFrame, int], None]:
@@ -170,7 +174,7 @@ def batch_writer(
         if now != origin:
             raise StreamReplaced(feed.title, origin, now)
         written = frame.select("partition", "offset", "value").mapInArrow(
-            feed_task(settings, feed.partition, origin), COUNTS_DDL
+            feed_task(settings, feed.partition, origin, rewinds), COUNTS_DDL
         )
         count(written.toArrow())
 

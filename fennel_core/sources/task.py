@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Coroutine, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -55,16 +55,22 @@ COUNTS_DDL: Final = (
 FeedTask = Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 
 
-def feed_task(settings: Settings, of: Callable[[int], FeedPartition], origin: str) -> FeedTask:
+def feed_task(
+    settings: Settings,
+    of: Callable[[int], FeedPartition],
+    origin: str,
+    rewinds: Mapping[int, int],
+) -> FeedTask:
     """Return the function that workers run over the messages of one source partition.
 
-    Columns: partition, offset, value, in the order of the partition.
+    Columns: partition, offset, value, in the order of the partition. `rewinds`: of the positions
+    that the query began at, by partition; 0 for others.
     """
 
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
-                yield _process(settings).write(of, origin, batch)
+                yield _process(settings).write(of, origin, rewinds, batch)
 
     return work
 
@@ -120,19 +126,23 @@ class _Process:
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, name="sources", daemon=True).start()
         self._stack = AsyncExitStack()
-        self._writers: OrderedDict[tuple[FeedPartition, str], tuple[PartitionWriter, _Counts]] = (
-            OrderedDict()
-        )
+        self._writers: OrderedDict[
+            tuple[FeedPartition, str, int], tuple[PartitionWriter, _Counts]
+        ] = OrderedDict()
         self._run(self._open())
 
     def write(
-        self, of: Callable[[int], FeedPartition], origin: str, batch: pa.RecordBatch
+        self,
+        of: Callable[[int], FeedPartition],
+        origin: str,
+        rewinds: Mapping[int, int],
+        batch: pa.RecordBatch,
     ) -> pa.RecordBatch:
         """Write a batch of messages of one partition; return what became of them."""
         numbers = batch.column(0).unique()
         assert len(numbers) == 1, "a task has the messages of one partition"
         partition = of(numbers[0].as_py())
-        writer, counts = self._writer(partition, origin)
+        writer, counts = self._writer(partition, origin, rewinds.get(partition.number, 0))
         counts.found.clear()
         offsets = batch.column(1).to_numpy().astype(np.int64)
         self._run(writer.write(MessageBatch(offsets, batch.column(2).to_pylist())))
@@ -159,8 +169,10 @@ class _Process:
         self._log = KafkaSourceLog(settings, ThreadPoolExecutor(4, thread_name_prefix="source"))
         self._server = await self._clock.server_number()
 
-    def _writer(self, partition: FeedPartition, origin: str) -> tuple[PartitionWriter, _Counts]:
-        key = (partition, origin)
+    def _writer(
+        self, partition: FeedPartition, origin: str, rewinds: int
+    ) -> tuple[PartitionWriter, _Counts]:
+        key = (partition, origin, rewinds)
         if key not in self._writers:
             counts = _Counts()
             self._writers[key] = (
@@ -176,6 +188,7 @@ class _Process:
                     commit_within_s=COMMIT_WITHIN_TRANSACTIONS
                     * self._settings.transaction_timeout_ms
                     / 1000,
+                    rewinds=rewinds,
                     on_commit=counts.add,
                 ),
                 counts,

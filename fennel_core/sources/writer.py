@@ -31,7 +31,7 @@ from fennel_core.ingest.catalogs import Catalogs, EndpointTarget
 from fennel_core.ingest.log_service import ReadSecret
 from fennel_core.ingest.preparation import ReadFrom, Received, prepare
 from fennel_core.ingest.store import CatalogVersion, IngestClock, boot_s
-from fennel_core.sources.errors import FeedRemoved, RowsNotWritten, StreamReplaced
+from fennel_core.sources.errors import FeedRemoved, RowsNotWritten, SourceRewound, StreamReplaced
 from fennel_core.sources.messages import SHOWN_BYTES, MessageBatch, decode_messages, raw_body
 from fennel_core.sources.positions import SourcePosition, advanced
 from fennel_core.sources.store import FeedPartition, SourceLog, SourceSession
@@ -46,8 +46,8 @@ VALUE: Final = "value"
 class PartitionWriter:
     """Writes the batches of one partition, one after the other. Use from one event loop.
 
-    `origin`: the ids of the external cluster and topic. `commit_within_s` as for
-    `ingest.committer`.
+    `origin`: the ids of the external cluster and topic. `rewinds`: of the position that the reader
+    began at. `commit_within_s` as for `ingest.committer`.
     """
 
     def __init__(
@@ -62,20 +62,22 @@ class PartitionWriter:
         *,
         server: int,
         commit_within_s: float,
+        rewinds: int = 0,
         on_commit: Callable[[IngestTransaction], None] = lambda _: None,
     ) -> None:
         self._partition, self._origin = partition, origin
         self._log, self._clock, self._catalogs = log, clock, catalogs
         self._executors, self._secret = executors, secret
         self._server, self._commit_within_s = server, commit_within_s
+        self._rewinds = rewinds
         self._on_commit = on_commit
         self._session: SourceSession | None = None
 
     async def write(self, batch: MessageBatch) -> SourcePosition | None:
         """Write the messages that are not written yet; return the position behind them.
 
-        Raises `FeedRemoved`, `StreamReplaced`, `RowsNotWritten`, `SystemUnavailable` and
-        `SourceCodeFailed`. What was written by then stays.
+        Raises `FeedRemoved`, `StreamReplaced`, `SourceRewound`, `RowsNotWritten`,
+        `SystemUnavailable` and `SourceCodeFailed`. What was written by then stays.
         """
         if self._session is not None:
             position = self._session.position
@@ -100,6 +102,10 @@ class PartitionWriter:
             position = session.position or SourcePosition(0, self._origin)
             if position.origin != self._origin:
                 raise StreamReplaced(self._partition.title, position.origin, self._origin)
+            if position.rewinds != self._rewinds:
+                raise SourceRewound(
+                    f"{self._partition.title} was rewound to {position.next} while it was read"
+                )
             rest = part.since(position.next)
             if not len(rest):
                 return

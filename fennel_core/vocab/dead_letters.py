@@ -10,8 +10,16 @@ counted without knowing its schema.
     subject  the dataset that ingest wrote for, or the title of the job
     reason   for people, with the value that failed
     source   for people, where a source read the rows; absent for rows of other origins
+    target   of rows that ingest refused: the topic that they were meant for
+    binding  identity of the source definition that refused them
+    endpoint its webhook and endpoint, or connector and stream, as `shop/orders`
 
 Example: `kind=not-admitted writer=ingest subject=Users reason="Field `age` not found …"`.
+
+What became of letters afterwards is written to the same partition, as a message whose kind is
+`settled`: which letters, by offset, and how many of their rows were replayed, dropped, or refused
+again, which made a new letter of them. So a partition says alone which of its letters are open, and
+a replay writes its rows and what it has settled in one transaction.
 """
 
 from __future__ import annotations
@@ -21,6 +29,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Final
 
+import msgspec
+
+from fennel_core.vocab.ids import Identity, TopicName
 from fennel_core.vocab.versions import FORMAT_HEADER
 
 Headers = tuple[tuple[str, bytes], ...]
@@ -31,6 +42,11 @@ WRITER: Final = "writer"
 SUBJECT: Final = "subject"
 REASON: Final = "reason"
 SOURCE: Final = "source"
+TARGET: Final = "target"
+BINDING: Final = "binding"
+ENDPOINT: Final = "endpoint"
+SETTLED: Final = "settled"
+"""The kind of a message that is no letter."""
 
 
 class DeadLetterKind(StrEnum):
@@ -38,12 +54,23 @@ class DeadLetterKind(StrEnum):
 
     NOT_ADMITTED = "not-admitted"
     """A logged row does not fit the dataset: a type, a missing field, `preproc` or `where`."""
+    UNREADABLE = "unreadable"
+    """A message of a stream is no row: no JSON object, too long, or without a value."""
     USER_CODE = "user-code"
     """Python code of a pipeline raised."""
     EXPRESSION = "expression"
     """An expression of a pipeline failed, for example a cast."""
     UNCLASSIFIED = "unclassified"
     """The message has no kind, as those of earlier versions."""
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLetterTarget:
+    """What the rows of a letter of ingest were meant for."""
+
+    topic: TopicName
+    binding: Identity
+    endpoint: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +82,7 @@ class DeadLetterOrigin:
     subject: str
     reason: str
     source: str = ""
+    target: DeadLetterTarget | None = None
 
     def headers(self) -> Headers:
         """Return the headers of a message with rows of this origin."""
@@ -65,7 +93,42 @@ class DeadLetterOrigin:
             (SUBJECT, self.subject.encode()),
             (REASON, self.reason.encode()),
             *(((SOURCE, self.source.encode()),) if self.source else ()),
+            *(() if self.target is None else _target_headers(self.target)),
         )
+
+
+class SettledLetter(msgspec.Struct, frozen=True, array_like=True):
+    """What became of the letter at `offset` of this partition: of its rows, so many."""
+
+    offset: int
+    writer: str
+    subject: str
+    kind: DeadLetterKind
+    replayed: int
+    dropped: int
+    refused: int
+
+
+SETTLED_HEADERS: Final[Headers] = ((KIND, SETTLED.encode()),)
+encode_settled: Final = msgspec.json.Encoder().encode
+_decode_settled = msgspec.json.Decoder(tuple[SettledLetter, ...]).decode
+
+
+def settled_letters(
+    headers: Iterable[tuple[str, bytes]], value: bytes
+) -> tuple[SettledLetter, ...] | None:
+    """Return the letters that a message settles; None for a message that is a letter itself."""
+    if (KIND, SETTLED.encode()) not in headers:
+        return None
+    return _decode_settled(value)
+
+
+def _target_headers(target: DeadLetterTarget) -> Headers:
+    return (
+        (TARGET, target.topic.encode()),
+        (BINDING, target.binding.encode()),
+        (ENDPOINT, target.endpoint.encode()),
+    )
 
 
 def origin_of(headers: Iterable[tuple[str, bytes]]) -> DeadLetterOrigin:
@@ -78,4 +141,9 @@ def origin_of(headers: Iterable[tuple[str, bytes]]) -> DeadLetterOrigin:
         found.get(SUBJECT, ""),
         found.get(REASON, ""),
         found.get(SOURCE, ""),
+        DeadLetterTarget(
+            TopicName(found[TARGET]), Identity(found.get(BINDING, "")), found.get(ENDPOINT, "")
+        )
+        if TARGET in found
+        else None,
     )

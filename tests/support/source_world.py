@@ -103,7 +103,7 @@ class SourceWorld:
             await asyncio.sleep(0)
         return FaultySession(await self.memory.open(of), self.turns, self.fault)
 
-    def writer(self, number: int = 0, origin: str = ORIGIN) -> PartitionWriter:
+    def writer(self, number: int = 0, origin: str = ORIGIN, rewinds: int = 0) -> PartitionWriter:
         async def secret(_: WorkspaceId, code: str, name: str) -> str | None:
             return f"secret {name}"
 
@@ -117,6 +117,7 @@ class SourceWorld:
             secret,
             server=number,
             commit_within_s=60.0,
+            rewinds=rewinds,
         )
 
     def read(self) -> list[dict]:

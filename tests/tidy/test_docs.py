@@ -13,6 +13,7 @@ from fennel_core.definition import server as definition_server
 from fennel_core.definition.server import ServerState
 from fennel_core.ingest import server as ingest_server
 from fennel_core.offline.parts import ROUTERS
+from fennel_core.redrive.routes import router as redrive_router
 from fennel_core.sources.routes import router as sources_router
 from fennel_core.telemetry import errors
 from fennel_core.telemetry.health import PATHS, HealthEndpoint
@@ -44,7 +45,9 @@ def normal(method: str, path: str) -> str:
 def definition_routes() -> Iterator[str]:
     """Return the routes of the FastAPI application; its state is not used before a request."""
     app = definition_server.application(
-        cast(ServerState, object()), HealthEndpoint("test", {}), (*ROUTERS, router, sources_router)
+        cast(ServerState, object()),
+        HealthEndpoint("test", {}),
+        (*ROUTERS, router, sources_router, redrive_router),
     )
     for route in app.routes:
         if isinstance(route, APIRoute | Route) and "oauth2" not in route.path:
@@ -99,7 +102,9 @@ def test_every_route_is_documented_and_every_documented_route_exists() -> None:
 
 def test_the_openapi_description_has_every_route() -> None:
     app = definition_server.application(
-        cast(ServerState, object()), HealthEndpoint("test", {}), (*ROUTERS, router, sources_router)
+        cast(ServerState, object()),
+        HealthEndpoint("test", {}),
+        (*ROUTERS, router, sources_router, redrive_router),
     )
     described = {
         normal(method.upper(), path)

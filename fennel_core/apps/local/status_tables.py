@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Final
 
 from prometheus_client.parser import text_string_to_metric_families
-from rich.console import Console
+from rich.console import Console, JustifyMethod
 from rich.markup import escape
 from rich.table import Table
 
@@ -107,21 +107,21 @@ def print_warming(branches: Sequence[AlarmRow] | None) -> None:
 
 
 def print_dead_letters(counts: Sequence[AlarmRow] | None) -> None:
-    """Print how many rows became dead letters, the newest first; at most `MAX_ROWS` lines."""
+    """Print how many rows of open dead letters there are, the newest first; `MAX_ROWS` lines."""
+    counts = [row for row in counts or () if row["open"]]
     if not counts:
         return
     table = Table(box=None, pad_edge=False)
-    for name in ("workspace", "dataset or job", "kind", "rows", "newest", "newest reason"):
-        table.add_column(
-            name, justify="right" if name == "rows" else "left", no_wrap=name != "newest reason"
-        )
+    for name in ("workspace", "dataset or job", "kind", "rows", "open", "newest", "newest reason"):
+        justify: JustifyMethod = "right" if name in ("rows", "open") else "left"
+        table.add_column(name, justify=justify, no_wrap=name != "newest reason")
     newest = sorted(counts, key=lambda row: str(row["newest_at"]), reverse=True)
     for row in newest[:MAX_ROWS]:
         reason = " ".join(str(row["newest_reason"]).split())
         shown = reason if len(reason) <= REASON_SHOWN else f"{reason[:REASON_SHOWN]}…"
-        values = (row["workspace"], row["subject"], row["kind"], row["rows"], row["newest_at"])
+        values = [row[n] for n in ("workspace", "subject", "kind", "rows", "open", "newest_at")]
         table.add_row(*(escape(str(value)) for value in (*values, shown)))
-    total = sum(int(row["rows"]) for row in counts)
+    total = sum(int(row["open"]) for row in counts)
     more = f" (the newest {MAX_ROWS} of {len(counts)} counts)" if len(counts) > MAX_ROWS else ""
     console = _console()
     console.print(f"\nDead letters: {total} rows{more}", highlight=False)

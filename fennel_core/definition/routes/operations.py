@@ -159,6 +159,10 @@ def dead_letter_row(each: DeadLetterCount) -> dict[str, Any]:
         "job": None if writer in {"", INGEST} else writer,
         "kind": each.key.kind.value,
         "rows": each.count.rows,
+        "open": each.count.open,
+        "replayed": each.count.replayed,
+        "dropped": each.count.dropped,
+        "refused": each.count.refused,
         "newest_at": _time(each.count.newest_ms),
         "newest_reason": each.count.newest_reason,
     }

@@ -14,26 +14,34 @@ import pytest
 from pydantic import SecretStr
 
 from fennel_core.connections import secrets
+from fennel_core.connections.erasures import Erased
 from fennel_core.connections.postgres import pool
 from fennel_core.connections.workspace_limits import WorkspaceLimits
+from fennel_core.dead_letters.postgres import PostgresDeadLetterCounts
 from fennel_core.definition.commit_changes import NotifiedChanges
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import CommitSteps
 from fennel_core.definition.orchestrator import InlineOrchestrator
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
-from fennel_core.ingest.postgres import PostgresDirectory
+from fennel_core.ingest.catalogs import Catalogs
+from fennel_core.ingest.postgres import PostgresDirectory, PostgresIngestClock
 from fennel_core.ledger.context import LedgerContext, LedgerTimings
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.store import NO_GRACE
 from fennel_core.ledger.topics import MemoryTopicAdmin
+from fennel_core.redrive.routes import router as redrive_router
+from fennel_core.redrive.service import Redrive
+from fennel_core.redrive.store import MemoryLetterLog
 from fennel_core.settings.model import Settings
 from fennel_core.sources.postgres import PostgresSourceControls
+from fennel_core.sources.rewind import SourceRewinds
 from fennel_core.sources.routes import router as sources_router
 from fennel_core.sources.service import SourceService
+from fennel_core.sources.store import MemorySourceLog
 from fennel_core.sources.trial import SourceTrials
 from fennel_core.telemetry.health import HealthEndpoint
-from fennel_core.vocab.ids import CommitId, Millis
+from fennel_core.vocab.ids import CommitId, Millis, WorkspaceId
 from tests.support.executors import run_client_program
 from tests.support.ingest_world import NoExecutors
 
@@ -42,6 +50,10 @@ ADMIN = "admin-token"
 
 def no_secret(*_: object) -> Any:
     raise AssertionError("no secret was expected to be read")
+
+
+async def nothing_erased(_: WorkspaceId) -> Erased:
+    return {}
 
 
 @pytest.fixture
@@ -107,12 +119,30 @@ async def client(
             wake_reconcile=lambda: None,
             limits=limits,
         )
-        app = application(state, HealthEndpoint("test", {}), (sources_router,))
+        app = application(state, HealthEndpoint("test", {}), (sources_router, redrive_router))
         app.state.source_service = SourceService(
             PostgresDirectory(connections), PostgresSourceControls(connections), lambda _: {}
         )
         app.state.source_trials = SourceTrials(
             app.state.source_service, NoExecutors(), no_secret, no_secret
+        )
+        app.state.source_rewinds = SourceRewinds(
+            app.state.source_service,
+            PostgresSourceControls(connections),
+            MemorySourceLog(),
+            no_secret,
+            no_secret,
+            60.0,
+        )
+        app.state.redrive = Redrive(
+            PostgresDeadLetterCounts(connections).topics,
+            MemoryLetterLog({}),
+            Catalogs(PostgresDirectory(connections)),
+            PostgresIngestClock(connections),
+            NoExecutors(),
+            no_secret,
+            nothing_erased,
+            60.0,
         )
         transport = httpx.ASGITransport(app)
         headers = {"Authorization": "Bearer dev-shop"}

@@ -233,6 +233,11 @@ ALLOWED = {
     ("POST", "/sources/pause"): {"commit", "admin"},
     ("POST", "/sources/resume"): {"commit", "admin"},
     ("POST", "/sources/test"): {"commit", "admin"},
+    ("POST", "/sources/rewind"): {"admin"},
+    ("GET", "/dead_letters"): {"query", "commit", "admin"},
+    ("GET", "/dead_letters/rows"): {"commit", "admin"},
+    ("POST", "/dead_letters/replay"): {"commit", "admin"},
+    ("POST", "/dead_letters/drop"): {"admin"},
     ("GET", "/secret/x"): {"admin"},
     ("POST", "/secret/x"): {"admin"},
     ("PATCH", "/secret/x"): {"admin"},
@@ -303,6 +308,32 @@ async def test_orders_about_sources_are_audited_and_name_what_is_wrong(
         ("test-source", "source shop/orders", "source-unknown"),
         ("resume-source", "source shop/orders", "source-unknown"),
         ("pause-source", "source shop/orders", "source-unknown"),
+    ]
+
+
+async def test_orders_about_dead_letters_are_audited_and_name_what_is_wrong(
+    client: httpx.AsyncClient,
+) -> None:
+    letters = f"{API}/dead_letters"
+    replayed = await client.post(f"{letters}/replay", json={"reason": "canary", "dry_run": True})
+    assert (replayed.status_code, replayed.json()["rows"]) == (200, 0)
+    assert (await client.get(f"{letters}/rows?dataset=Users")).json() == {"rows": [], "next": None}
+    for path, body, code in (
+        ("drop", {}, "dead-letters-all"),
+        ("drop", {"since": "yesterday", "all": True}, "dead-letter-filter"),
+        ("drop", {"all": "yes"}, "dead-letter-filter"),
+        ("replay", {"all": True}, "json-malformed"),
+        ("replay", {"dataset": 1}, "dead-letter-filter"),
+    ):
+        refused = await client.post(f"{letters}/{path}", json=body)
+        assert (refused.status_code, refused.headers["x-fennel-error-code"]) == (400, code)
+    assert (await client.get(f"{letters}/rows?after=x")).status_code == 400
+    events = (await client.get(f"{API}/audit")).json()["events"]
+    ended = [(e["action"], e["subject"], e["outcome"]) for e in events if e["outcome"] != "started"]
+    assert ended == [
+        ("drop-dead-letters", "dead letters", "dead-letters-all"),
+        ("show-dead-letters", "dead letters, dataset Users", "done"),
+        ("replay-dead-letters", "dead letters, reason given, dry run", "done"),
     ]
 
 

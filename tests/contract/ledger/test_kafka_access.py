@@ -195,7 +195,7 @@ def test_only_definition_creates_and_deletes_topics(cluster: Settings) -> None:
     assert allowed(read, definition, "shop.topic.b.1"), "dead letters are counted"
     assert allowed(delete, definition, "shop.topic.b.1")
     assert not allowed(create, definition, "other.topic.b.1"), "before its rules"
-    assert not allowed(write, definition, "shop.topic.a.1")
+    assert not allowed(write, definition, "shop.raw.a.1")
     assert allowed(create, definition, "fennel-audit-1")
     assert allowed(write, definition, "fennel-audit-1")
 

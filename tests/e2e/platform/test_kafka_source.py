@@ -10,6 +10,7 @@ from collections.abc import Awaitable, Callable, Iterator
 from copy import copy
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 from confluent_kafka import Producer
@@ -175,6 +176,74 @@ async def test_orders_of_a_topic_are_counted_once_across_a_kill(
     shop.sell(10)
     await sold(api, shop)
     assert await dead_rows(settings, api) == 1
+
+
+CORRECTED = 'cdc="append", preproc={{"amount": 7}})'
+
+
+async def state_of(api: Api) -> str:
+    (listed,) = (await api.good("GET", "/sources"))["sources"]
+    return str(listed["state"])
+
+
+async def order(api: Api, path: str, **body: object) -> dict[str, Any]:
+    found: dict[str, Any] = await api.good("POST", path, json.dumps(body).encode())
+    return found
+
+
+async def test_a_stream_is_paused_tested_and_rewound_and_its_dead_letters_are_replayed(
+    make: Callable[[], Awaitable[Api]], settings: Settings, topic: str, tmp_path: Path
+) -> None:
+    api, shop = await make(), Shop(settings, topic)
+    name = f"shop/{topic}"
+    shop.sell(6)
+    shop.send(b"no json")
+    shop.send(json.dumps({"city": "Paris", "amount": "much", "at": NOW}).encode())
+    file = written(tmp_path, settings, topic)
+    await api.good("POST", "/commit", await commit_of(str(file), folder=tmp_path), **INLINE)
+    await sold(api, shop)
+    await eventually(lambda: state_of(api), within_s=60, interval_s=0.3)
+    # A pause outlives the process that reads, and no order moves what is read.
+    await order(api, "/sources/pause", source=name)
+    kill_sources(settings)
+    shop.sell(3)
+    tried = await order(api, "/sources/test", source=name)
+    messages = tried["datasets"][0]["messages"]
+    assert {"row", "error"} & {key for message in messages for key in message}
+    assert await state_of(api) == "paused"
+    assert await sales(api) == (6, 21)
+    await order(api, "/sources/resume", source=name)
+    await sold(api, shop)
+    # A source that is removed and added again may have another definition; the dataset stays.
+    for changed in (
+        DEFINITIONS.replace('kafka.topic("{topic}")', 'Webhook(name="door").endpoint("orders")'),
+        DEFINITIONS.replace('cdc="append")', CORRECTED),
+    ):
+        text = changed.replace("import Kafka,", "import Kafka, Webhook,")
+        file.write_text(text.format(bootstrap=settings.kafka_bootstrap, topic=topic))
+        await api.good("POST", "/commit", await commit_of(str(file), folder=tmp_path), **INLINE)
+    # The correction lets one of two dead letters in, once.
+    counted = (await api.good("GET", "/dead_letters"))["dead_letters"]
+    assert {each["kind"]: each["rows"] for each in counted} == {"not-admitted": 1, "unreadable": 1}
+    done = await order(api, "/dead_letters/replay")
+    assert (done["accepted"], done["refused"], len(done["not_replayable"])) == (1, 0, 1)
+    assert (await order(api, "/dead_letters/replay"))["rows"] == 0
+    shop.orders, shop.amount = shop.orders + 1, shop.amount + 7
+    await sold(api, shop)
+    assert (await order(api, "/dead_letters/drop", all=True))["rows"] == 1
+    assert (await api.good("GET", "/dead_letters/rows")) == {"rows": [], "next": None}
+    # A rewind appends rows again, when that is accepted.
+    await order(api, "/sources/pause", source=name)
+    body = {"source": name, "to": "earliest"}
+    status, text = await api.call("POST", "/sources/rewind", json.dumps(body).encode())
+    assert status == 409, text
+    assert "11 messages" in text
+    moved = await order(api, "/sources/rewind", **body, duplicates_rows=True)
+    assert moved["read_again"] == 11
+    await order(api, "/sources/resume", source=name)
+    # Nine orders and the message without a number of before, each of 7 now.
+    shop.orders, shop.amount = shop.orders + 10, shop.amount + 70
+    await sold(api, shop)
 
 
 async def test_a_topic_that_cannot_be_read_is_refused_at_commit(

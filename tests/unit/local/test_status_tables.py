@@ -128,16 +128,18 @@ def test_dead_letters_are_listed_newest_first_with_their_total(
         "subject": "Users",
         "job": None,
         "kind": "not-admitted",
-        "rows": 3,
+        "rows": 5,
+        "open": 3,
         "newest_at": "2026-01-01T03:00:00+00:00",
         "newest_reason": "column `[b]`: no number",
     }
-    later = row | {"subject": "Orders", "rows": 4, "newest_at": "2026-01-02T03:00:00+00:00"}
+    later = row | {"subject": "Orders", "open": 4, "newest_at": "2026-01-02T03:00:00+00:00"}
     status_tables.print_dead_letters([row, later])
     lines = capsys.readouterr().out.splitlines()
     assert lines[1] == "Dead letters: 7 rows"
     assert [line.split()[1] for line in lines[3:]] == ["Orders", "Users"]
     assert all("`[b]`: no number" in line for line in lines[3:])
+    status_tables.print_dead_letters([row | {"open": 0}])
     status_tables.print_dead_letters([])
     status_tables.print_dead_letters(None)
     assert capsys.readouterr().out == ""

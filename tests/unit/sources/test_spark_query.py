@@ -74,7 +74,7 @@ def test_a_batch_of_a_topic_that_was_created_again_is_not_written() -> None:
             frames.append(self)
             raise InterruptedError
 
-    write = batch_writer(Settings(), FEED, "cluster/a", cast(Any, inspector), lambda _: None)
+    write = batch_writer(Settings(), FEED, "cluster/a", {}, cast(Any, inspector), lambda _: None)
     with pytest.raises(InterruptedError):
         write(cast(Any, Frame()), 0)
     inspector.origin = "cluster/b"

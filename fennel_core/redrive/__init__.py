@@ -1,0 +1,1 @@
+"""Dead letters afterwards: list and show them, replay those that can be typed, drop the others."""

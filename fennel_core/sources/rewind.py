@@ -1,0 +1,224 @@
+"""Move the positions of a stream, so that it is read again from there, or not at all up to there.
+
+Theory. A move is a transaction with nothing but the new position, by a session that fences every
+writer of the partition. What a move does to the rows is not the platform's choice: messages before
+the old position are *read again*, and rows of datasets without keys are then there twice; rows of
+keyed datasets are the same rows again. Messages between the old and a later position are *skipped*
+for good. So an order that does either names it, and the refusal has the numbers.
+
+A reader that began before the move delivers messages that do not follow the new position. The
+position counts its moves, and a writer that began at another count writes nothing
+(`SourceRewound`). Without new messages such a reader would not notice, so a stream is paused first,
+and `resume` begins at the new position.
+
+Partitions are moved one by one. An order that ends early has moved some of them: repeat it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Any, Final
+
+from fennel_core.connections.errors import (
+    SystemUnavailable,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
+from fennel_core.connections.external_kafka import (
+    ExternalKafka,
+    ExternalKafkaUnusable,
+    StreamBounds,
+    opened,
+)
+from fennel_core.connections.secrets import SecretUnreadable
+from fennel_core.ingest.store import boot_s
+from fennel_core.sources.api_errors import (
+    RewindEndedEarly,
+    RewindNeedsConsent,
+    RewindPlaceInvalid,
+    SourceNotPaused,
+    SourceNotReadable,
+)
+from fennel_core.sources.controls import SourceControls
+from fennel_core.sources.errors import StreamReplaced
+from fennel_core.sources.feeds import Feed
+from fennel_core.sources.overview import SourceView
+from fennel_core.sources.positions import SourcePosition, rewound
+from fennel_core.sources.service import SourceService
+from fennel_core.sources.store import SourceLog
+from fennel_core.sources.trial import OpenSecret
+from fennel_core.vocab.ids import WorkspaceId
+
+EARLIEST: Final = "earliest"
+LATEST: Final = "latest"
+ReadBounds = Callable[[ExternalKafka, str, int | None], StreamBounds]
+"""See `stream_bounds`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """A partition of a stream and its position before and after a move."""
+
+    partition: int
+    before: int
+    after: int
+
+
+@dataclass(frozen=True, slots=True)
+class Consent:
+    """What a user accepts: that rows are there twice, and that messages are never read."""
+
+    duplicates_rows: bool = False
+    skips_messages: bool = False
+
+
+def time_of(to: str) -> int | None:
+    """Return the time (ms since 1970) that a place names; None for a place of another form."""
+    try:
+        at = datetime.fromisoformat(to)
+    except ValueError:
+        return None
+    return int((at if at.tzinfo is not None else at.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def targets_of(to: str, bounds: StreamBounds) -> dict[int, int]:
+    """Return the new position of each partition that a place names. Raises RewindPlaceInvalid.
+
+    A place is `earliest`, `latest`, a time, or offsets by partition, as `0:12,3:40`.
+    """
+    if to == EARLIEST:
+        return dict(bounds.first)
+    if to == LATEST:
+        return dict(bounds.end)
+    if time_of(to) is not None:
+        return dict(bounds.at_time)
+    found: dict[int, int] = {}
+    for part in to.split(","):
+        number, _, offset = part.strip().partition(":")
+        if not (number.isdecimal() and offset.isdecimal()):
+            raise RewindPlaceInvalid(
+                f"`{to}` is no place in a stream; use earliest, latest, a time like "
+                "2026-01-31T12:00:00Z, or offsets by partition like 0:12,3:40"
+            )
+        first, end = bounds.first.get(int(number)), bounds.end.get(int(number))
+        if first is None or end is None or not first <= int(offset) <= end:
+            raise RewindPlaceInvalid(
+                f"partition {number} has no offset {offset}; the stream has "
+                + ", ".join(f"{n}: {bounds.first[n]} to {bounds.end[n]}" for n in bounds.first)
+            )
+        found[int(number)] = int(offset)
+    return found
+
+
+def moves_of(
+    targets: Mapping[int, int], positions: Mapping[int, SourcePosition], bounds: StreamBounds
+) -> list[Move]:
+    """Return the partitions that move; one that was never read is at its first message."""
+    moves = [
+        Move(number, positions[number].next if number in positions else bounds.first[number], to)
+        for number, to in sorted(targets.items())
+    ]
+    return [move for move in moves if move.before != move.after]
+
+
+def require_consent(view: SourceView, moves: list[Move], consent: Consent) -> None:
+    """Raise RewindNeedsConsent, with numbers, unless the user accepts what the moves do."""
+    again, skipped = messages_of(moves)
+    keyless = sorted({b.dataset for b, _ in view.bindings.values() if not b.schema.keys})
+    if again and keyless and not consent.duplicates_rows:
+        raise RewindNeedsConsent(
+            f"{again} messages of `{view.name}` would be read again, and "
+            f"{', '.join(keyless)} {'has' if len(keyless) == 1 else 'have'} no keys, so the rows "
+            "would be there twice; say `duplicates_rows` (--duplicates-rows) if they may be"
+        )
+    if skipped and not consent.skips_messages:
+        raise RewindNeedsConsent(
+            f"{skipped} messages of `{view.name}` would never be read; say `skips_messages` "
+            "(--skips-messages) if they may be lost"
+        )
+
+
+def messages_of(moves: list[Move]) -> tuple[int, int]:
+    """Return how many offsets are read again, and how many are skipped."""
+    again = sum(max(0, move.before - move.after) for move in moves)
+    return again, sum(max(0, move.after - move.before) for move in moves)
+
+
+class SourceRewinds:
+    """Moves positions. Use from one event loop. `commit_within_s` as for `ingest.committer`."""
+
+    def __init__(
+        self,
+        sources: SourceService,
+        controls: SourceControls,
+        log: SourceLog,
+        open_secret: OpenSecret,
+        read: ReadBounds,
+        commit_within_s: float,
+    ) -> None:
+        self._sources, self._controls, self._log = sources, controls, log
+        self._open, self._read, self._commit_within_s = open_secret, read, commit_within_s
+
+    async def run(
+        self, workspace: WorkspaceId, name: str, to: str, consent: Consent, *, dry_run: bool
+    ) -> dict[str, Any]:
+        """Move a stream to a place; return the moves with the numbers of messages.
+
+        Raises SourceUnknown, SourceIsSent, SourceNotReadable, SourceNotPaused, RewindPlaceInvalid,
+        RewindNeedsConsent and RewindEndedEarly.
+        """
+        view, feed = await self._sources.feed(workspace, name, "rewind")
+        if not dry_run and feed.raw_topic not in await self._controls.pauses():
+            raise SourceNotPaused(name)
+        bounds = await self._bounds(workspace, name, feed, to)
+        positions = await self._sources.positions(feed)
+        for number, position in positions.items():
+            if position.origin != bounds.origin:
+                title = feed.partition(number).title
+                replaced = StreamReplaced(title, position.origin, bounds.origin)
+                raise SourceNotReadable(name, str(replaced))
+        moves = moves_of(targets_of(to, bounds), positions, bounds)
+        if not dry_run:
+            require_consent(view, moves, consent)
+            await self._move(feed, moves, bounds)
+        again, skipped = messages_of(moves)
+        return {
+            "source": name,
+            "moves": [{"partition": m.partition, "from": m.before, "to": m.after} for m in moves],
+            "read_again": again,
+            "skipped": skipped,
+            "dry_run": dry_run,
+        }
+
+    async def _bounds(self, workspace: WorkspaceId, name: str, feed: Feed, to: str) -> StreamBounds:
+        def read() -> StreamBounds:
+            kafka = opened(feed.connector, lambda secret: self._open(workspace, secret))
+            return self._read(kafka, feed.stream, time_of(to))
+
+        try:
+            return await asyncio.to_thread(read)
+        except (ExternalKafkaUnusable, SecretUnreadable) as unusable:
+            raise SourceNotReadable(name, str(unusable)) from unusable
+
+    async def _move(self, feed: Feed, moves: list[Move], bounds: StreamBounds) -> None:
+        for done, move in enumerate(moves):
+            try:
+                session = await self._log.open(feed.partition(move.partition))
+                try:
+                    position = session.position or SourcePosition(move.before, bounds.origin)
+                    if position.next != move.before:
+                        raise TransactionAborted(
+                            f"a reader has just moved partition {move.partition} to {position.next}"
+                        )
+                    deadline_s = boot_s() + self._commit_within_s
+                    await session.commit((), rewound(position, move.after), deadline_s)
+                finally:
+                    session.close()
+            except (TransactionAborted, TransactionOutcomeUnknown, SystemUnavailable) as failed:
+                raise RewindEndedEarly(
+                    f"{done} of {len(moves)} partitions were moved, then: {failed}; repeat the "
+                    "order"
+                ) from failed

@@ -1,0 +1,178 @@
+"""`fennel-core source` and `fennel-core deadletters` over a simulated API."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import httpx
+import pytest
+from click.testing import CliRunner, Result
+
+from fennel_core.apps.cli import main
+
+SOURCE = {
+    "source": "shop/orders",
+    "kind": "kafka",
+    "branches": ["main"],
+    "state": "parked",
+    "paused_by": None,
+    "paused_at": None,
+    "error": "no topic [orders]",
+    "failures": 3,
+    "retry_at": "2026-01-01T00:00:00+00:00",
+    "behind": None,
+    "positions": {"0": 41},
+    "datasets": [
+        {"dataset": "Order", "cdc": "append", "accepted": 7, "late": 2, "dead": 1},
+    ],
+}
+LETTERS = {
+    "subject": "Order",
+    "source": "shop/orders",
+    "kind": "unreadable",
+    "rows": 4,
+    "letters": 2,
+    "newest_at": "2026-01-01T00:00:00+00:00",
+    "newest_reason": "the message is not JSON",
+    "not_replayable": "the message is no row",
+}
+Calls = list[tuple[str, str, dict[str, Any], dict[str, Any] | None]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
+    """Return what the commands send; each call has the response of its path."""
+    sent: Calls = []
+    counted = {"rows": 4, "letters": 2, "dry_run": False}
+    responses: dict[str, Any] = {
+        "/sources": {"sources": [SOURCE]},
+        "/sources/pause": {},
+        "/sources/resume": {},
+        "/sources/test": {
+            "messages": 2,
+            "datasets": [
+                {
+                    "dataset": "Order",
+                    "branches": ["main"],
+                    "fields": {"amount": "int"},
+                    "messages": [
+                        {"partition": 0, "offset": 3, "row": {"amount": 7}},
+                        {"partition": 0, "offset": 4, "error": "it is not JSON"},
+                        {"partition": 0, "offset": 5, "left_out": True},
+                    ],
+                }
+            ],
+        },
+        "/sources/rewind": {
+            "moves": [{"partition": 0, "from": 41, "to": 2}],
+            "read_again": 39,
+            "skipped": 0,
+        },
+        "/dead_letters": {"dead_letters": [LETTERS]},
+        "/dead_letters/rows": {
+            "rows": [
+                {
+                    "subject": "Order",
+                    "row": {"amount": "x"},
+                    "hidden": False,
+                    "reason": "no number",
+                    "source_position": "Kafka topic `orders`[0] at 3",
+                }
+            ],
+            "next": "t:0:3:1",
+        },
+        "/dead_letters/replay": counted
+        | {
+            "accepted": 3,
+            "refused": 1,
+            "left_out": 0,
+            "not_replayable": [{"rows": 5, "subjects": ["Order"], "reason": "it is no row"}],
+        },
+        "/dead_letters/drop": counted,
+    }
+
+    @contextmanager
+    def respond(method: str, url: str, **given: Any) -> Iterator[httpx.Response]:
+        assert given["headers"] == {"Authorization": "Bearer t"}
+        path = url.removeprefix("http://api/api/v1")
+        sent.append((method, path, given["params"], given["json"]))
+        yield httpx.Response(200, json=responses[path])
+
+    monkeypatch.setattr(httpx, "stream", respond)
+    return sent
+
+
+def run(*words: str, answer: str | None = None) -> Result:
+    group, *rest = words
+    done = CliRunner().invoke(
+        main, [group, "--url", "http://api", "--token", "t", *rest], input=answer
+    )
+    assert done.exit_code == 0, done.output
+    return done
+
+
+def test_sources_are_listed_with_rows_positions_and_the_next_attempt(calls: Calls) -> None:
+    shown = run("source", "list", "--branch", "main").output
+    assert calls == [("GET", "/sources", {"branch": "main"}, None)]
+    for text in (
+        "shop/orders  kafka  parked  (branches: main)",
+        "Order (append): 7 rows, 2 late, 1 dead letters",
+        "next offsets by partition: 0: 41",
+        "failed 3 times in a row, next attempt at 2026-01-01T00:00:00+00:00: no topic [orders]",
+    ):
+        assert text in shown
+
+
+def test_orders_about_a_source_name_it_and_show_what_they_do(calls: Calls) -> None:
+    for order in ("pause", "resume"):
+        assert "shop/orders" in run("source", order, "shop/orders").output
+        assert calls[-1] == ("POST", f"/sources/{order}", {}, {"source": "shop/orders"})
+    tried = run("source", "test", "shop/orders").output
+    for text in ('[0] at 3: row {"amount": 7}', "[0] at 4: dead letter: it is not", "left out"):
+        assert text in tried
+    moved = run("source", "rewind", "shop/orders", "--to", "0:2", "--duplicates-rows").output
+    assert "from 41 to 2" in moved
+    assert "39 messages are read again, 0 are skipped" in moved
+    assert calls[-1][3] == {
+        "source": "shop/orders",
+        "to": "0:2",
+        "duplicates_rows": True,
+        "skips_messages": False,
+        "dry_run": False,
+    }
+
+
+def test_dead_letters_are_listed_shown_and_replayed(calls: Calls) -> None:
+    listed = run("deadletters", "list", "--dataset", "Order").output
+    assert "4 rows in 2 letters" in listed
+    assert "cannot be replayed: the message is no row" in listed
+    shown = run("deadletters", "show", "--source", "shop/orders", "-n", "1").output
+    assert calls[-1][2] == {"source": "shop/orders", "n": 1}
+    assert "no number (Kafka topic `orders`[0] at 3)" in shown
+    assert "--after t:0:3:1" in shown
+    replayed = run("deadletters", "replay", "--reason", "number", "--dry-run").output
+    assert calls[-1][3] == {"reason": "number", "dry_run": True}
+    assert "Would replay 4 rows of 2 letters: 3 accepted, 1 refused again" in replayed
+    assert "Not replayed: 5 rows of Order: it is no row." in replayed
+
+
+def test_letters_are_dropped_after_a_confirmation_with_numbers(calls: Calls) -> None:
+    shown = run("deadletters", "drop", "--all", answer="y\n").output
+    assert "Drop 4 rows of 2 letters?" in shown
+    assert [call[3] for call in calls] == [
+        {"all": True, "dry_run": True},
+        {"all": True, "dry_run": False},
+    ]
+    run("deadletters", "drop", "--since", "2026-01-01", "--yes")
+    assert calls[-1][3] == {"since": "2026-01-01", "all": False, "dry_run": False}
+
+
+def test_help_names_every_order() -> None:
+    for group, orders in (
+        ("source", ("list", "pause", "resume", "test", "rewind")),
+        ("deadletters", ("list", "show", "replay", "drop")),
+    ):
+        shown = CliRunner().invoke(main, [group, "--help"]).output
+        assert all(f"\n  {order} " in shown for order in orders), shown

@@ -1,0 +1,221 @@
+"""Orders about dead letters: which they are about, what they do, and what they count."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import polars as pl
+import pytest
+
+from fennel_core.connections.erasures import ErasedKeys
+from fennel_core.connections.errors import TransactionAborted
+from fennel_core.dead_letters.counts import DeadLetterMessage, count_messages
+from fennel_core.ingest.store import ProducerRecord
+from fennel_core.redrive.api_errors import DropNeedsFilter, LetterFilterMalformed, RedriveStopped
+from fennel_core.redrive.letters import LetterFilter, Obstacle
+from fennel_core.redrive.pages import Place
+from fennel_core.vocab.dead_letters import (
+    DeadLetterKind,
+    DeadLetterOrigin,
+    origin_of,
+    settled_letters,
+)
+from fennel_core.vocab.dtypes import Int
+from fennel_core.vocab.ids import DatasetName, Identity, Millis, Offset, TopicName
+from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.versions import POS, encode_frame, row_count
+from fennel_core.wire.connectors import Constant, FromPayload
+from tests.support.ingest_world import KEYED, WORKSPACE, catalog
+from tests.support.redrive_world import DEAD, RedriveWorld
+from tests.support.source_world import Fault, batch, message, stream_source
+
+AT = 1_700_000_000_000
+ALL = LetterFilter()
+OLD = {"age": "old"}
+WITH_AGE = stream_source(preproc=(("age", Constant(0, Int())),))
+
+
+async def world_of(*rows: bytes) -> RedriveWorld:
+    """Return a world whose stream had these messages, each in a batch of its own."""
+    world = RedriveWorld()
+    world.sources.world.commit("1", main=catalog(stream_source()))
+    writer = world.sources.writer()
+    for offset, row in enumerate(rows):
+        await writer.write(batch([row], offset))
+    return world
+
+
+def row(user: object, **changes: object) -> bytes:
+    return message(**({"user": user, "age": 1, "at": AT} | changes))
+
+
+def corrected(world: RedriveWorld) -> None:
+    world.sources.world.commit("2", main=catalog(WITH_AGE))
+
+
+async def test_letters_are_counted_by_dataset_source_and_kind() -> None:
+    world = await world_of(row("ann", **OLD), row("bob", **OLD), b"broken")
+    texts, unreadable = await world.orders().counts(WORKSPACE, ALL)
+    assert (texts["subject"], texts["source"], texts["kind"]) == (
+        "Users",
+        "kafka/orders",
+        "not-admitted",
+    )
+    assert (texts["letters"], texts["rows"], texts["not_replayable"]) == (2, 2, None)
+    assert "age" in texts["newest_reason"]
+    assert (unreadable["kind"], unreadable["rows"]) == ("unreadable", 1)
+    assert unreadable["not_replayable"] == Obstacle.UNREADABLE.value
+
+
+async def test_a_replayed_row_is_accepted_once_and_at_its_first_position() -> None:
+    world = await world_of(row("ann", **OLD))
+    corrected(world)
+    (request,) = world.sources.world.raw("w.raw.orders.1")
+    dry = await world.orders().replay(WORKSPACE, ALL, dry_run=True)
+    assert (dry.rows, dry.accepted) == (1, 1)
+    assert world.sources.world.rows("w.topic.users.1") == []
+    done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (done.letters, done.rows, done.accepted, done.refused) == (1, 1, 1, 0)
+    again = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (again.rows, again.accepted) == (0, 0)
+    (written,) = world.sources.world.rows("w.topic.users.1")
+    assert (written["user"], written["age"], written[POS]) == ("ann", 0, request.position)
+
+
+async def test_rows_that_fail_again_stay_with_the_new_reason() -> None:
+    world = await world_of(row("ann", **OLD))
+    before = world.open_letters()[0]
+    assert "`age`" in before.origin.reason
+    renamed = stream_source(preproc=(("user", FromPayload("nick")),))
+    world.sources.world.commit("2", main=catalog(renamed))
+    done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (done.accepted, done.refused) == (0, 1)
+    (after,) = world.open_letters()
+    assert (after.origin.source, after.rows) == (before.origin.source, 1)
+    assert "nick" in after.origin.reason
+    again = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (again.rows, again.refused) == (1, 1)
+    assert world.open_letters() == [after], "the reason is the same, so the letter is left alone"
+
+
+async def test_what_cannot_be_replayed_is_counted_by_name() -> None:
+    world = await world_of(b"broken", row("ann", **OLD))
+    job = DeadLetterOrigin(DeadLetterKind.USER_CODE, "w.job.x.1", "Orders.clean", "boom")
+    value = encode_frame(pl.DataFrame({"a": [1, 2]}))
+    world.sources.world.log[DEAD, 1] = [ProducerRecord(DEAD, 1, value, job.headers())]
+    moved = replace(WITH_AGE, topic=TopicName("w.topic.users.2"), identity=Identity("users2"))
+    world.sources.world.commit("2", main=catalog(moved))
+    done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert done.obstacles == {
+        Obstacle.UNREADABLE: (1, {"Users"}),
+        Obstacle.NOT_CURRENT: (1, {"Users"}),
+        Obstacle.JOB: (2, {"Orders.clean"}),
+    }
+    assert (done.rows, len(world.open_letters())) == (0, 3)
+
+
+async def test_rows_that_the_source_leaves_out_now_are_settled_and_counted() -> None:
+    world = await world_of(row("ann", **OLD))
+    late = replace(WITH_AGE, source=replace(WITH_AGE.source, since_us=AT * 1000 + 10**9))
+    world.sources.world.commit("2", main=catalog(late))
+    done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (done.rows, done.accepted, done.left_out, done.refused) == (1, 0, 1, 0)
+    assert world.open_letters() == []
+
+
+async def test_dropped_letters_are_counted_and_gone() -> None:
+    world = await world_of(row("ann", **OLD), row("bob", **OLD), b"broken")
+    orders = world.orders()
+    with pytest.raises(DropNeedsFilter):
+        await orders.drop(WORKSPACE, ALL, everything=False, dry_run=False)
+    wanted = LetterFilter(reason="`AGE`")
+    dry = await orders.drop(WORKSPACE, wanted, everything=False, dry_run=True)
+    assert (dry.rows, len(world.open_letters())) == (2, 3)
+    done = await orders.drop(WORKSPACE, wanted, everything=False, dry_run=False)
+    assert (done.letters, done.rows, len(world.open_letters())) == (2, 2, 1)
+    rest = await orders.drop(WORKSPACE, ALL, everything=True, dry_run=False)
+    assert (rest.rows, world.open_letters()) == (1, [])
+
+
+async def test_what_was_settled_is_counted_beside_the_rows() -> None:
+    world = await world_of(row("ann", **OLD), row("bob", **OLD), row("eve", **OLD))
+    world.log.times = {0: Millis(10), 1: Millis(20), 2: Millis(30)}
+    second = LetterFilter(since_ms=20, until_ms=30)
+    await world.orders().drop(WORKSPACE, second, everything=False, dry_run=False)
+    corrected(world)
+    await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    found = []
+    for offset, record in enumerate(world.sources.world.log[DEAD, 0]):
+        settled = settled_letters(record.headers, record.value)
+        rows = row_count(record.value) if settled is None else 0
+        found.append(
+            DeadLetterMessage(
+                Offset(offset), rows, origin_of(record.headers), Millis(offset), settled
+            )
+        )
+    ((_, count),) = count_messages(found).items()
+    assert (count.rows, count.replayed, count.dropped, count.refused) == (3, 2, 1, 0)
+    assert count.open == 0
+    assert "eve" not in count.newest_reason
+    assert count.newest_ms == 2
+
+
+async def test_an_order_that_ends_early_says_what_is_done() -> None:
+    world = await world_of(row("ann", **OLD))
+    corrected(world)
+    world.fault = lambda: Fault(TransactionAborted("the broker refused"), committed=False)
+    with pytest.raises(RedriveStopped, match=r"the broker refused.* after 0 rows.*repeat it"):
+        await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+
+
+@pytest.mark.parametrize(
+    ("wanted", "rows"),
+    [
+        (ALL, 2),
+        (LetterFilter(dataset="Users"), 2),
+        (LetterFilter(dataset="Other"), 0),
+        (LetterFilter(source="kafka/orders"), 2),
+        (LetterFilter(source="kafka/other"), 0),
+        (LetterFilter(since_ms=20), 1),
+        (LetterFilter(until_ms=20), 1),
+        (LetterFilter(reason="column `AGE`"), 2),
+        (LetterFilter(reason="nothing like it"), 0),
+    ],
+)
+async def test_an_order_is_about_the_letters_that_it_names(wanted: LetterFilter, rows: int) -> None:
+    world = await world_of(row("ann", **OLD), row("bob", **OLD))
+    world.log.times = {0: Millis(10), 1: Millis(20)}
+    found = await world.orders().counts(WORKSPACE, wanted)
+    assert sum(each["rows"] for each in found) == rows
+
+
+async def test_rows_are_shown_page_by_page() -> None:
+    world = RedriveWorld()
+    world.sources.world.commit("1", main=catalog(stream_source()))
+    bad = [row(name, **OLD) for name in ("a", "b", "c")]
+    await world.sources.writer().write(batch(bad))
+    await world.sources.writer().write(batch([row("d", **OLD)], 3))
+    seen, place, pages = [], None, 0
+    while True:
+        rows, place = await world.orders().rows(WORKSPACE, ALL, 2, place)
+        seen += [each["row"]["user"] for each in rows]
+        pages += 1
+        if place is None:
+            break
+        place = Place.parse(place.text())
+    assert (seen, pages) == (["a", "b", "c", "d"], 2)
+    assert "Kafka topic `orders`[0] at 3" in rows[-1]["source_position"]
+    with pytest.raises(LetterFilterMalformed):
+        Place.parse("nonsense")
+
+
+async def test_rows_of_erased_keys_are_hidden_with_their_reason() -> None:
+    world = await world_of(row("ann", **OLD), row("bob", **OLD), row(None, **OLD), b"broken")
+    (key,) = key_bytes(pl.DataFrame({"user": ["ann"]}), KEYED.key_names)
+    world.erased = {DatasetName("Users"): (ErasedKeys(("user",), frozenset({key})),)}
+    rows, _ = await world.orders().rows(WORKSPACE, ALL, 10, None)
+    shown = {each["offset"]: each["row"] and each["row"]["user"] for each in rows}
+    assert shown == {0: None, 1: "bob", 2: None, 3: None}
+    assert [each["hidden"] for each in rows] == [True, False, True, True]
+    assert all(each["hidden"] == (each["row"] is None) for each in rows)
+    assert {each["reason"][:6] for each in rows if each["hidden"]} == {"hidden"}

@@ -1,0 +1,160 @@
+"""A rewind moves positions when its user accepts what that does, and no reader undoes it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from datetime import UTC, datetime
+
+import pytest
+
+from fennel_core.connections.external_kafka import ExternalKafka, StreamBounds
+from fennel_core.sources.api_errors import (
+    RewindEndedEarly,
+    RewindNeedsConsent,
+    RewindPlaceInvalid,
+    SourceIsSent,
+    SourceNotPaused,
+    SourceNotReadable,
+)
+from fennel_core.sources.controls import MemorySourceControls
+from fennel_core.sources.errors import SourceRewound
+from fennel_core.sources.positions import SourcePosition
+from fennel_core.sources.rewind import Consent, SourceRewinds
+from fennel_core.sources.service import SourceService
+from fennel_core.vocab.ids import Identity, TopicName
+from tests.support.ingest_world import KEYLESS, WORKSPACE, binding, catalog
+from tests.support.source_world import (
+    LOST_BEFORE,
+    ORIGIN,
+    RAW,
+    SourceWorld,
+    batch,
+    message,
+    partition,
+    stream_source,
+)
+
+AT = 1_700_000_000_000
+NAME = "kafka/orders"
+BOUNDS = StreamBounds(ORIGIN, {0: 0}, {0: 9}, {0: 2})
+SALES = replace(
+    stream_source("Sales"),
+    identity=Identity("sales"),
+    schema=KEYLESS,
+    topic=TopicName("w.topic.sales.1"),
+)
+BOTH = Consent(duplicates_rows=True, skips_messages=True)
+
+
+def messages(*numbers: int) -> list[bytes]:
+    return [message(user=f"u{n}", age=n, amount=1.5, at=AT + n) for n in numbers]
+
+
+class Rewinding:
+    """A stream of six messages, of which a reader has read those that a test says."""
+
+    def __init__(self, *bindings: object) -> None:
+        self.sources = SourceWorld()
+        found = catalog(*(bindings or (stream_source(),)), binding())  # type: ignore[arg-type]
+        self.sources.world.commit("1", main=found)
+        self.controls = MemorySourceControls(lambda: datetime.now(UTC), {RAW})
+        self.bounds = BOUNDS
+
+    async def position(self) -> SourcePosition | None:
+        return (await self.sources.memory.open(partition())).position
+
+    async def rewind(
+        self, to: str, consent: Consent = BOTH, *, dry_run: bool = False, name: str = NAME
+    ) -> dict:
+        position = await self.position()
+
+        def read(_: object) -> Mapping[TopicName, Mapping[int, SourcePosition]]:
+            return {RAW: {} if position is None else {0: position}}
+
+        def bounds(_: ExternalKafka, topic: str, time_ms: int | None) -> StreamBounds:
+            assert topic == "orders"
+            return self.bounds
+
+        sources = SourceService(self.sources.world.directory, self.controls, read)
+        rewinds = SourceRewinds(sources, self.controls, self.sources, lambda *_: "", bounds, 60.0)
+        return await rewinds.run(WORKSPACE, name, to, consent, dry_run=dry_run)
+
+    async def paused(self) -> Rewinding:
+        await self.controls.pause([RAW], "token 1")
+        return self
+
+
+async def test_rows_of_a_keyed_dataset_are_read_again_from_the_place() -> None:
+    world = await Rewinding().paused()
+    await world.sources.writer().write(batch(messages(0, 1, 2, 3)))
+    done = await world.rewind("0:1", Consent())
+    assert done["moves"] == [{"partition": 0, "from": 4, "to": 1}]
+    assert (done["read_again"], done["skipped"], done["dry_run"]) == (3, 0, False)
+    position = await world.position()
+    assert position is not None
+    assert (position.next, position.rewinds) == (1, 1)
+    assert position.datasets[Identity("users")].accepted == 4
+    assert position.datasets[Identity("users")].watermark_us is None
+    again = world.sources.writer(rewinds=1)
+    await again.write(batch(messages(1, 2, 3), 1))
+    assert [row["user"] for row in world.sources.read()] == [
+        *("u0", "u1", "u2", "u3"),
+        *("u1", "u2", "u3"),
+    ]
+
+
+async def test_a_reader_that_began_before_the_rewind_writes_nothing() -> None:
+    world = await Rewinding().paused()
+    reader = world.sources.writer()
+    await reader.write(batch(messages(0, 1, 2)))
+    await world.rewind("earliest")
+    with pytest.raises(SourceRewound, match="rewound to 0"):
+        await reader.write(batch(messages(3), 3))
+    assert len(world.sources.read()) == 3
+
+
+async def test_what_a_rewind_does_is_refused_with_numbers_unless_it_is_accepted() -> None:
+    world = await Rewinding(stream_source(), SALES).paused()
+    await world.sources.writer().write(batch(messages(0, 1, 2, 3)))
+    with pytest.raises(RewindNeedsConsent, match=r"4 messages .* Sales has no keys"):
+        await world.rewind("earliest", Consent())
+    with pytest.raises(RewindNeedsConsent, match=r"5 messages .* would never be read"):
+        await world.rewind("latest", Consent(duplicates_rows=True))
+    dry = await world.rewind("earliest", Consent(), dry_run=True)
+    assert (dry["read_again"], dry["dry_run"]) == (4, True)
+    position = await world.position()
+    assert position is not None
+    assert (position.next, position.rewinds) == (4, 0)
+    assert (await world.rewind("latest"))["skipped"] == 5
+
+
+async def test_a_time_and_places_of_the_stream_are_understood() -> None:
+    world = await Rewinding().paused()
+    await world.sources.writer().write(batch(messages(0, 1, 2, 3)))
+    assert (await world.rewind("2026-01-01T00:00:00Z", dry_run=True))["moves"][0]["to"] == 2
+    assert (await world.rewind("0:4"))["moves"] == []
+    for place in ("yesterday", "0:10", "1:0", "0"):
+        with pytest.raises(RewindPlaceInvalid):
+            await world.rewind(place)
+
+
+async def test_only_a_paused_stream_that_is_the_same_is_rewound() -> None:
+    world = Rewinding()
+    await world.sources.writer().write(batch(messages(0)))
+    with pytest.raises(SourceNotPaused):
+        await world.rewind("earliest")
+    await world.paused()
+    with pytest.raises(SourceIsSent):
+        await world.rewind("earliest", name="hook/e")
+    world.bounds = replace(BOUNDS, origin="cluster/other")
+    with pytest.raises(SourceNotReadable, match="cluster/other"):
+        await world.rewind("earliest")
+
+
+async def test_a_rewind_that_ends_early_says_what_is_moved() -> None:
+    world = await Rewinding().paused()
+    await world.sources.writer().write(batch(messages(0, 1)))
+    world.sources.fault = lambda: LOST_BEFORE
+    with pytest.raises(RewindEndedEarly, match=r"0 of 1 partitions .* repeat the order"):
+        await world.rewind("earliest")
