@@ -11,6 +11,7 @@ from typing import Any
 
 import httpx
 import pytest
+from fastapi import FastAPI
 from pydantic import SecretStr
 
 from fennel_core.connections import secrets
@@ -73,6 +74,36 @@ def limits() -> WorkspaceLimits:
     return WorkspaceLimits(1000, 0.0)
 
 
+def served(state: ServerState) -> FastAPI:
+    """Return the application with the services of its routes."""
+    app = application(state, HealthEndpoint("test", {}), (sources_router, redrive_router))
+    app.state.source_service = SourceService(
+        PostgresDirectory(state.pool), PostgresSourceControls(state.pool), lambda _: {}
+    )
+    app.state.source_trials = SourceTrials(
+        app.state.source_service, NoExecutors(), no_secret, no_secret
+    )
+    app.state.source_rewinds = SourceRewinds(
+        app.state.source_service,
+        PostgresSourceControls(state.pool),
+        MemorySourceLog(),
+        no_secret,
+        no_secret,
+        60.0,
+    )
+    app.state.redrive = Redrive(
+        PostgresDeadLetterCounts(state.pool).topics,
+        MemoryLetterLog({}),
+        Catalogs(PostgresDirectory(state.pool)),
+        PostgresIngestClock(state.pool),
+        NoExecutors(),
+        no_secret,
+        nothing_erased,
+        60.0,
+    )
+    return app
+
+
 @pytest.fixture
 async def client(
     database: str,
@@ -119,31 +150,7 @@ async def client(
             wake_reconcile=lambda: None,
             limits=limits,
         )
-        app = application(state, HealthEndpoint("test", {}), (sources_router, redrive_router))
-        app.state.source_service = SourceService(
-            PostgresDirectory(connections), PostgresSourceControls(connections), lambda _: {}
-        )
-        app.state.source_trials = SourceTrials(
-            app.state.source_service, NoExecutors(), no_secret, no_secret
-        )
-        app.state.source_rewinds = SourceRewinds(
-            app.state.source_service,
-            PostgresSourceControls(connections),
-            MemorySourceLog(),
-            no_secret,
-            no_secret,
-            60.0,
-        )
-        app.state.redrive = Redrive(
-            PostgresDeadLetterCounts(connections).topics,
-            MemoryLetterLog({}),
-            Catalogs(PostgresDirectory(connections)),
-            PostgresIngestClock(connections),
-            NoExecutors(),
-            no_secret,
-            nothing_erased,
-            60.0,
-        )
+        app = served(state)
         transport = httpx.ASGITransport(app)
         headers = {"Authorization": "Bearer dev-shop"}
         async with httpx.AsyncClient(
