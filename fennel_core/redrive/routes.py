@@ -102,11 +102,12 @@ async def drop(
     """Mark dead letters as dealt with, without a replay. This cannot be undone."""
     body = await json_body(request, state.settings.body_limit_bytes, DROP_FIELDS)
     wanted, dry_run = filter_in(body), _flag(body, "dry_run")
+    everything = _flag(body, "all")
     async with principal.audited(
         state, Action.DROP_DEAD_LETTERS, subject_of(wanted, dry_run=dry_run)
     ):
         report = await service.drop(
-            principal.workspace, wanted, everything=_flag(body, "all"), dry_run=dry_run
+            principal.workspace, wanted, everything=everything, dry_run=dry_run
         )
     return json_response({"letters": report.letters, "rows": report.rows, "dry_run": dry_run})
 
