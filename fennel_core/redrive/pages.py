@@ -109,7 +109,7 @@ def letter_rows(
 def _may_be_erased(
     binding: SourceBinding, rows: Sequence[dict[str, Any]], erased: ErasedKeys
 ) -> np.ndarray[Any, np.dtype[np.bool_]]:
-    """Return for each row whether its key is erased, or cannot be told."""
+    """Return for each row whether its key is erased, or is unknown."""
     made = {name for name, _ in binding.source.preproc}
     unknown = np.zeros(len(rows), dtype=bool)
     columns: dict[str, pl.Series] = {}

@@ -38,7 +38,7 @@ from fennel_core.vocab.ids import TopicName, TopicPartition, WorkspaceId, partit
 CHUNK_ROWS: Final = 5_000
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 ATTEMPTS: Final = 5
-"""Attempts to replay a chunk under definitions that change meanwhile."""
+"""Attempts to replay a chunk while definitions change."""
 Topics = Callable[[], Awaitable[Mapping[TopicName, int]]]
 """Returns the dead-letter topics of all workspaces with their partitions."""
 ReadErased = Callable[[WorkspaceId], Awaitable[Erased]]
@@ -182,7 +182,7 @@ class Redrive:
         table: RoutingTable,
         report: OrderReport,
     ) -> bool:
-        """Replay letters of a partition; return False if the definitions changed meanwhile."""
+        """Replay letters of a partition; return False if the definitions have changed."""
         code = f"sources@{table.version}"
         callbacks = Callbacks(
             secret=lambda name: self._secret(workspace, code, name),

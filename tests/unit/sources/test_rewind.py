@@ -8,6 +8,7 @@ from datetime import UTC, datetime
 
 import pytest
 
+from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.external_kafka import ExternalKafka, StreamBounds
 from fennel_core.sources.api_errors import (
     RewindEndedEarly,
@@ -54,9 +55,9 @@ def messages(*numbers: int) -> list[bytes]:
 class Rewinding:
     """A stream of six messages, of which a reader has read those that a test says."""
 
-    def __init__(self, *bindings: object) -> None:
+    def __init__(self, *bindings: SourceBinding) -> None:
         self.sources = SourceWorld()
-        found = catalog(*(bindings or (stream_source(),)), binding())  # type: ignore[arg-type]
+        found = catalog(*(bindings or (stream_source(),)), binding())
         self.sources.world.commit("1", main=found)
         self.controls = MemorySourceControls(lambda: datetime.now(UTC), {RAW})
         self.bounds = BOUNDS
