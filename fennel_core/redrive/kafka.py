@@ -32,7 +32,7 @@ class KafkaLetterLog:
         self._settings, self._threads = settings, threads
 
     def letters(self, at: TopicPartition) -> Generator[Letter, None, None]:
-        # Twice, because a letter is settled by a later message and its rows are not kept until then.
+        # Twice, because a later message settles a letter, whose rows are not kept until then.
         ends = log_ends(self._settings, [at])
         done: set[int] = set()
         for _, record in committed_records(self._settings, ends, BATCH):
