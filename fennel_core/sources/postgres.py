@@ -1,4 +1,4 @@
-"""Pauses and statuses of sources in Postgres (migration 0019); see `controls.py`."""
+"""Pauses and statuses of sources in Postgres (migration 0020); see `controls.py`."""
 
 from __future__ import annotations
 
