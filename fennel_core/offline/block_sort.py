@@ -33,8 +33,8 @@ from fennel_core.offline.timeline import (
 from fennel_core.operators.rows import encode_rows
 from fennel_core.vocab.versions import POS, SIGN
 
-SORTED_BYTES: Final = 256 << 20
-"""Rows that are sorted in memory; a task needs about three times as much."""
+SORTED_BYTES: Final = 128 << 20
+"""Rows that are sorted in memory; a task needs about four times as much."""
 CHUNK_BYTES: Final = 8 << 20
 """A chunk of wide rows has fewer than `CHUNK_ROWS`; one of each run is in memory while they are
 merged.

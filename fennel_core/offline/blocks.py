@@ -170,7 +170,9 @@ def read_blocks(
     """Yield the kind and the rows of each block."""
     for batch in batches:
         for partition, kind, block in zip(*batch.columns, strict=True):
-            rows = pl.read_ipc_stream(block.as_py())
+            # Without a copy: the batch stays in memory as long as its blocks.
+            rows = pl.from_arrow(pa.ipc.open_stream(block.as_buffer()).read_all())
+            assert isinstance(rows, pl.DataFrame), "a table becomes a frame"
             if (placement.of(rows) != partition.as_py()).any():
                 raise AssertionError(
                     "processes of this job disagree about the partition of a row; all hosts of a "

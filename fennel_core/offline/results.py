@@ -37,8 +37,8 @@ from fennel_core.settings.model import Settings
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
-FILE_ROWS: Final = 500_000
-"""Rows of a result file, at most: tens of megabytes with some tens of features."""
+FILE_ROWS: Final = 200_000
+"""Rows of a result file, at most: few enough to be sorted in memory with some tens of features."""
 FILE_BYTES: Final = 256 << 20
 """A file with so many bytes is full: one PUT takes seconds and is retried as a whole."""
 FAILED: Final = "failed"
