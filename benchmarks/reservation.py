@@ -8,7 +8,7 @@ nothing. Decision 0054 has the figures.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import time
 from collections.abc import Callable
 from typing import TypeVar
@@ -50,9 +50,12 @@ def planned(facts: BankFacts, compiled: Compiled) -> tuple[Compiled, dict[AssetK
 
 
 def main() -> None:
-    sizes = [int(size) for size in sys.argv[1:]] or SIZES
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("sizes", metavar="DATASETS", type=int, nargs="*", default=SIZES)
     print("datasets  commit     plan and replays, ms  resolve, ms  encode, ms  encode's part")
-    for size in sizes:
+    for size in parser.parse_args().sizes:
         compiled = compile_datasets([dataset(number) for number in range(size)], PARTITIONS)
         facts = BankFacts(SHOP, 1)
         for kind in ("first", "unchanged"):

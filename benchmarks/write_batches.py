@@ -9,8 +9,8 @@ slot gives way. Decisions 0053 and 0045 have the figures.
 
 from __future__ import annotations
 
+import argparse
 import asyncio
-import sys
 import tempfile
 import threading
 import time
@@ -138,7 +138,11 @@ def events(first: int, end: int) -> pl.DataFrame:
 
 
 def main() -> None:
-    keys = int(sys.argv[1]) if len(sys.argv) > 1 else KEYS
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("keys", metavar="KEYS", type=int, nargs="?", default=KEYS)
+    keys = parser.parse_args().keys
     with tempfile.TemporaryDirectory() as folder:
         write_batches(Path(folder), keys)
     large_keys((10_000, 100_000, 300_000))
