@@ -45,9 +45,8 @@ def test_a_failed_task_logs_the_next_action(airflow: Airflow, workspace: str, sh
     assert "what to do: create it with the client" in log_text
 
 
-def test_the_snapshot_dag_copies_every_state_and_logs_numbers_and_bytes(
-    airflow: Airflow, workspace: str, shop: str
-) -> None:
+def filled(airflow: Airflow, workspace: str, shop: str) -> None:
+    """Commit the shop, log three orders, and wait until they are processed."""
     assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"
     url, token = f"{Settings().query_url}/api/v1", f"dev-{workspace}"
     body = {
@@ -57,6 +56,12 @@ def test_the_snapshot_dag_copies_every_state_and_logs_numbers_and_bytes(
     }
     assert call("POST", f"{url}/log", body, token)[0] == 200
     assert call("POST", f"{url}/barrier", {"timeout_s": 30}, token)[0] == 200
+
+
+def test_the_snapshot_dag_copies_every_state_and_logs_numbers_and_bytes(
+    airflow: Airflow, workspace: str, shop: str
+) -> None:
+    filled(airflow, workspace, shop)
     run = airflow.run("snapshot")
     assert run["state"] == "success"
     steps = ("owning_slots", "snapshot_slot", "prune_snapshots", "shorten_logs")
@@ -98,6 +103,25 @@ def test_the_reconcile_dag_deletes_an_orphaned_topic_and_names_it(
     log = airflow.log(run["dag_run_id"], "reconcile_ledgers", "reconcile")
     assert orphan in log
     assert "open destruction entries: " in log
+
+
+def test_the_integrity_dag_compares_lookups_with_history_and_logs_how_many(
+    airflow: Airflow, workspace: str, shop: str
+) -> None:
+    filled(airflow, workspace, shop)
+    run = airflow.run("integrity", workspace=workspace)
+    log_text = airflow.log(run["dag_run_id"], "check_integrity", "integrity")
+    assert run["state"] == "success", log_text
+    [found] = [line for line in log_text.splitlines() if line.startswith(f"Order of {workspace} ")]
+    assert found.endswith("agrees: 3 keys compared with 3 rows of history")
+
+
+def test_the_history_maintenance_dag_runs_its_program_with_spark(airflow: Airflow) -> None:
+    run = airflow.run("history_maintenance")
+    log_text = airflow.log(run["dag_run_id"], "compact", "history_maintenance")
+    assert run["state"] == "success", log_text
+    assert "Spark-Submit cmd" in log_text
+    assert '"event":"history is maintained"' in log_text
 
 
 @pytest.mark.parametrize(
