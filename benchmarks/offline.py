@@ -55,6 +55,7 @@ from fennel_core.executors.calls import ExtractCall
 from fennel_core.history import parquet
 from fennel_core.history.parquet import TimeLimit
 from fennel_core.offline.batch_work import StepTools
+from fennel_core.offline.code_lookups import CallLookups
 from fennel_core.offline.lookup_groups import Erasures
 from fennel_core.offline.planned_query import OfflineQuery, PlannedQuery
 from fennel_core.offline.results import ResultPlace, WriteWork, result_runs, write_result
@@ -255,7 +256,8 @@ class LocalPlace(ResultPlace):
 class NoCode:
     """User code of a query that has none."""
 
-    def run(self, call: ExtractCall, rows: pa.Table) -> pl.DataFrame:
+    def run(self, call: ExtractCall, rows: pa.Table, lookups: CallLookups | None) -> pl.DataFrame:
+        del lookups
         raise AssertionError(f"{call.extractor} is called with {len(rows)} rows")
 
 

@@ -92,13 +92,15 @@ class LookupRequest:
     """A call of `Dataset.lookup` by user code.
 
     `keys` are the key columns in the dataset's order, with the types of user code's columns: cast
-    them to the dataset's. `at` has a timestamp per key. Empty `fields` mean all fields.
+    them to the dataset's. `at` has a timestamp per key. Empty `fields` mean all fields. `rows` has
+    the label of each timestamp, if these are integers (`protocol.ROW`).
     """
 
     dataset: str
     fields: tuple[str, ...]
     keys: pa.Table
     at: pa.ChunkedArray
+    rows: pa.ChunkedArray | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -458,13 +460,19 @@ async def _looked_up(header: dict[str, Any], payload: bytes, callbacks: Callback
             TIMESTAMPS
         ):
             raise ArrowRefused("they have no column of timestamps")
+        if protocol.ROW in table.column_names and table.schema.field(protocol.ROW).type != (
+            pa.int64()
+        ):
+            raise ArrowRefused("their labels are no integers")
     except ArrowRefused as wrong:
         raise LookupRefused(f"the keys are not valid Arrow data: {wrong}") from wrong
+    labelled = protocol.ROW in table.column_names
     asked = LookupRequest(
         text_of(header, "dataset"),
         names_of(header, "fields"),
-        table.drop_columns([protocol.TS]),
+        table.drop_columns([protocol.TS, *([protocol.ROW] if labelled else [])]),
         table.column(protocol.TS),
+        table.column(protocol.ROW) if labelled else None,
     )
     found = await callbacks.lookup(asked)
     assert len(found.table) == len(table), "a lookup returns a row for every key"

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from fennel_core.executors.internal_errors import ProtocolError
 
-VERSION: Final = 5
+VERSION: Final = 6
 PREFIX: Final = struct.Struct(">BIIII16s16s")
 """The fields of `FramePrefix` after the version."""
 DIGEST_BYTES: Final = 16
@@ -31,7 +31,10 @@ MAX_PAYLOAD_BYTES: Final = 1 << 30
 MAX_HEADER_BYTES: Final = 64 << 20
 
 ROW: Final = "__row"
-"""Column of a result: the index of the input row of each output row."""
+"""Column of a result: the index of the input row of each output row. Column of a lookup's keys, if
+its code kept them: the labels of the timestamps, which are numbers of input rows unless the code
+gave its rows other labels.
+"""
 TS: Final = "__ts"
 """Column of timestamps: of an extractor's rows, or of a lookup's keys."""
 FOUND: Final = "__found"

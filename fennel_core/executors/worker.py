@@ -198,6 +198,8 @@ class Worker:
         columns = [key_array(keys[name]) for name in keys.columns]
         at = pa.array(pd.to_datetime(ts, utc=True)).cast(pa.timestamp("us", tz="UTC"), safe=False)
         asked = pa.table([*columns, at], names=[*map(str, keys.columns), protocol.TS])
+        if ts.index.dtype.kind == "i":
+            asked = asked.append_column(protocol.ROW, pa.array(ts.index, pa.int64()))
         reply, data = call.request(
             {"op": "lookup", "dataset": cls_name, "fields": list(fields)}, ipc_bytes(asked)
         )

@@ -29,16 +29,18 @@ from fennel_core.offline.rows import ROW
 from fennel_core.offline.timeline import KEY, SOURCE, TIME
 from fennel_core.vocab.versions import META
 
-BLOCKS: Final = f"{(PARTITION := 'partition')} int, kind int, block binary"
+BLOCKS: Final = f"{(PARTITION := 'partition')} int, {(KIND := 'kind')} int, block binary"
 """The columns of blocks in Spark."""
 ROWS_KIND: Final = -1
 """The kind of rows of the query; versions of dataset n have kind n."""
+ANSWERS_KIND: Final = -2
+"""The kind of answers to user code (`lookup_rounds`)."""
 SPLIT_ROWS: Final = 32_768
 """Rows that are split at once: few enough to stay in a cache of the processor."""
 COLLECTED_BYTES: Final = 64 << 20
 """What a task collects before it makes blocks: one of 1,000 partitions has 64 KiB then."""
 _SHARED: Final = frozenset({KEY, TIME, SOURCE, *META})
-_SCHEMA: Final = pa.schema([(PARTITION, pa.int32()), ("kind", pa.int32()), ("block", pa.binary())])
+_SCHEMA: Final = pa.schema([(PARTITION, pa.int32()), (KIND, pa.int32()), ("block", pa.binary())])
 
 
 class Placement(Protocol):
@@ -80,6 +82,18 @@ class ByRun:
     def of(self, rows: pl.DataFrame) -> pl.Series:
         """See `Placement.of`."""
         return rows[ROW] * self.partitions // max(self.rows, 1)
+
+
+@dataclass(frozen=True, slots=True)
+class ByBatch:
+    """Rows are in batches of `rows` by number, which the partitions get in turns."""
+
+    rows: int
+    partitions: int
+
+    def of(self, rows: pl.DataFrame) -> pl.Series:
+        """See `Placement.of`."""
+        return rows[ROW] // self.rows % self.partitions
 
 
 @dataclass(frozen=True, slots=True)

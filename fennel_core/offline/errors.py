@@ -17,12 +17,6 @@ class LookupNotOffline(OfflineError):
     code = "lookup-not-offline"
 
 
-class ExtractorNotOffline(OfflineError):
-    """A program needs user code that cannot run as of a time per row."""
-
-    code = "extractor-not-offline"
-
-
 class HistoryIncomplete(OfflineError):
     """Rows that a query needs are neither in history nor on their topic."""
 

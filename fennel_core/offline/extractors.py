@@ -2,14 +2,14 @@
 
 User code is given many rows at once, because a call costs more than a row. When a call fails, its
 rows are halved and tried again, until the rows that fail are known: online each of them would fail
-alone. A program whose user code may look datasets up is refused, because the keys of such lookups
-are known only while the code runs.
+alone. Rows of a call that looks datasets up may wait for what it asked for (`code_lookups`).
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from typing import Final, Protocol
 
 import polars as pl
@@ -25,12 +25,21 @@ from fennel_core.executors.errors import (
     UserCodeFailed,
 )
 from fennel_core.executors.protocol import TS
-from fennel_core.offline.errors import ExtractorNotOffline
-from fennel_core.offline.rows import AT, RowFailures, failed_rows, register, without
+from fennel_core.offline.code_lookups import (
+    MOST_ANSWERS,
+    Answers,
+    CallInterrupted,
+    CallLookups,
+)
+from fennel_core.offline.rows import AT, ROW, RowFailures, failed_rows, register
 from fennel_core.query.columns import logical_type
-from fennel_core.query.program import BoundExtractor, QueryProgram
+from fennel_core.query.program import BoundExtractor
 
 CALL_ROWS: Final = 5_000
+MOST_ROUNDS: Final = 10
+"""Lookups of one call that may depend on each other: each costs a round, which reads the datasets
+again. Code that asks for other rows in each call would need rounds without end.
+"""
 ROWS_AT_FAULT: Final = (UserCodeFailed, ExecutorCrashed, ExecutorTimeout, ExecutorOutOfMemory)
 """Failures that other rows may not have; the others concern the code or the executors."""
 
@@ -40,70 +49,134 @@ _USER_LINE: Final = re.compile(rf'File "{re.escape(USER_FILE)}", line (\d+), in 
 class ExtractorRunner(Protocol):
     """Runs one call of an extractor, confined as online."""
 
-    def run(self, call: ExtractCall, rows: pa.Table) -> pl.DataFrame:
-        """Return the columns of `call.outputs`, row for row.
+    def run(self, call: ExtractCall, rows: pa.Table, lookups: CallLookups | None) -> pl.DataFrame:
+        """Return the columns of `call.outputs`, row for row. `lookups` serves those of its code.
 
-        Raises `CallFailed`, with the text and the line of user code.
+        Raises `CallFailed`, with the text and the line of user code, and what `lookups` raises.
         """
         ...
 
 
-def check_extractors(program: QueryProgram) -> None:
-    """Raise `ExtractorNotOffline` for user code that may look a dataset up."""
-    for level in program.levels:
-        for step in level.extractors:
-            call = step.call
-            if call.datasets:
-                raise ExtractorNotOffline(
-                    f"extractor `{call.featureset}.{call.extractor}` may look up "
-                    f"{', '.join(f'`{name}`' for name in call.datasets)} from its code, which is "
-                    "not possible offline. Declare the lookup as a feature and read that feature"
-                )
-
-
 def extract(
-    rows: pl.DataFrame, step: BoundExtractor, runner: ExtractorRunner
+    rows: pl.DataFrame,
+    step: BoundExtractor,
+    runner: ExtractorRunner,
+    answers: Answers | None = None,
+    *,
+    last: bool = False,
 ) -> tuple[pl.DataFrame, RowFailures]:
     """Return the rows with the registers that an extractor fills, and the rows on which it
     failed.
+
+    `answers`: what its lookups have read. Rows that are in neither frame wait for what it wants
+    now; in the `last` round none does.
     """
-    results: list[pl.DataFrame] = []
+    types = {out: logical_type(step.call.outputs[place].dtype) for place, out in step.keep}
+    results = [pl.DataFrame(schema={ROW: pl.Int64(), **_registers(types)})]
     failures = [failed_rows()]
     for batch in rows.iter_slices(CALL_ROWS):
-        for part, outcome in _attempts(batch, step, runner):
-            if isinstance(outcome, CallFailed):
-                reason = pl.lit(_reason(outcome)).alias("__reason")
-                failures.append(failed_rows(part.with_columns(reason), "__reason"))
-            else:
-                results.append(outcome)
-    failed = pl.concat(failures)
-    if not results:
-        types = {out: logical_type(step.call.outputs[place].dtype) for place, out in step.keep}
-        empty = [pl.Series(register(out), [], dtype=dtype) for out, dtype in types.items()]
-        return rows.clear().with_columns(empty), failed
-    made = pl.concat(results)
-    columns = [made[step.call.outputs[place].name].alias(register(out)) for place, out in step.keep]
-    return without(rows, failed).with_columns(columns), failed
+        for part, outcome in _attempts(batch, _Calls(step, runner, answers, last)):
+            match outcome:
+                case CallFailed():
+                    reason = pl.lit(_reason(outcome)).alias("__reason")
+                    failures.append(failed_rows(part.with_columns(reason), "__reason"))
+                case pl.DataFrame():
+                    made = {register(out): outcome[name] for name, out in _kept(step)}
+                    results.append(part.select(ROW).with_columns(**made))
+                case _Waits():
+                    pass
+    made_rows = pl.concat(results)
+    without_outputs = rows.drop(_registers(types), strict=False)
+    done = without_outputs.join(made_rows, on=ROW, how="inner", maintain_order="left")
+    return done, pl.concat(failures)
+
+
+def _registers(types: Mapping[int, pl.DataType]) -> dict[str, pl.DataType]:
+    return {register(out): dtype for out, dtype in types.items()}
+
+
+def _kept(step: BoundExtractor) -> Iterator[tuple[str, int]]:
+    """Yield the names of the columns of a result that are kept, and their registers."""
+    return ((step.call.outputs[place].name, out) for place, out in step.keep)
+
+
+class _Waits:
+    """A call asked for rows that are not known yet."""
+
+
+class _ByTime:
+    """A call must be repeated with rows of one time each."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Calls:
+    """Calls an extractor with rows."""
+
+    step: BoundExtractor
+    runner: ExtractorRunner
+    answers: Answers | None
+    last: bool
+
+    def call(self, rows: pl.DataFrame) -> pl.DataFrame | CallFailed | _Waits | _ByTime:
+        """Return the result of a call, or why it has none."""
+        lookups = None
+        if self.answers is not None:
+            lookups = CallLookups(self.step, self.answers, rows[AT])
+        outcome: pl.DataFrame | CallFailed | _Waits
+        try:
+            outcome = self.runner.run(self.step.call, _table(rows, self.step), lookups)
+        except ROWS_AT_FAULT as failed:
+            outcome = failed
+        except CallInterrupted:
+            outcome = _Waits()
+        if lookups is None or self.answers is None:
+            return outcome
+        if lookups.unclear:
+            return _ByTime()
+        # What code does after a lookup that was not answered counts for nothing.
+        if not lookups.missing:
+            return outcome
+        if self.last:
+            return self._failure(
+                f"it asks for other rows of {_names(lookups)} after {MOST_ROUNDS} rounds of "
+                "lookups. Ask for the same rows whenever it is called with the same rows, and let "
+                f"at most {MOST_ROUNDS} lookups depend on each other"
+            )
+        if not self.answers.fits(lookups):
+            return self._failure(
+                f"its lookups in {_names(lookups)} and those of the rows beside it are more than "
+                f"{MOST_ANSWERS}. Ask for fewer rows at a time"
+            )
+        self.answers.want(lookups)
+        return _Waits()
+
+    def _failure(self, text: str) -> CallFailed:
+        call = self.step.call
+        name = f"{call.featureset}.{call.extractor}"
+        return UserCodeFailed(f"Extractor `{name}`: {text}. ", name, text, "")
+
+
+def _names(lookups: CallLookups) -> str:
+    return ", ".join(f"`{name}`" for name in lookups.missing)
 
 
 def _attempts(
-    batch: pl.DataFrame, step: BoundExtractor, runner: ExtractorRunner
-) -> Iterator[tuple[pl.DataFrame, pl.DataFrame | CallFailed]]:
-    """Yield runs of rows in order with their results; a run that failed has one row."""
+    batch: pl.DataFrame, calls: _Calls
+) -> Iterator[tuple[pl.DataFrame, pl.DataFrame | CallFailed | _Waits]]:
+    """Yield runs of rows with their results; a run that failed has one row."""
     waiting = [batch]
     while waiting:
         rows = waiting.pop()
-        try:
-            made = runner.run(step.call, _table(rows, step))
-        except ROWS_AT_FAULT as failed:
-            if rows.height == 1:
-                yield rows, failed
-                continue
-            half = rows.height // 2
-            waiting += [rows[half:], rows[:half]]
-        else:
-            assert made.height == rows.height, "an extractor returns a row per input row"
-            yield rows, made
+        match calls.call(rows):
+            case CallFailed() if rows.height > 1:
+                half = rows.height // 2
+                waiting += [rows[half:], rows[:half]]
+            case _ByTime():
+                waiting += reversed(rows.partition_by(AT, maintain_order=True))
+            case outcome:
+                same = not isinstance(outcome, pl.DataFrame) or outcome.height == rows.height
+                assert same, "an extractor returns a row per input row"
+                yield rows, outcome
 
 
 def _reason(failed: CallFailed) -> str:

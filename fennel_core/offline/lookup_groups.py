@@ -230,7 +230,7 @@ class GroupAnswers:
     def _filled(
         self, lookup: BoundLookup, rows: pl.DataFrame, keys: pl.Series
     ) -> Iterator[pl.Series]:
-        found = rows[FOUND] & ~self._erased(lookup.erasable, keys)
+        found = rows[FOUND] & ~erased(self._erasures.get(lookup.erasable, ()), keys)
         all_found, absent = found.all(), _decode_row(lookup.absent)
         source = self._sources[lookup.job]
         schema = source.schema if isinstance(source, TableSource) else source.spec.output
@@ -245,13 +245,14 @@ class GroupAnswers:
                 series = series.zip_with(series.is_not_null(), fill)
             yield series.alias(register(read.out))
 
-    def _erased(self, erasable: ErasableKeys, keys: pl.Series) -> pl.Series:
-        rules = self._erasures.get(erasable, ())
-        if not rules:
-            return pl.repeat(value=False, n=len(keys), dtype=pl.Boolean, eager=True)
-        distinct = keys.unique()
-        hidden = [key for key in distinct if any(rule.hides(key) for rule in rules)]
-        return keys.is_in(pl.Series(hidden, dtype=pl.Binary).implode())
+
+def erased(rules: Sequence[ErasureRule], keys: pl.Series) -> pl.Series:
+    """Return whether keys are hidden by erasures."""
+    if not rules:
+        return pl.repeat(value=False, n=len(keys), dtype=pl.Boolean, eager=True)
+    distinct = keys.unique()
+    hidden = [key for key in distinct if any(rule.hides(key) for rule in rules)]
+    return keys.is_in(pl.Series(hidden, dtype=pl.Binary).implode())
 
 
 def answerer(

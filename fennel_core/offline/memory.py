@@ -5,7 +5,7 @@ It runs the steps that a Spark job runs (`query_steps.py`), on one machine and w
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
@@ -18,12 +18,14 @@ from fennel_core.offline.batch_work import (
     result_types,
     run_steps,
 )
-from fennel_core.offline.extractors import ExtractorRunner, check_extractors
-from fennel_core.offline.lookup_groups import Erasures, LookupGroup, group_versions
-from fennel_core.offline.query_steps import ShuffleByKey, ShuffleByRow, steps_of
+from fennel_core.offline.extractors import CALL_ROWS, MOST_ROUNDS, ExtractorRunner
+from fennel_core.offline.lookup_groups import Erasures, group_versions
+from fennel_core.offline.lookup_rounds import ANSWER_TYPES, DONE, answers_of, call_batches
+from fennel_core.offline.query_steps import CallInRounds, ShuffleByKey, ShuffleByRow, steps_of
 from fennel_core.offline.register_types import register_types
 from fennel_core.offline.rows import ELEMENT, REASON, ROW, RowFailures, failed_rows
 from fennel_core.offline.scratch import ScratchStore
+from fennel_core.offline.sources import LookupSource
 from fennel_core.offline.timeline import CHUNK_ROWS, TimelineChunk, in_order
 from fennel_core.operators.spec import StepSpec
 from fennel_core.query.program import QueryProgram
@@ -52,7 +54,6 @@ class MemoryRun:
         open_scratch: Callable[[], ScratchStore],
         chunk_rows: int = CHUNK_ROWS,
     ) -> None:
-        check_extractors(program)
         self._program, self._inputs = program, inputs
         self._tools = StepTools(inputs.erasures, extractors, open_scratch)
         self._chunk_rows = chunk_rows
@@ -68,10 +69,12 @@ class MemoryRun:
         for step in steps_of(self._program, self._inputs.steps):
             match step:
                 case ShuffleByKey(group):
-                    timeline = self._timeline(batches, group)
+                    timeline = self._timeline(batches, group.sources)
                     batches = list(answered(timeline, group, self._tools))
                 case ShuffleByRow():
-                    batches = list(self._by_row(batches))
+                    batches = list(self._by_row(batches, (ROW, ELEMENT)))
+                case CallInRounds():
+                    batches = self._called(batches, step)
                 case _:
                     batches = list(run_steps([step], iter(batches), self._types, self._tools))
         finished = pl.concat(
@@ -83,13 +86,35 @@ class MemoryRun:
         failed = finished.filter(pl.col(REASON).is_not_null())
         return finished.drop(REASON), failed_rows(failed, REASON)
 
-    def _timeline(self, batches: list[pl.DataFrame], group: LookupGroup) -> Iterator[TimelineChunk]:
+    def _called(self, batches: list[pl.DataFrame], step: CallInRounds) -> list[pl.DataFrame]:
+        """Return the rows after all rounds of calls."""
+        none = pl.DataFrame(schema={**ANSWER_TYPES, DONE: pl.Boolean()})
+        size = min(CALL_ROWS, self._chunk_rows)
+        state = [none, *batches]
+        for number in range(MOST_ROUNDS + 1):
+            last = number == MOST_ROUNDS
+            frames = self._by_row(state, (ROW,))
+            called = list(call_batches(frames, step, size, self._tools, last=last))
+            state = [none, *(frame for each in called for frame in (each.rows, each.answers))]
+            asked = sorted({number for each in called for number in each.requests})
+            if not asked:
+                break
+            for place in asked:
+                dataset = step.datasets[place]
+                requests = [each.requests[place] for each in called if place in each.requests]
+                timeline = self._timeline(requests, [(dataset.job, dataset.source)])
+                state += answers_of(timeline, place, dataset, self._tools)
+        return [each.rows for each in called]
+
+    def _timeline(
+        self, batches: list[pl.DataFrame], sources: Sequence[tuple[JobId, LookupSource]]
+    ) -> Iterator[TimelineChunk]:
         versions = [
             group_versions(source, number, self._inputs.versions[job])
-            for number, (job, source) in enumerate(group.sources)
+            for number, (job, source) in enumerate(sources)
         ]
         return in_order([*batches, *versions], len(versions), self._chunk_rows)
 
-    def _by_row(self, batches: list[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-        rows, step = pl.concat(batches, how="diagonal").sort(ROW, ELEMENT), self._chunk_rows
+    def _by_row(self, batches: list[pl.DataFrame], order: Sequence[str]) -> Iterator[pl.DataFrame]:
+        rows, step = pl.concat(batches, how="diagonal").sort(order), self._chunk_rows
         return (rows[i : i + step] for i in range(0, max(rows.height, 1), step))

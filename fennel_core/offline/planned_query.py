@@ -9,12 +9,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import assert_never
 
-from fennel_core.offline.extractors import check_extractors
 from fennel_core.offline.lookup_groups import Erasures
 from fennel_core.operators.spec import StepSpec
 from fennel_core.plans.errors import PlansError
-from fennel_core.plans.plan_nodes import ListLookupNode, LookupNode, QueryPlan
+from fennel_core.plans.plan_nodes import (
+    ListLookupNode,
+    LookupNode,
+    PythonExtractorNode,
+    QueryPlan,
+)
 from fennel_core.plans.planner import make_plan
 from fennel_core.query.errors import QueryRejected
 from fennel_core.query.program import QueryProgram, ServedDataset, bind
@@ -33,20 +38,23 @@ class PlannedQuery:
     def of(cls, view: View, asked: FeatureRequest) -> PlannedQuery:
         """Plan a query on a version of a branch.
 
-        Raises `QueryRejected` or another `QueryError`, and `ExtractorNotOffline`.
+        Raises `QueryRejected` or another `QueryError`.
         """
         try:
             plan = make_plan(view.index, *asked)
         except PlansError as refused:
             raise QueryRejected(refused) from refused
-        read = {
-            node.dataset
-            for level in plan.levels
-            for node in level.remote
-            if isinstance(node, LookupNode | ListLookupNode)
-        }
+        read: set[DatasetName] = set()
+        for node in (node for level in plan.levels for node in level.remote):
+            match node:
+                case LookupNode(dataset=name) | ListLookupNode(dataset=name):
+                    read.add(name)
+                case PythonExtractorNode(datasets=names):
+                    read.update(names)
+                case unreachable:
+                    assert_never(unreachable)
         query = cls(plan, {name: table for name, table in view.tables.items() if name in read})
-        check_extractors(query.program())
+        query.program()
         return query
 
     def program(self) -> QueryProgram:
@@ -54,9 +62,17 @@ class PlannedQuery:
         return bind(self.plan, self.tables, offline=True)
 
     def jobs(self) -> tuple[JobId, ...]:
-        """Return the distinct jobs that serve the lookups."""
-        lookups = (lookup for level in self.program().levels for lookup in level.lookups)
-        return tuple(dict.fromkeys(lookup.job for lookup in lookups))
+        """Return the distinct jobs that serve the lookups, those of user code included."""
+        levels = self.program().levels
+        lookups = [lookup.job for level in levels for lookup in level.lookups]
+        code = [
+            table.offline_job()
+            for level in levels
+            for step in level.extractors
+            for table in step.tables.values()
+            if table.serves_times
+        ]
+        return tuple(dict.fromkeys([*lookups, *code]))
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,18 +8,23 @@ Example. A program with a lookup of `F.user`, an expression of what it found and
 
     MakeRequests, ShuffleByKey, ComputeLevel,
     MakeRequests, ShuffleByKey, ShuffleByRow, PackLists
+
+User code that looks datasets up is one step, `CallInRounds`, which is several shuffles
+(`lookup_rounds`).
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import assert_never
 
+from fennel_core.offline.code_lookups import CodeDataset, code_datasets
 from fennel_core.offline.lookup_groups import LookupGroup, lookup_groups
+from fennel_core.offline.sources import LookupSource
 from fennel_core.operators.spec import StepSpec
 from fennel_core.query.bound_expressions import BoundExpressions
-from fennel_core.query.program import BoundAlias, BoundLevel, QueryProgram
+from fennel_core.query.program import BoundAlias, BoundExtractor, BoundLevel, QueryProgram
 from fennel_core.vocab.ids import JobId
 
 Registers = frozenset[int]
@@ -27,7 +32,7 @@ Registers = frozenset[int]
 
 @dataclass(frozen=True, slots=True)
 class ComputeLevel:
-    """Evaluate the local nodes of a level, then its user code."""
+    """Evaluate the local nodes of a level, then its user code that looks nothing up."""
 
     level: BoundLevel
 
@@ -60,22 +65,55 @@ class PackLists:
     group: LookupGroup
 
 
+@dataclass(frozen=True, slots=True)
+class CallInRounds:
+    """Call the user code of a level that may look `datasets` up, until it has all rows."""
+
+    extractors: tuple[BoundExtractor, ...]
+    datasets: tuple[CodeDataset, ...]
+
+    @property
+    def filled(self) -> Registers:
+        """The registers that it fills."""
+        return frozenset(out for each in self.extractors for _, out in each.keep)
+
+    @property
+    def read(self) -> Registers:
+        """The registers that it reads."""
+        return frozenset(place for each in self.extractors for place in each.inputs)
+
+
 BatchStep = ComputeLevel | MakeRequests | PackLists
 Shuffle = ShuffleByKey | ShuffleByRow
-OfflineStep = BatchStep | Shuffle
+OfflineStep = BatchStep | Shuffle | CallInRounds
 
 
 def steps_of(program: QueryProgram, specs: Mapping[JobId, StepSpec]) -> tuple[OfflineStep, ...]:
     """Return the steps of a program. `specs`: of the jobs that serve its lookups."""
     found: list[OfflineStep] = []
     for level in program.levels:
-        if level.local or level.extractors:
-            found.append(ComputeLevel(level))
+        calls = tuple(each for each in level.extractors if each.call.datasets)
+        plain = tuple(each for each in level.extractors if not each.call.datasets)
+        if level.local or plain:
+            found.append(ComputeLevel(replace(level, extractors=plain)))
+        if calls:
+            found.append(CallInRounds(calls, code_datasets(calls, specs)))
         for group in lookup_groups(level, specs):
             found += [MakeRequests(group), ShuffleByKey(group)]
             if group.listed:
                 found += [ShuffleByRow(group), PackLists(group)]
     return tuple(found)
+
+
+def sources_of(step: OfflineStep) -> Sequence[tuple[JobId, LookupSource]]:
+    """Return what a step reads besides rows of the query, with the jobs that it is the input of."""
+    match step:
+        case ShuffleByKey(group):
+            return group.sources
+        case CallInRounds(datasets=datasets):
+            return [(each.job, each.source) for each in datasets]
+        case _:
+            return ()
 
 
 def live_registers(program: QueryProgram, steps: Sequence[OfflineStep]) -> tuple[Registers, ...]:
@@ -102,6 +140,8 @@ def _filled(step: OfflineStep) -> Registers:
                         assert_never(unreachable)
             filled.update(out for each in level.extractors for _, out in each.keep)
             return frozenset(filled)
+        case CallInRounds():
+            return step.filled
         case ShuffleByKey(group) | PackLists(group):
             return frozenset(out for out, _ in group.outputs)
         case MakeRequests() | ShuffleByRow():
@@ -124,6 +164,8 @@ def _read(step: OfflineStep) -> Registers:
                         assert_never(unreachable)
             read.update(place for each in level.extractors for place in each.inputs)
             return frozenset(read) - _filled(step)
+        case CallInRounds():
+            return step.read
         case MakeRequests(group):
             return frozenset(group.keys)
         case PackLists(group):

@@ -42,6 +42,7 @@ from fennel_core.connections.spark import JVM_EXIT_ERRORS
 from fennel_core.offline import request_row
 from fennel_core.offline.buckets import Bucket
 from fennel_core.offline.errors import OfflineError
+from fennel_core.offline.failure_counts import FailureCount
 from fennel_core.offline.planning import OfflineRead, plan_offline_read
 from fennel_core.offline.request_files import request_folder, result_prefix, staged_prefix
 from fennel_core.offline.request_input import InputPart, InputRows, row_groups
@@ -71,7 +72,7 @@ from fennel_core.offline.s3_keys import unseal
 from fennel_core.offline.s3_output import Publication
 from fennel_core.offline.s3_places import NO_KEYS, PlaceKeys
 from fennel_core.offline.s3_staging import StagedInput, StageWork, stage
-from fennel_core.offline.spark import FailureCount, SparkRun, session
+from fennel_core.offline.spark import SparkRun, session
 from fennel_core.offline.task_tools import PlatformTools
 from fennel_core.offline.version_pieces import HistoryPiece, estimate_of
 from fennel_core.query.columns import QueryColumn
@@ -155,7 +156,7 @@ class RequestRun:
     _spark: SparkSession | None = None
     _failures: FailureCount | None = None
     _stopped: bool = False
-    _reading_done: bool = False
+    _all_jobs: bool = False
     _computed: bool = False
     _keys: PlaceKeys = NO_KEYS
 
@@ -242,7 +243,6 @@ class RequestRun:
         self._require_running()  # until now there were no jobs to cancel
         self._failures = spark.sparkContext.accumulator(0)
         given = self._input(spark, read, root)
-        self._reading_done = True
         slices = read.pieces(given.latest)
         pieces = {
             job: tuple(HistoryPiece(settings, piece) for piece in of_job)
@@ -262,6 +262,7 @@ class RequestRun:
         run = SparkRun(spark, read.query, pieces, tools, given.latest, partitions, self._failures)
         runs = result_runs(given.row_count)
         blocks = run.run(InputRows(settings, row_groups(given.parts)), runs)
+        self._all_jobs = True
         place = ResultPlace(settings, root + prefix, wanted.timestamp_column)
         return write_result(blocks, WriteWork(place, run.result, runs))
 
@@ -342,7 +343,7 @@ class RequestRun:
 
     def _progress(self) -> float:
         """Return the part of the known tasks that have ended."""
-        if self._spark is None or not self._reading_done:
+        if self._spark is None or not self._all_jobs:
             return self.completion  # the jobs that compute are not known yet
         try:
             tracker = self._spark.sparkContext.statusTracker()

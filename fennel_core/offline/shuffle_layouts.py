@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Final
 
 import polars as pl
 
 from fennel_core.offline.batch_work import result_types
-from fennel_core.offline.blocks import ROWS_KIND, BlockLayout
-from fennel_core.offline.lookup_groups import LookupGroup
-from fennel_core.offline.query_steps import Registers, ShuffleByKey, ShuffleByRow
+from fennel_core.offline.blocks import ANSWERS_KIND, ROWS_KIND, BlockLayout
+from fennel_core.offline.lookup_rounds import ANSWER_TYPES, DONE
+from fennel_core.offline.query_steps import CallInRounds, Registers, ShuffleByKey, ShuffleByRow
 from fennel_core.offline.rows import AT, ELEMENT, REASON, ROW, register
+from fennel_core.offline.sources import LookupSource
 from fennel_core.offline.timeline import KEY, ORDER, SOURCE, TIME, version_column
 from fennel_core.operators.rows import frame_columns
 from fennel_core.query.columns import LOGICAL_TIME, logical_type
@@ -46,10 +47,24 @@ def shuffle_layout(
     rows.update((register(place), logical_type(known[place])) for place in sorted(live))
     if isinstance(step, ShuffleByRow):
         return BlockLayout({ROWS_KIND: rows}, (ROW, ELEMENT))
-    return BlockLayout({ROWS_KIND: {**_OF_TIMELINE, **rows}, **_versions(group)}, ORDER)
+    sources = [source for _, source in group.sources]
+    return BlockLayout({ROWS_KIND: {**_OF_TIMELINE, **rows}, **_versions(sources)}, ORDER)
 
 
-def _versions(group: LookupGroup) -> dict[int, Mapping[str, pl.DataType]]:
+def called_layout(step: CallInRounds, live: Registers, types: Mapping[int, Dtype]) -> BlockLayout:
+    """Return the layout of batches and their answers, behind which registers `live` are read."""
+    rows: dict[str, pl.DataType] = {ROW: pl.Int64(), AT: LOGICAL_TIME, REASON: pl.String()}
+    rows[DONE] = pl.Boolean()
+    rows.update((register(place), logical_type(types[place])) for place in sorted(live | step.read))
+    return BlockLayout({ROWS_KIND: rows, ANSWERS_KIND: ANSWER_TYPES}, (ROW,))
+
+
+def request_layout(source: LookupSource) -> BlockLayout:
+    """Return the layout of a timeline of requests of user code and versions of one dataset."""
+    return BlockLayout({ROWS_KIND: {**_OF_TIMELINE, ROW: pl.Int64()}, **_versions([source])}, ORDER)
+
+
+def _versions(sources: Sequence[LookupSource]) -> dict[int, Mapping[str, pl.DataType]]:
     return {
         number: {
             **_OF_VERSIONS,
@@ -58,7 +73,7 @@ def _versions(group: LookupGroup) -> dict[int, Mapping[str, pl.DataType]]:
                 for name in source.version_columns
             },
         }
-        for number, (_, source) in enumerate(group.sources)
+        for number, source in enumerate(sources)
     }
 
 

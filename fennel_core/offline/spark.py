@@ -24,7 +24,6 @@ import polars as pl
 from pyspark.sql import DataFrame, SparkSession
 
 from fennel_core.connections.spark import session_builder
-from fennel_core.history.parquet import TimeLimit
 from fennel_core.offline.batch_work import StepTools, answered, finished_rows, given_rows, run_steps
 from fennel_core.offline.block_sort import BlockSort
 from fennel_core.offline.blocks import (
@@ -32,14 +31,18 @@ from fennel_core.offline.blocks import (
     PARTITION,
     ROWS_KIND,
     BlockLayout,
+    ByBatch,
     ByHash,
     ByRun,
     Placement,
     write_blocks,
 )
-from fennel_core.offline.lookup_groups import LookupGroup, group_versions
+from fennel_core.offline.failure_counts import FailureCount, NewFailures
+from fennel_core.offline.lookup_rounds import batch_rows
 from fennel_core.offline.planned_query import OfflineQuery
 from fennel_core.offline.query_steps import (
+    BatchStep,
+    CallInRounds,
     OfflineStep,
     ShuffleByKey,
     ShuffleByRow,
@@ -47,15 +50,15 @@ from fennel_core.offline.query_steps import (
     steps_of,
 )
 from fennel_core.offline.register_types import register_types
-from fennel_core.offline.rows import REASON, ROW
-from fennel_core.offline.shuffle_layouts import result_layout, shuffle_layout
-from fennel_core.offline.sources import LookupSource
+from fennel_core.offline.rows import ROW
+from fennel_core.offline.shuffle_layouts import called_layout, result_layout, shuffle_layout
+from fennel_core.offline.spark_rounds import CallRounds, RoundWork
 from fennel_core.offline.task_tools import TaskTools
 from fennel_core.offline.timeline import KEY
 from fennel_core.offline.version_pieces import VersionPiece
+from fennel_core.offline.version_work import VersionReader, numbers
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import JobId, Micros
-from fennel_core.vocab.versions import META
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -64,8 +67,6 @@ ARROW_BYTES: Final = 32 << 20
 """Blocks that a Python worker receives at once."""
 TASK_ATTEMPTS: Final = 2
 """A task whose worker was killed is retried; all else fails the job."""
-READ_TASKS: Final = 64
-"""Tasks that read the rows of the query, or the versions of one dataset; each reads many pieces."""
 
 
 def session(settings: Settings, app_name: str) -> SparkSession:
@@ -77,22 +78,6 @@ def session(settings: Settings, app_name: str) -> SparkSession:
         .config("spark.sql.execution.arrow.maxBytesPerBatch", ARROW_BYTES)
         .getOrCreate()
     )
-
-
-class FailureCount(Protocol):
-    """An accumulator of Spark: sums up over the tasks that have ended.
-
-    A task that Spark repeats counts its rows again.
-    """
-
-    @property
-    def value(self) -> int:
-        """The sum, in the driver."""
-        ...
-
-    def add(self, term: int) -> None:
-        """Add to it, in a task."""
-        ...
 
 
 class SparkRun:
@@ -112,8 +97,9 @@ class SparkRun:
         partitions: int,
         failures: FailureCount | None = None,
     ) -> None:
-        self._spark, self._query, self._pieces, self._tools = spark, query, pieces, tools
-        self._latest, self._partitions, self._failures = latest, partitions, failures
+        self._spark, self._query, self._tools = spark, query, tools
+        self._versions = VersionReader(spark, pieces, latest)
+        self._partitions, self._failures = partitions, failures
         self._program = query.planned.program()
         self._types = register_types(self._program)
         self._steps = steps_of(self._program, query.specs)
@@ -125,23 +111,36 @@ class SparkRun:
         return result_layout(self._program, self._types)
 
     def run(self, given: GivenRows, placement: ByRun) -> DataFrame:
-        """Return the blocks of the finished rows, of which each partition has a run."""
-        numbers = _numbers(self._spark, len(given))
+        """Return the blocks of the finished rows, of which each partition has a run.
+
+        User code that looks datasets up is called before this returns.
+        """
         read: GivenRows | BlockSort = given
-        frame, done = numbers, 0
+        frame, done = numbers(self._spark, len(given)), 0
         for number, step in enumerate(self._steps):
+            if isinstance(step, CallInRounds):
+                rounds = self._rounds(step, number, placement.rows)
+                work = rounds.work
+                asked = self._worked(frame, read, (done, number), work.layout, work.by)
+                frame, read, done = rounds.run(asked), rounds.made, number + 1
             if not isinstance(step, ShuffleByKey | ShuffleByRow):
                 continue
             following = shuffle_layout(step, self._live[number - 1], self._types)
             by = ByHash(KEY if isinstance(step, ShuffleByKey) else ROW, self._partitions)
             frame = self._worked(frame, read, (done, number), following, by)
             if isinstance(step, ShuffleByKey):
-                versions = self._versions(step.group, following, by)
+                versions = self._versions.blocks(step.group.sources, following, by)
                 frame = reduce(DataFrame.union, versions, frame)
             frame, read = frame.repartitionById(by.partitions, PARTITION), BlockSort(following, by)
             done = number if isinstance(step, ShuffleByKey) else number + 1
         frame = self._worked(frame, read, (done, len(self._steps)), self.result, placement)
         return frame.repartitionById(placement.partitions, PARTITION)
+
+    def _rounds(self, step: CallInRounds, number: int, rows: int) -> CallRounds:
+        layout = called_layout(step, self._live[number], self._types)
+        by = ByBatch(batch_rows(rows, self._partitions), self._partitions)
+        work = RoundWork(self._query, self._tools, number, layout, by, self._failures)
+        return CallRounds(step, work, self._versions)
 
     def _worked(
         self,
@@ -153,19 +152,6 @@ class SparkRun:
     ) -> DataFrame:
         work = StepWork(self._query, self._tools, *steps, read, layout, placement, self._failures)
         return frame.mapInArrow(work.run, BLOCKS)
-
-    def _versions(
-        self, group: LookupGroup, layout: BlockLayout, placement: Placement
-    ) -> Iterator[DataFrame]:
-        for number, (job, source) in enumerate(group.sources):
-            pieces = tuple(self._pieces[job])
-            work = ReadWork(pieces, source, number, self._latest, layout, placement)
-            yield _numbers(self._spark, len(pieces)).mapInArrow(work.run, BLOCKS)
-
-
-def _numbers(spark: SparkSession, count: int) -> DataFrame:
-    """Return the numbers below `count`, spread over at most `READ_TASKS` tasks."""
-    return spark.range(0, count, 1, min(max(count, 1), READ_TASKS))
 
 
 class GivenRows(Protocol):
@@ -206,7 +192,7 @@ class StepWork:
             if self.first == 0:
                 frames = (given_rows(frame, program) for frame in frames)
             frames = run_steps(
-                [step for step in between if not isinstance(step, ShuffleByKey | ShuffleByRow)],
+                [step for step in between if isinstance(step, BatchStep)],
                 *(frames, types, tools),
             )
             if self.stop == len(steps):
@@ -223,53 +209,3 @@ class StepWork:
                 return answered(blocks.timeline(batches), group, tools)
             case _:
                 return self.read.rows(batches)
-
-
-class NewFailures:
-    """Counts the rows that fail in a task: those that leave it with a reason and came without."""
-
-    count = 0
-
-    def before(self, frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-        """Yield the batches that come."""
-        for frame in frames:
-            self.count -= _failed(frame)
-            yield frame
-
-    def after(self, frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
-        """Yield the batches that leave."""
-        for frame in frames:
-            self.count += _failed(frame)
-            yield frame
-
-
-def _failed(frame: pl.DataFrame) -> int:
-    return frame.height - frame[REASON].null_count() if REASON in frame.columns else 0
-
-
-@dataclass(frozen=True, slots=True)
-class ReadWork:
-    """Reads pieces of the versions of dataset `number` of a group, as rows of its timeline.
-
-    The rows of its input are numbers of pieces.
-    """
-
-    pieces: tuple[VersionPiece, ...]
-    source: LookupSource
-    number: int
-    latest: Micros
-    layout: BlockLayout
-    placement: Placement
-
-    def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """Yield blocks (`BLOCKS`)."""
-        return write_blocks(self._rows(batches), self.layout, self.number, self.placement)
-
-    def _rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
-        source = self.source
-        columns = [*dict.fromkeys([*source.keys, source.time, *source.version_columns]), *META]
-        limit = TimeLimit(source.time, self.latest)
-        for batch in batches:
-            for number in batch.column(0).to_pylist():
-                for versions in self.pieces[number].batches(columns, limit):
-                    yield group_versions(source, self.number, versions)

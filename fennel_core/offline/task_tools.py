@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol
 
 import polars as pl
@@ -23,6 +23,7 @@ from fennel_core.executors.launch import ExecutorLimits
 from fennel_core.executors.results import frame_of
 from fennel_core.executors.task_sandbox import TaskSandbox
 from fennel_core.offline.batch_work import StepTools
+from fennel_core.offline.code_lookups import CallLookups
 from fennel_core.offline.lookup_groups import Erasures
 from fennel_core.offline.scratch import ScratchStore, open_spill
 from fennel_core.offline.task_folders import task_folder
@@ -64,11 +65,12 @@ class SandboxExtractors:
         self._limits, self._callbacks, self._stack = limits, callbacks, stack
         self._sandbox: TaskSandbox | None = None
 
-    def run(self, call: ExtractCall, rows: pa.Table) -> pl.DataFrame:
+    def run(self, call: ExtractCall, rows: pa.Table, lookups: CallLookups | None) -> pl.DataFrame:
         """See `ExtractorRunner.run`; also raises what `TaskSandbox.start` raises."""
         if self._sandbox is None:
             self._sandbox = self._stack.enter_context(TaskSandbox.start(self._limits))
-        return frame_of(call, self._sandbox.run(call, rows, callbacks=self._callbacks))
+        callbacks = replace(self._callbacks, lookup=lookups)
+        return frame_of(call, self._sandbox.run(call, rows, callbacks=callbacks))
 
 
 @dataclass(frozen=True, slots=True)

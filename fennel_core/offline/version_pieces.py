@@ -10,7 +10,7 @@ import polars as pl
 
 from fennel_core.history.parquet import TimeLimit
 from fennel_core.history.topic_slices import TopicSlice, version_batches
-from fennel_core.offline.query_steps import ShuffleByKey, steps_of
+from fennel_core.offline.query_steps import sources_of, steps_of
 from fennel_core.offline.request_row import ReadEstimate
 from fennel_core.operators.spec import StepSpec
 from fennel_core.query.program import QueryProgram
@@ -50,9 +50,7 @@ def pieces_to_read(
     """
     found = {}
     for step in steps_of(program, specs):
-        if not isinstance(step, ShuffleByKey):
-            continue
-        for job, source in step.group.sources:
+        for job, source in sources_of(step):
             # Files know the event times of their rows, and a source may count by another time.
             limit = latest if source.time == source.schema.timestamp else None
             useful = (each if limit is None else each.until(limit) for each in slices[job])

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import polars as pl
 import pyarrow as pa
@@ -20,7 +21,7 @@ from fennel_core.query.batch_thread import ROWS_IN_LOOP, off_loop
 from fennel_core.query.columns import LOGICAL_TIME, QueryColumn, logical_type
 from fennel_core.query.errors import LookupRejected, QueryError, UnknownField
 from fennel_core.query.execution import KeyTrace, key_bytes, key_values
-from fennel_core.query.lookups import EncodedRows, JobLookup, Lookups, ReadOutcome, transpose
+from fennel_core.query.lookups import EncodedRows, JobLookup, ReadOutcome, transpose
 from fennel_core.query.program import ServedDataset
 from fennel_core.vocab.dtypes import Field, Timestamp, optional
 from fennel_core.vocab.ids import DatasetName
@@ -51,8 +52,16 @@ def serving_check(table: ServedDataset, *, as_of: bool) -> None:
         table.online_job()
 
 
+class RowReader(Protocol):
+    """Reads rows by key, from slots (`Lookups`) or from elsewhere."""
+
+    async def fetch(self, lookups: Sequence[JobLookup], outcome: ReadOutcome) -> list[EncodedRows]:
+        """Return a row per key of each lookup, None where there is none."""
+        ...
+
+
 async def look_up(
-    lookups: Lookups,
+    lookups: RowReader,
     table: ServedDataset,
     keys: Sequence[QueryColumn],
     names: tuple[str, ...],
@@ -105,22 +114,57 @@ def _result(
     return LookupResult(tuple(echoed[name] for name in names), [row is not None for row in rows])
 
 
+class AskedTimes(Protocol):
+    """Determines the times of a lookup by user code."""
+
+    def of(self, asked: LookupRequest) -> int | list[int]:
+        """Return one time, or one per key (µs)."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class NotLaterThan:
+    """The requested times, none later than that of the query: future rows are invisible."""
+
+    now_us: int
+
+    def of(self, asked: LookupRequest) -> int | list[int]:
+        """See `AskedTimes.of`."""
+        micros = asked_micros(asked).fill_null(self.now_us).clip(upper_bound=self.now_us)
+        if micros.is_empty() or micros.min() == self.now_us:
+            return self.now_us
+        return micros.to_list()
+
+
+def asked_micros(asked: LookupRequest) -> pl.Series:
+    """Return the requested times (µs), null for none."""
+    at = pl.from_arrow(asked.at)
+    assert isinstance(at, pl.Series), "an array becomes a series"
+    return at.cast(LOGICAL_TIME).to_physical()
+
+
 class ExtractorLookups:
-    """Serves `Dataset.lookup` of user code during one query, whose clock reading is `now_us`."""
+    """Serves `Dataset.lookup` of user code during one query.
+
+    `as_of`: the dataset needs an offline index, not an online one.
+    """
 
     def __init__(
         self,
-        lookups: Lookups,
+        lookups: RowReader,
         tables: Mapping[DatasetName, ServedDataset],
-        now_us: int,
+        times: AskedTimes,
         outcome: ReadOutcome,
         trace: KeyTrace | None = None,
+        *,
+        as_of: bool = False,
     ) -> None:
         self._trace = trace
         self._lookups = lookups
         self._tables = tables
-        self._now_us = now_us
+        self._times = times
         self._outcome = outcome
+        self._as_of = as_of
 
     async def __call__(self, asked: LookupRequest) -> LookupReply:
         """See `executors.client.Callbacks.lookup`; raises `LookupRefused` for an invalid
@@ -130,10 +174,10 @@ class ExtractorLookups:
         if table is None:
             raise LookupRefused(f"Dataset `{asked.dataset}` not found, please ensure it is synced.")
         try:
-            serving_check(table, as_of=False)
+            serving_check(table, as_of=self._as_of)
             names = chosen_fields(table.view.schema, asked.fields)
             keys = _key_columns(asked, table.view.schema)
-            moments = self._moments(asked)
+            moments = self._times.of(asked)
         except (QueryError, pl.exceptions.PolarsError, pl.exceptions.PanicException) as refused:
             raise LookupRefused(str(refused)) from refused
         if self._trace is not None and table.view.erase_keys:
@@ -141,22 +185,6 @@ class ExtractorLookups:
             self._trace.looked_up_bytes += asked.keys.nbytes
         answer = await look_up(self._lookups, table, keys, names, moments, self._outcome)
         return await off_loop(len(answer.found) > ROWS_IN_LOOP, lambda: _reply(answer))
-
-    def _moments(self, asked: LookupRequest) -> int | list[int]:
-        """Return the requested times, none later than the query's own: future rows are
-        invisible.
-        """
-        at = pl.from_arrow(asked.at)
-        assert isinstance(at, pl.Series), "an array becomes a series"
-        micros = (
-            at.cast(LOGICAL_TIME)
-            .to_physical()
-            .fill_null(self._now_us)
-            .clip(upper_bound=self._now_us)
-        )
-        if micros.is_empty() or micros.min() == self._now_us:
-            return self._now_us
-        return micros.to_list()
 
 
 def _reply(answer: LookupResult) -> LookupReply:

@@ -10,12 +10,13 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import assert_never
 
 from fennel_core.blueprints.spec import DatasetView
 from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.executors.calls import ExtractCall
+from fennel_core.graph.passes.dependencies import datasets_looked_up
 from fennel_core.plans import plan_nodes
 from fennel_core.plans.absent_keys import AbsentValue
 from fennel_core.plans.plan_nodes import QueryPlan, TypedFeature
@@ -46,6 +47,12 @@ class ServedDataset:
     def absent_row(self) -> bytes:
         """The row that the public lookup uses for an absent key: every aggregation of no rows."""
         return row_bytes([empty.value for empty in self.absent])
+
+    @property
+    def serves_times(self) -> bool:
+        """Whether it can be looked up as of times."""
+        view = self.view
+        return view.schema.keyed and view.served_by is not None and view.offline
 
     @property
     def erasable(self) -> ErasableKeys:
@@ -137,11 +144,15 @@ class BoundAlias:
 
 @dataclass(frozen=True, slots=True)
 class BoundExtractor:
-    """An extractor call; `keep` pairs (index in the result, register) leave out given features."""
+    """An extractor call; `keep` pairs (index in the result, register) leave out given features.
+
+    `tables`: the datasets that its code may look up, of a program for reads as of times.
+    """
 
     call: ExtractCall
     inputs: tuple[int, ...]
     keep: tuple[tuple[int, int], ...]
+    tables: Mapping[DatasetName, ServedDataset] = field(default_factory=dict)
 
 
 BoundLocal = BoundAlias | BoundExpressions
@@ -304,7 +315,22 @@ class _Binder:
             for place, out in enumerate(step.outputs)
             if out.ref not in self._given
         )
-        return BoundExtractor(call, tuple(self._register(i.ref) for i in step.inputs), keep)
+        inputs = tuple(self._register(i.ref) for i in step.inputs)
+        return BoundExtractor(call, inputs, keep, self._looked_up(step) if self._offline else {})
+
+    def _looked_up(
+        self, step: plan_nodes.PythonExtractorNode
+    ) -> Mapping[DatasetName, ServedDataset]:
+        """Return the datasets that the code of an extractor may look up as of times.
+
+        Those that it names need an offline index; what it does not name fails when it is asked for.
+        """
+        found = {name: self._tables[name] for name in step.datasets if name in self._tables}
+        named = datasets_looked_up(step.code.core_code)
+        for name, table in found.items():
+            if name in named:
+                table.offline_job()
+        return found
 
 
 def _fields(features: tuple[TypedFeature, ...]) -> tuple[Field, ...]:

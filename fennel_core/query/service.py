@@ -39,6 +39,7 @@ from fennel_core.query.columns import QueryColumn
 from fennel_core.query.datasets import (
     ExtractorLookups,
     LookupResult,
+    NotLaterThan,
     chosen_fields,
     look_up,
     serving_check,
@@ -282,7 +283,11 @@ class QueryService:
         workspace, version = key[0], f"{key[1]}@{view.commit}"
         return Callbacks(
             lookup=ExtractorLookups(
-                self._lookups, view.tables, request.now_us, request.outcome, request.trace
+                self._lookups,
+                view.tables,
+                NotLaterThan(request.now_us),
+                request.outcome,
+                request.trace,
             ),
             secret=lambda name: self._secret(workspace, version, name),
             workspace=workspace,

@@ -101,7 +101,9 @@ async def test_executors_start_with_the_first_call_and_end_with_the_task(
     def work() -> list[psutil.Process]:
         with tools.open({}) as opened_tools:
             assert started() == []
-            opened_tools.extractors.run(call("return pd.Series(given, name='F.out')"), rows(1))
+            opened_tools.extractors.run(
+                call("return pd.Series(given, name='F.out')"), rows(1), None
+            )
             return started()
 
     running = await asyncio.to_thread(work)

@@ -114,7 +114,33 @@ def feature(world: World, name: str, row: dict[str, Any], at: int) -> Any:
             return _score(world, k, at)
         case "F.deep":
             return user(world, _score(world, k, at), at, "v")
+        case "F.code" | "F.friend" | "F.earlier" | "F.later" | "F.total" | "F.pair" | "F.after":
+            return _of_code(world, name, k, n, at)
     raise AssertionError(f"no such feature: {name}")
+
+
+def _of_code(world: World, name: str, k: int, n: int | None, at: int) -> Any:
+    """Return what user code computes from rows that it looks up."""
+    row = latest(world, "Users", {"k": k}, at)
+    match name:
+        case "F.code":
+            if row is not None and row["v"] == 1:
+                raise Failed
+            return -1 if row is None else row["v"]
+        case "F.friend":
+            v = user(world, k, at, "v")
+            return -2 if v is None else user(world, v, at, "v")
+        case "F.after":
+            return user(world, _of_code(world, "F.friend", k, n, at), at, "v")
+        case "F.earlier":
+            return 0 if k == 1 else user(world, k, at - 3 * SECOND, "ts")
+        case "F.later":
+            return user(world, k, at, "ts")
+        case "F.total":
+            if k == 2:
+                raise Failed
+            return 100 * len(events(world, "Totals", k, at, None, "t")) + total(world, k, at)
+    return "nobody" if row is None else pair(world, k, n, at)
 
 
 def _score(world: World, k: int, at: int) -> int | None:

@@ -11,12 +11,13 @@ from typing import Any
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from fennel_core.executors.client import NO_CALLBACKS
+from fennel_core.executors.client import Callbacks
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.offline.memory import MemoryRun, OfflineInputs
 from fennel_core.offline.rows import ROW
 from fennel_core.offline.scratch import ScratchStore
 from fennel_core.query.columns import QueryColumn
+from fennel_core.query.datasets import ExtractorLookups, NotLaterThan
 from fennel_core.query.errors import QueryError
 from fennel_core.query.execution import ProgramRunner, QueryRequest
 from fennel_core.query.program import QueryProgram
@@ -38,6 +39,7 @@ from tests.laws.offline.worlds import (
     World,
     job_of,
     program,
+    tables,
     worlds,
 )
 
@@ -57,13 +59,15 @@ def offline(world: World, bound: QueryProgram, queries: Sequence[Query], chunk: 
 
 def online(world: World, bound: QueryProgram, queries: Sequence[Query]) -> list[Any]:
     """Return what the online path returns for each row alone, with its time as the clock."""
-    runner = ProgramRunner(StateLookups(world), OnlineCode())  # type: ignore[arg-type]  # have the methods
+    states = StateLookups(world)
+    runner = ProgramRunner(states, OnlineCode())  # type: ignore[arg-type]  # have the methods
 
     async def one(row: dict[str, Any], at: int) -> Any:
         given_columns = {name: QueryColumn(TYPES[name], [row[name]]) for name in GIVEN}
         request = QueryRequest(given_columns, 1, at)
+        lookups = ExtractorLookups(states, tables(), NotLaterThan(at), request.outcome)
         try:
-            columns = await runner.run(bound, request, NO_CALLBACKS)
+            columns = await runner.run(bound, request, Callbacks(lookup=lookups))
         except QueryError:
             return FAILED
         return [column.values[0] for column in columns]

@@ -29,9 +29,9 @@ from fennel_core.offline.register_types import register_types
 from fennel_core.offline.request_input import InputPart, InputRows, row_groups
 from fennel_core.offline.rows import AT, ROW
 from fennel_core.offline.shuffle_layouts import shuffle_layout
-from fennel_core.offline.spark import ReadWork
 from fennel_core.offline.timeline import KEY, TIME
 from fennel_core.offline.version_pieces import HistoryPiece
+from fennel_core.offline.version_work import ReadWork
 from fennel_core.query.columns import LOGICAL_TIME
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName

@@ -37,7 +37,7 @@ from tests.laws.dataframes import spark_source
 from tests.laws.dataframes.page_source import PageDataSource
 from tests.laws.dataframes.spark_source import MemoryDataSource
 from tests.laws.offline.queries import QUERIES, Query, expected, given_frame, plain_rows
-from tests.laws.offline.worlds import SPECS, Code, World, job_of, planned, worlds
+from tests.laws.offline.worlds import CALLING, SPECS, Code, World, job_of, planned, worlds
 from tests.support.tutorial import FENCE
 
 ROOT = Path(__file__).parents[3]
@@ -136,6 +136,24 @@ def test_spark_computes_what_the_oracle_has(
     outputs = data.draw(
         st.lists(st.sampled_from(features), min_size=fewest, max_size=8, unique=True)
     )
+    found = computed(spark, world, outputs, queries)
+    assert found == [expected(world, outputs, row, at) for row, at in queries]
+
+
+@settings(
+    max_examples=max(1, EXAMPLES // 3),
+    deadline=None,
+    derandomize=True,
+    phases=[Phase.generate],
+    suppress_health_check=list(HealthCheck),
+)
+@given(made=worlds("Users", "Pairs") | worlds("Users", "Totals"), queries=QUERIES)
+def test_spark_looks_up_what_user_code_asks_for(
+    spark: SparkSession, made: tuple[World, list[str]], queries: list[Query]
+) -> None:
+    world, features = made
+    assume(sum(bool(each.batches) for each in world.histories.values()) == 2)
+    outputs = [name for name in (*CALLING, "F.after", "F.plus", "F.sum") if name in features]
     found = computed(spark, world, outputs, queries)
     assert found == [expected(world, outputs, row, at) for row, at in queries]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -16,6 +17,7 @@ from fennel_core.executors.calls import ExecutorCall, ExtractCall
 from fennel_core.executors.client import NO_CALLBACKS, Callbacks
 from fennel_core.executors.errors import UserCodeFailed
 from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.offline.code_lookups import CallLookups
 from fennel_core.offline.planned_query import PlannedQuery
 from fennel_core.operators.build import as_lookup_step, build
 from fennel_core.operators.spec import AggregateSpec, StepSpec, TableSpec, with_validity
@@ -32,6 +34,7 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.wire import entities
 from fennel_core.wire import operators as wire
 from fennel_core.wire.expr import Binary, BinaryOp, Now, Ref, StringFn, StringUnary
+from tests.laws.offline import looking_code
 from tests.support.featuresets import CODE, dataset, extractor, list_lookup, lookup, request
 from tests.support.histories import History, as_frame, histories, run
 
@@ -162,7 +165,23 @@ TYPES: Mapping[str, Dtype] = {
     "F.now": Timestamp(),
     "F.score": OPTIONAL,
     "F.deep": OPTIONAL,
+    "F.code": OPTIONAL,
+    "F.friend": OPTIONAL,
+    "F.earlier": Optional(Timestamp()),
+    "F.later": Optional(Timestamp()),
+    "F.total": Int(),
+    "F.pair": Optional(Str()),
+    "F.after": OPTIONAL,
 }
+CALLING: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
+    "F.code": (("Users",), ("F.k",)),
+    "F.friend": (("Users",), ("F.k",)),
+    "F.earlier": (("Users",), ("F.k",)),
+    "F.later": (("Users",), ("F.k",)),
+    "F.total": (("Totals",), ("F.k",)),
+    "F.pair": (("Users", "Pairs"), ("F.k", "F.n")),
+}
+"""Features whose code (`looking_code`) looks datasets up, and its inputs."""
 GIVEN = ("F.k", "F.n", "F.ks", "F.ns")
 
 
@@ -194,6 +213,11 @@ def features() -> list[entities.Extractor]:
         extractor("F.now", entities.ExprExtractor(Now())),
         extractor("F.score", entities.PyFunc(CODE), "F.v", "F.k"),
         extractor("F.deep", lookup("Users", "v", OPTIONAL), "F.score"),
+        *(
+            extractor(name, entities.PyFunc(CODE), *inputs, datasets=datasets)
+            for name, (datasets, inputs) in CALLING.items()
+        ),
+        extractor("F.after", lookup("Users", "v", OPTIONAL), "F.friend"),
     ]
 
 
@@ -225,21 +249,23 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
     "Users": (
         *("F.v", "F.v7", "F.tags", "F.at", "F.next", "F.vs"),
         *("F.alias", "F.plus", "F.now", "F.score", "F.deep"),
+        *("F.code", "F.friend", "F.earlier", "F.later", "F.after"),
     ),
-    "Pairs": ("F.s", "F.pairs", "F.strict"),
-    "Totals": ("F.c", "F.sum", "F.mean", "F.last", "F.when", "F.sums"),
+    "Pairs": ("F.s", "F.pairs", "F.strict", "F.pair"),
+    "Totals": ("F.c", "F.sum", "F.mean", "F.last", "F.when", "F.sums", "F.total"),
     "ByTime": ("F.max",),
     "Current": ("F.cc", "F.cs"),
 }
 
 
 @st.composite
-def worlds(draw: st.DrawFn) -> tuple[World, list[str]]:
-    """A world with one or two datasets that have rows, and the features that read them.
+def worlds(draw: st.DrawFn, *filled: str) -> tuple[World, list[str]]:
+    """A world with one or two datasets that have rows (`filled`), and the features that read them.
 
     More rows exceed what Hypothesis draws for one example, and it would keep the worlds without.
     """
-    filled = draw(st.lists(st.sampled_from(sorted(ROWS)), min_size=1, max_size=2, unique=True))
+    some = st.lists(st.sampled_from(sorted(ROWS)), min_size=1, max_size=2, unique=True)
+    filled = filled or tuple(draw(some))
     world = World(
         {
             name: draw(histories(rows, max_rows=10)) if name in filled else History([])
@@ -316,7 +342,9 @@ def score(v: int | None, k: int) -> int | None:
 class Code:
     """The user code, online and offline."""
 
-    def run(self, call: ExtractCall, rows: pa.Table) -> pl.DataFrame:
+    def run(self, call: ExtractCall, rows: pa.Table, lookups: CallLookups | None) -> pl.DataFrame:
+        if lookups is not None:
+            return asyncio.run(looking_code.run(call, rows, lookups))
         v, k = (rows.column(i).to_pylist() for i in (1, 2))
         values = [score(*pair) for pair in zip(v, k, strict=True)]
         return pl.DataFrame({call.outputs[0].name: pl.Series(values, dtype=pl.Int64)})
@@ -326,6 +354,10 @@ class OnlineCode:
     async def run(
         self, call: ExecutorCall, rows: pa.Table, *, callbacks: Callbacks = NO_CALLBACKS
     ) -> pa.Table:
-        del callbacks
         assert isinstance(call, ExtractCall)
-        return Code().run(call, rows).to_arrow(compat_level=pl.CompatLevel.oldest())
+        if call.datasets:
+            assert callbacks.lookup is not None
+            made = await looking_code.run(call, rows, callbacks.lookup)
+        else:
+            made = Code().run(call, rows, None)
+        return made.to_arrow(compat_level=pl.CompatLevel.oldest())

@@ -10,14 +10,14 @@ from fennel_core.executors.calls import ExtractCall
 from fennel_core.executors.code_cache import USER_FILE
 from fennel_core.executors.errors import CallFailed, ExecutorUnavailable, UserCodeFailed
 from fennel_core.offline import extractors
-from fennel_core.offline.errors import ExtractorNotOffline, LookupNotOffline
-from fennel_core.offline.extractors import check_extractors, extract
+from fennel_core.offline.code_lookups import CallLookups
+from fennel_core.offline.errors import LookupNotOffline
+from fennel_core.offline.extractors import extract
 from fennel_core.offline.rows import AT, REASON, ROW, register
 from fennel_core.offline.sources import source_of
 from fennel_core.operators.spec import ChangelogSpec
-from fennel_core.query.program import BoundExtractor, BoundLevel, QueryProgram
+from fennel_core.query.program import BoundExtractor
 from fennel_core.vocab.dtypes import Field, Int, Str
-from fennel_core.vocab.ids import DatasetName
 from fennel_core.vocab.schema import Schema
 from tests.support.featuresets import CODE
 
@@ -40,7 +40,7 @@ class Doubling:
     def __init__(self, failure: CallFailed | None = None) -> None:
         self.failure, self.calls = failure, 0
 
-    def run(self, call: ExtractCall, rows: pa.Table) -> pl.DataFrame:
+    def run(self, call: ExtractCall, rows: pa.Table, lookups: CallLookups | None) -> pl.DataFrame:
         self.calls += 1
         if self.failure is not None:
             raise self.failure
@@ -99,14 +99,6 @@ def test_a_failure_that_no_row_causes_is_not_tried_again() -> None:
     with pytest.raises(ExecutorUnavailable):
         extract(batch([1, 2, 3]), STEP, runner)
     assert runner.calls == 1
-
-
-def test_user_code_that_may_look_up_a_dataset_is_refused_by_name() -> None:
-    call = ExtractCall(CODE, "F", "double", (), (), (DatasetName("Users"),))
-    level = BoundLevel((), (), (BoundExtractor(call, (), ()),))
-    program = QueryProgram((), (level,), (), 0, frozenset())
-    with pytest.raises(ExtractorNotOffline, match=r"`F.double` may look up `Users`"):
-        check_extractors(program)
 
 
 def test_a_job_that_serves_no_lookups_is_refused() -> None:

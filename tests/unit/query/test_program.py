@@ -14,7 +14,7 @@ from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.plans.planner import make_plan
 from fennel_core.query.bound_expressions import BoundExpressions, group_expressions
 from fennel_core.query.columns import QueryColumn
-from fennel_core.query.datasets import ExtractorLookups
+from fennel_core.query.datasets import ExtractorLookups, NotLaterThan
 from fennel_core.query.errors import LookupRejected
 from fennel_core.query.execution import ProgramRunner, QueryRequest
 from fennel_core.query.lookups import Lookups, ReadOutcome
@@ -125,7 +125,7 @@ class Inside:
         self.answer = ExtractorLookups(
             lookups,
             {USERS.name: ServedDataset(WORKSPACE, table_view(USERS), PARTITIONS, (NULL, NULL))},
-            100,
+            NotLaterThan(100),
             ReadOutcome(),
         )
 

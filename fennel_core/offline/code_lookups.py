@@ -1,0 +1,154 @@
+"""`Dataset.lookup` of user code, answered from rows that were read before.
+
+Theory. Which rows a lookup needs is known only while the code runs, and the rows are in history. So
+a call that asks for a row which is not there yet is ended, the rows that it asked for are read, and
+it is repeated: it then gets them, and goes on to its next lookup (`lookup_rounds`). All else is the
+lookup of the online path (`query.datasets`): types, defaults, and what is refused.
+
+A row of the past must not see later rows. Online the times of a lookup are bounded by the one time
+of the query; here a call has rows of many times, and the labels of the timestamps say which row a
+key belongs to. Where they do not, or a time is later than that of its row, the call is repeated
+with the rows of one time each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import filterfalse
+from typing import Final
+
+import numpy as np
+import polars as pl
+
+from fennel_core.connections.erasures import ErasableKeys
+from fennel_core.executors.client import LookupReply, LookupRequest
+from fennel_core.offline.sources import LookupSource, source_of
+from fennel_core.operators.spec import StepSpec
+from fennel_core.query.datasets import ExtractorLookups, NotLaterThan, asked_micros
+from fennel_core.query.lookups import EncodedRows, JobLookup, ReadOutcome
+from fennel_core.query.program import BoundExtractor
+from fennel_core.vocab.dtypes import Dtype, Timestamp, optional
+from fennel_core.vocab.ids import DatasetName, JobId
+
+MOST_ANSWERS: Final = 1_000_000
+"""Rows that the code of a batch may look up: they are in a task's memory. Online, one lookup may
+ask for as many (`executors.client.MAX_LOOKUP_ROWS`).
+"""
+KeyAndTime = tuple[bytes, int]
+
+
+@dataclass(frozen=True, slots=True)
+class CodeDataset:
+    """A dataset that user code may look up. `types`: those of its rows, `[timestamp, value, …]`."""
+
+    name: DatasetName
+    job: JobId
+    source: LookupSource
+    types: tuple[Dtype, ...]
+    erasable: ErasableKeys
+
+
+def code_datasets(
+    extractors: Sequence[BoundExtractor], steps: Mapping[JobId, StepSpec]
+) -> tuple[CodeDataset, ...]:
+    """Return the distinct datasets that extractors can look up. `steps`: those of the jobs."""
+    tables = {name: table for each in extractors for name, table in each.tables.items()}
+    found = []
+    for name, table in tables.items():
+        if table.serves_times:
+            job, values = table.offline_job(), table.view.schema.values
+            types = (optional(Timestamp()), *(optional(field.dtype) for field in values))
+            source = source_of(steps[job], range(len(types)), job)
+            found.append(CodeDataset(name, job, source, types, table.erasable))
+    return tuple(found)
+
+
+class CallInterrupted(Exception):
+    """A lookup cannot be answered in this call, which is repeated."""
+
+
+class Answers:
+    """The rows that are known to the calls of a batch, by dataset, key and time (µs)."""
+
+    def __init__(self, known: Mapping[DatasetName, Mapping[KeyAndTime, bytes | None]]) -> None:
+        self._known = known
+        self.missing: dict[DatasetName, dict[KeyAndTime, None]] = {}
+
+    def known(self, dataset: DatasetName) -> Mapping[KeyAndTime, bytes | None]:
+        """Return the known rows of a dataset; None is a key without a row."""
+        return self._known.get(dataset, {})
+
+    def fits(self, call: CallLookups) -> bool:
+        """Return whether the rows that a call asked for can be read for this batch."""
+        asked = (*self._known.values(), *self.missing.values(), *call.missing.values())
+        return sum(map(len, asked)) <= MOST_ANSWERS
+
+    def want(self, call: CallLookups) -> None:
+        """Read what a call asked for before the next round."""
+        for dataset, rows in call.missing.items():
+            self.missing.setdefault(dataset, {}).update(rows)
+
+
+class CallLookups:
+    """Serves the lookups of one call: `ExtractorLookups` reads its rows and times from here.
+
+    `missing`: the rows that it asked for and that are not known. `unclear`: whether it must be
+    repeated with rows of one time.
+    """
+
+    def __init__(self, step: BoundExtractor, answers: Answers, times: pl.Series) -> None:
+        self._answers, self._times = answers, times.to_physical()
+        self._lookups = ExtractorLookups(self, step.tables, self, ReadOutcome(), as_of=True)
+        self.missing: dict[DatasetName, dict[KeyAndTime, None]] = {}
+        self.unclear = False
+
+    async def __call__(self, asked: LookupRequest) -> LookupReply:
+        """See `executors.client.Callbacks.lookup`; also raises `CallInterrupted`."""
+        return await self._lookups(asked)
+
+    async def fetch(self, lookups: Sequence[JobLookup], outcome: ReadOutcome) -> list[EncodedRows]:
+        """See `RowReader.fetch`; raises `CallInterrupted` if a row is not known."""
+        del outcome
+        return [self._rows(lookup) for lookup in lookups]
+
+    def _rows(self, lookup: JobLookup) -> EncodedRows:
+        one, keys, dataset = lookup.as_of, lookup.keys, lookup.erasable.dataset
+        wanted = list(zip(keys, [one] * len(keys) if isinstance(one, int) else one, strict=True))
+        known = self._answers.known(dataset)
+        missing = dict.fromkeys(filterfalse(known.__contains__, wanted))
+        if missing:
+            self.missing.setdefault(dataset, {}).update(missing)
+            raise CallInterrupted(f"rows of `{dataset}` are read before the next call")
+        return list(map(known.__getitem__, wanted))
+
+    def of(self, asked: LookupRequest) -> int | list[int]:
+        """See `AskedTimes.of`; raises `CallInterrupted` if rows must be called by time."""
+        first, last = self._times.min(), self._times.max()
+        assert isinstance(first, int) and isinstance(last, int), "a call has rows, with times"  # noqa: PT018  # one fact
+        if first == last:
+            return NotLaterThan(first).of(asked)
+        micros, own = asked_micros(asked), self._own_times(asked)
+        if own is None:
+            clear = not micros.null_count() and (micros <= first).all()
+        else:
+            micros = micros.zip_with(micros.is_not_null(), own)
+            clear = (micros <= own).all()
+        if not clear:
+            self.unclear = True
+            raise CallInterrupted("rows of different times are called one time after the other")
+        return micros.to_list()
+
+    def _own_times(self, asked: LookupRequest) -> pl.Series | None:
+        """Return the time of the row that each key belongs to; None if that is not known.
+
+        Labels that only count other rows than those of the call are those of new series.
+        """
+        if asked.rows is None or asked.rows.null_count:
+            return None
+        labels, rows = asked.rows.to_numpy(), len(self._times)
+        if len(labels) and not (labels.min() >= 0 and labels.max() < rows):
+            return None
+        if len(labels) != rows and np.array_equal(labels, np.arange(len(labels))):
+            return None
+        return self._times.gather(labels)
