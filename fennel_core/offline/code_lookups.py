@@ -23,6 +23,7 @@ import polars as pl
 
 from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.executors.client import LookupReply, LookupRequest
+from fennel_core.offline.errors import CallInterrupted
 from fennel_core.offline.sources import LookupSource, source_of
 from fennel_core.operators.spec import StepSpec
 from fennel_core.query.datasets import ExtractorLookups, NotLaterThan, asked_micros
@@ -62,10 +63,6 @@ def code_datasets(
             source = source_of(steps[job], range(len(types)), job)
             found.append(CodeDataset(name, job, source, types, table.erasable))
     return tuple(found)
-
-
-class CallInterrupted(Exception):
-    """A lookup cannot be answered in this call, which is repeated."""
 
 
 class Answers:

@@ -17,6 +17,12 @@ class LookupNotOffline(OfflineError):
     code = "lookup-not-offline"
 
 
+class CallInterrupted(OfflineError):
+    """A lookup cannot be answered in this call of user code, which is repeated. No client sees it."""
+
+    code = "call-interrupted"
+
+
 class HistoryIncomplete(OfflineError):
     """Rows that a query needs are neither in history nor on their topic."""
 

@@ -28,9 +28,9 @@ from fennel_core.executors.protocol import TS
 from fennel_core.offline.code_lookups import (
     MOST_ANSWERS,
     Answers,
-    CallInterrupted,
     CallLookups,
 )
+from fennel_core.offline.errors import CallInterrupted
 from fennel_core.offline.rows import AT, ROW, RowFailures, failed_rows, register
 from fennel_core.query.columns import logical_type
 from fennel_core.query.program import BoundExtractor

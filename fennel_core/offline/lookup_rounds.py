@@ -62,8 +62,8 @@ _encode_row = msgspec.msgpack.Encoder().encode
 
 
 @dataclass(frozen=True, slots=True)
-class CalledBatch:
-    """A batch after a round: its rows, its answers, and its requests by number of the dataset."""
+class CalledRows:
+    """A batch after a round of calls: its rows, its answers, and its requests by number of the dataset."""
 
     rows: pl.DataFrame
     answers: pl.DataFrame
@@ -82,7 +82,7 @@ def call_batches(
     tools: StepTools,
     *,
     last: bool,
-) -> Iterator[CalledBatch]:
+) -> Iterator[CalledRows]:
     """Yield the batches of `size` rows after a round.
 
     `frames` have rows and answers by `ROW`, all with the same columns.
@@ -115,7 +115,7 @@ def _called(
     size: int,
     *,
     last: bool,
-) -> CalledBatch:
+) -> CalledRows:
     known = _known(answers, step)
     good = good_rows(rows)
     waiting = good.filter(pl.col(DONE).is_null())
@@ -131,7 +131,7 @@ def _called(
     left = without(waiting, failures).join(done, on=ROW, how="anti")
     earlier = good.filter(pl.col(DONE).is_not_null())
     parts = [done, earlier, left, rows_at_fault(rows, failures)]
-    return CalledBatch(
+    return CalledRows(
         pl.concat(parts, how="diagonal"),
         answers if left.height else answers.clear(),
         {number: _requests(keys, rows, size) for number, keys in _wanted(known, step)},

@@ -33,7 +33,7 @@ from fennel_core.offline.blocks import (
 )
 from fennel_core.offline.extractors import MOST_ROUNDS
 from fennel_core.offline.failure_counts import FailureCount, NewFailures
-from fennel_core.offline.lookup_rounds import CalledBatch, answers_of, call_batches
+from fennel_core.offline.lookup_rounds import CalledRows, answers_of, call_batches
 from fennel_core.offline.planned_query import OfflineQuery
 from fennel_core.offline.query_steps import CallInRounds, steps_of
 from fennel_core.offline.shuffle_layouts import request_layout
@@ -70,7 +70,7 @@ class RoundWork:
         with self.tools.open(self.query.erasures) as tools:
             frames = new.before(BlockSort(self.layout, self.by).rows(batches))
             called = call_batches(frames, step, self.by.rows, tools, last=self.last)
-            waiting, size = list[CalledBatch](), 0
+            waiting, size = list[CalledRows](), 0
             for each in called:
                 waiting.append(each)
                 size += sum(map(row_bytes, (each.rows, each.answers, *each.requests.values())))
@@ -82,7 +82,7 @@ class RoundWork:
             self.failures.add(new.count)
 
     def _blocks(
-        self, called: Sequence[CalledBatch], step: CallInRounds, new: NewFailures
+        self, called: Sequence[CalledRows], step: CallInRounds, new: NewFailures
     ) -> Iterator[pa.RecordBatch]:
         rows = new.after(each.rows for each in called)
         yield from write_blocks(rows, self.layout, ROWS_KIND, self.by)

@@ -57,6 +57,18 @@ class Shopper:
     age: int = F(Person.age, default=-1)
     placed: int = F(Orders.placed, default=0)
     inverse: float
+    regular: int
+
+    @extractor(deps=[Person, Orders])
+    @inputs("uid")
+    @outputs("regular")
+    def orders_of_regulars(cls, ts: pd.Series, uids: pd.Series):
+        """The orders of those who were known four days before, -1 for others."""
+        _, known = Person.lookup(ts - pd.Timedelta(days=4), uid=uids, fields=["age"])
+        orders, _ = Orders.lookup(ts[known], uid=uids[known])
+        found = pd.Series(-1, index=ts.index, name="regular")
+        found[known] = orders["placed"].array
+        return found
 
     @extractor
     @inputs("age")
@@ -106,7 +118,7 @@ def main(url: str, token: str, *bucket: str) -> None:
     )
     asked = client.query_offline(
         inputs=[Shopper.uid],
-        outputs=[Shopper.age, Shopper.placed, Shopper.inverse],
+        outputs=[Shopper.age, Shopper.placed, Shopper.inverse, Shopper.regular],
         timestamp_column="at",
         input_dataframe=rows,
         workflow="churn",

@@ -64,6 +64,7 @@ def test_a_client_asks_for_training_data_and_gets_features_as_of_each_time() -> 
         assert status["data"]["Shopper.age"] == [20, 40, 20, None, -1, None]
         assert status["data"]["Shopper.placed"] == [1, 3, 0, None, 0, None]
         assert status["data"]["Shopper.inverse"] == [0.05, 0.025, 0.05, None, -1.0, None]
+        assert status["data"]["Shopper.regular"] == [-1, 3, -1, None, -1, None]
         reasons = {each["row"]: each["reason"] for each in status["failures"]}
         assert "Extractor `invert` in `Shopper`" in reasons[3]
         assert "1 / int(age)" in reasons[3], "the user's line is named"

@@ -12,7 +12,8 @@ import pytest
 
 from fennel_core.executors.calls import ExtractCall
 from fennel_core.offline import code_lookups, extractors
-from fennel_core.offline.code_lookups import Answers, CallInterrupted, CallLookups
+from fennel_core.offline.code_lookups import Answers, CallLookups
+from fennel_core.offline.errors import CallInterrupted
 from fennel_core.offline.extractors import CALL_ROWS, extract
 from fennel_core.offline.lookup_rounds import batch_rows
 from fennel_core.offline.rows import AT, REASON, ROW, register
