@@ -18,7 +18,7 @@ class LookupNotOffline(OfflineError):
 
 
 class CallInterrupted(OfflineError):
-    """A lookup cannot be answered in this call of user code, which is repeated. No client sees it."""
+    """A lookup cannot be answered in this call, which is repeated. No client sees this."""
 
     code = "call-interrupted"
 

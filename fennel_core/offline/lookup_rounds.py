@@ -63,7 +63,7 @@ _encode_row = msgspec.msgpack.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class CalledRows:
-    """A batch after a round of calls: its rows, its answers, and its requests by number of the dataset."""
+    """A batch after a round: its rows, its answers, and its requests by number of the dataset."""
 
     rows: pl.DataFrame
     answers: pl.DataFrame
