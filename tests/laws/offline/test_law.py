@@ -30,6 +30,7 @@ from tests.laws.offline.queries import (
     plain_rows,
 )
 from tests.laws.offline.worlds import (
+    CALLING,
     GIVEN,
     SPECS,
     TYPES,
@@ -102,6 +103,29 @@ def test_offline_is_what_a_query_as_of_that_time_returns(
 ) -> None:
     world, features = made
     outputs = data.draw(st.lists(st.sampled_from(features), min_size=1, max_size=6, unique=True))
+    bound = program(outputs)
+
+    found = offline(world, bound, queries, chunk)
+
+    assert found == plain(online(world, bound, queries))
+    assert found == [expected(world, outputs, row, at) for row, at in queries]
+
+
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
+)
+@given(
+    worlds("Users", "Pairs") | worlds("Users", "Totals"),
+    st.lists(st.sampled_from([*CALLING, "F.after"]), min_size=1, max_size=3, unique=True),
+    QUERIES,
+    st.sampled_from([2, 5, 1000]),
+)
+def test_code_looks_up_what_it_would_have_found_at_that_time(
+    made: tuple[World, list[str]], outputs: list[str], queries: list[Query], chunk: int
+) -> None:
+    world, _ = made
     bound = program(outputs)
 
     found = offline(world, bound, queries, chunk)

@@ -146,6 +146,14 @@ def test_rows_are_called_by_time_only_where_a_row_might_see_later_ones(
     assert (key(1), 20) not in answers.missing[USERS.name], "its row is of time 10"
 
 
+def test_new_labels_do_not_make_a_key_one_of_a_later_row() -> None:
+    calling = Calling(shifted(10, labelled=False, part=[1]))
+    answers = known()
+    extract(batch((20, 1), (10, 2), (10, 3)), STEP, calling, answers)
+    assert calling.calls == [3, 1, 2], "label 0 is not the first row"
+    assert asked(answers) == [(key(3), 10)], "not as of the time of the first row"
+
+
 def test_code_that_never_asks_for_the_same_rows_fails_after_the_last_round() -> None:
     numbers = count(100)
 

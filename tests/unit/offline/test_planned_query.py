@@ -15,6 +15,7 @@ from fennel_core.plans.feature_index import FeatureIndex
 from fennel_core.query.errors import LookupRejected, QueryRejected
 from fennel_core.query.program import bind
 from fennel_core.query.view import View
+from fennel_core.wire.entities import PyFunc
 from tests.laws.offline.worlds import (
     BY_TIME,
     CURRENT,
@@ -29,7 +30,7 @@ from tests.laws.offline.worlds import (
     tables,
 )
 from tests.laws.offline.worlds import TYPES as FEATURES
-from tests.support.featuresets import request
+from tests.support.featuresets import CODE, request
 
 
 def indexed(*, online: bool, offline: bool) -> Mapping[Any, Any]:
@@ -45,6 +46,29 @@ def test_a_lookup_needs_an_offline_index_and_no_online_one() -> None:
     assert PlannedQuery(plan, indexed(online=False, offline=True)).jobs() == (job_of("Users"),)
     with pytest.raises(LookupRejected, match="define an offline index on dataset : Users"):
         PlannedQuery(plan, indexed(online=True, offline=False)).program()
+
+
+def view_of(code: str, datasets: Mapping[Any, Any]) -> View:
+    """Return a view in which the code of every extractor is `code`."""
+    kind = PyFunc(replace(CODE, core_code=code))
+    made = [replace(e, kind=kind) if isinstance(e.kind, PyFunc) else e for e in features()]
+    every = [USERS, PAIRS, TOTALS, BY_TIME, CURRENT]
+    return View(None, None, FeatureIndex.of(request(dict(FEATURES), made, every)), datasets)
+
+
+def test_datasets_that_code_may_look_up_are_read() -> None:
+    found = PlannedQuery.of(view_of("", tables()), (GIVEN, ("F.pair",)))
+    assert set(found.tables) == {USERS.name, PAIRS.name}
+    assert set(found.jobs()) == {job_of("Users"), job_of("Pairs")}
+
+
+def test_a_dataset_that_code_names_needs_an_offline_index() -> None:
+    datasets, asked = indexed(online=True, offline=False), (GIVEN, ("F.pair",))
+    named = view_of("def f(cls, ts, k, n):\n    return Users.lookup(ts, k=k)", datasets)
+    with pytest.raises(LookupRejected, match="define an offline index on dataset : Users"):
+        PlannedQuery.of(named, asked)
+    # Code may declare what it does not use.
+    assert PlannedQuery.of(view_of("", datasets), asked).jobs() == (job_of("Pairs"),)
 
 
 def test_a_lookup_as_of_now_still_needs_an_online_index() -> None:

@@ -34,3 +34,8 @@ def test_files_that_are_later_than_every_row_are_not_read() -> None:
     assert estimate("F.v", 10) == ReadEstimate(3, 300, 7)
     assert estimate("F.v", 50) == ReadEstimate(7, 700, 7)
     assert estimate("F.v", None) == ReadEstimate(7, 700, 7)
+
+
+def test_datasets_that_user_code_looks_up_count() -> None:
+    assert estimate("F.code", 10) == ReadEstimate(3, 300, 7)
+    assert estimate("F.pair", 50) == ReadEstimate(14, 1400, 14)
