@@ -125,9 +125,9 @@ def _called(
         made, failed = extract(asking, extractor, tools.extractors, known, last=last)
         failures = pl.concat([failures, failed])
         outputs = made.select(ROW, *(register(out) for _, out in extractor.keep))
-        # A row is done when all code is: the rest is called again with it.
+        # A row is done when no code of it waits or fails: else all code is called again.
         done = done.join(outputs, on=ROW, how="inner", maintain_order="left")
-    done = without(done, failures).with_columns(pl.lit(value=True).alias(DONE))
+    done = done.with_columns(pl.lit(value=True).alias(DONE))
     left = without(waiting, failures).join(done, on=ROW, how="anti")
     earlier = good.filter(pl.col(DONE).is_not_null())
     parts = [done, earlier, left, rows_at_fault(rows, failures)]
