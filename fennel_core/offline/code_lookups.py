@@ -6,9 +6,10 @@ it is repeated: it then gets them, and goes on to its next lookup (`lookup_round
 lookup of the online path (`query.datasets`): types, defaults, and what is refused.
 
 A row of the past must not see later rows. Online the times of a lookup are bounded by the one time
-of the query; here a call has rows of many times, and the labels of the timestamps say which row a
-key belongs to. Where they do not, or a time is later than that of its row, the call is repeated
-with the rows of one time each.
+of the query; here a call has rows of many times, and nothing says which of them use an answer: code
+may look each key up once, or use the time of one row for all. So a call of rows with several times
+is served only if key n is that of row n, for all rows in order and at their times, or all as much
+earlier. Any other is repeated with the rows of one time each, where the online path is exact.
 """
 
 from __future__ import annotations
@@ -20,13 +21,16 @@ from typing import Final
 
 import numpy as np
 import polars as pl
+import pyarrow as pa
 
 from fennel_core.connections.erasures import ErasableKeys
 from fennel_core.executors.client import LookupReply, LookupRequest
+from fennel_core.executors.internal_errors import LookupRefused
 from fennel_core.offline.errors import CallInterrupted
 from fennel_core.offline.sources import LookupSource, source_of
 from fennel_core.operators.spec import StepSpec
 from fennel_core.query.datasets import ExtractorLookups, NotLaterThan, asked_micros
+from fennel_core.query.errors import QueryError
 from fennel_core.query.lookups import EncodedRows, JobLookup, ReadOutcome
 from fennel_core.query.program import BoundExtractor
 from fennel_core.vocab.dtypes import Dtype, Timestamp, optional
@@ -78,8 +82,12 @@ class Answers:
 
     def fits(self, call: CallLookups) -> bool:
         """Return whether the rows that a call asked for can be read for this batch."""
-        asked = (*self._known.values(), *self.missing.values(), *call.missing.values())
-        return sum(map(len, asked)) <= MOST_ANSWERS
+        new = (
+            len(rows.keys() - self.missing.get(dataset, {}).keys())
+            for dataset, rows in call.missing.items()
+        )
+        asked = (*self._known.values(), *self.missing.values())
+        return sum(map(len, asked)) + sum(new) <= MOST_ANSWERS
 
     def want(self, call: CallLookups) -> None:
         """Read what a call asked for before the next round."""
@@ -101,8 +109,17 @@ class CallLookups:
         self.unclear = False
 
     async def __call__(self, asked: LookupRequest) -> LookupReply:
-        """See `executors.client.Callbacks.lookup`; also raises `CallInterrupted`."""
-        return await self._lookups(asked)
+        """See `executors.client.Callbacks.lookup`; also raises `CallInterrupted`.
+
+        Keys that no conversion expects are refused, so that their rows fail and not the job.
+        """
+        if self.missing or self.unclear:
+            # Code that catches the end of its call collects nothing more.
+            raise CallInterrupted("this call has ended; it is repeated")
+        try:
+            return await self._lookups(asked)
+        except (ArithmeticError, TypeError, ValueError, pa.ArrowException, QueryError) as odd:
+            raise LookupRefused(f"the keys cannot be looked up: {odd}") from odd
 
     async def fetch(self, lookups: Sequence[JobLookup], outcome: ReadOutcome) -> list[EncodedRows]:
         """See `RowReader.fetch`; raises `CallInterrupted` if a row is not known."""
@@ -125,27 +142,17 @@ class CallLookups:
         assert isinstance(first, int) and isinstance(last, int), "a call has rows, with times"  # noqa: PT018  # one fact
         if first == last:
             return NotLaterThan(first).of(asked)
-        micros, own = asked_micros(asked), self._own_times(asked)
-        if own is None:
-            clear = not micros.null_count() and (micros <= first).all()
-        else:
-            micros = micros.zip_with(micros.is_not_null(), own)
-            clear = (micros <= own).all()
-        if not clear:
+        micros = asked_micros(asked)
+        if not micros.is_empty() and not self._row_by_row(asked, micros):
             self.unclear = True
             raise CallInterrupted("rows of different times are called one time after the other")
         return micros.to_list()
 
-    def _own_times(self, asked: LookupRequest) -> pl.Series | None:
-        """Return the time of the row that each key belongs to; None if that is not known.
-
-        Labels that only count other rows than those of the call are those of new series.
-        """
-        if asked.rows is None or asked.rows.null_count:
-            return None
-        labels, rows = asked.rows.to_numpy(), len(self._times)
-        if len(labels) and not (labels.min() >= 0 and labels.max() < rows):
-            return None
-        if len(labels) != rows and np.array_equal(labels, np.arange(len(labels))):
-            return None
-        return self._times.gather(labels)
+    def _row_by_row(self, asked: LookupRequest, micros: pl.Series) -> bool:
+        """Return whether key n is that of row n, as of the row's time or all as much earlier."""
+        rows = len(self._times)
+        if asked.rows is None or micros.null_count() or len(micros) != rows:
+            return False
+        shifts = micros - self._times
+        in_order = np.array_equal(asked.rows.to_numpy(), np.arange(rows))
+        return bool(in_order and (shifts <= 0).all() and shifts.n_unique() == 1)

@@ -36,9 +36,13 @@ from fennel_core.query.columns import logical_type
 from fennel_core.query.program import BoundExtractor
 
 CALL_ROWS: Final = 5_000
-MOST_ROUNDS: Final = 10
-"""Lookups of one call that may depend on each other: each costs a round, which reads the datasets
-again. Code that asks for other rows in each call would need rounds without end.
+MOST_ROUNDS: Final = 64
+"""Lookups that code may make one after the other for a row: each costs a round, which reads the
+datasets again. Code that asks for other rows in each call would need rounds without end.
+"""
+ROUNDS_TOGETHER: Final = 3
+"""Rounds in which rows are called together. Code that still asks may loop over its rows, and asks
+for all of them at once when each is called alone.
 """
 ROWS_AT_FAULT: Final = (UserCodeFailed, ExecutorCrashed, ExecutorTimeout, ExecutorOutOfMemory)
 """Failures that other rows may not have; the others concern the code or the executors."""
@@ -63,19 +67,19 @@ def extract(
     runner: ExtractorRunner,
     answers: Answers | None = None,
     *,
-    last: bool = False,
+    number: int = 0,
 ) -> tuple[pl.DataFrame, RowFailures]:
     """Return the rows with the registers that an extractor fills, and the rows on which it
     failed.
 
-    `answers`: what its lookups have read. Rows that are in neither frame wait for what it wants
-    now; in the `last` round none does.
+    `answers`: what its lookups have read before round `number`. Rows that are in neither frame
+    wait for what it wants now; after `MOST_ROUNDS` none does.
     """
     types = {out: logical_type(step.call.outputs[place].dtype) for place, out in step.keep}
     results = [pl.DataFrame(schema={ROW: pl.Int64(), **_registers(types)})]
     failures = [failed_rows()]
     for batch in rows.iter_slices(CALL_ROWS):
-        for part, outcome in _attempts(batch, _Calls(step, runner, answers, last)):
+        for part, outcome in _attempts(batch, _Calls(step, runner, answers, number)):
             match outcome:
                 case CallFailed():
                     reason = pl.lit(_reason(outcome)).alias("__reason")
@@ -104,6 +108,10 @@ class _Waits:
     """A call asked for rows that are not known yet."""
 
 
+class _Alone:
+    """The rows of a call must be called one by one."""
+
+
 class _ByTime:
     """A call must be repeated with rows of one time each."""
 
@@ -115,9 +123,9 @@ class _Calls:
     step: BoundExtractor
     runner: ExtractorRunner
     answers: Answers | None
-    last: bool
+    number: int
 
-    def call(self, rows: pl.DataFrame) -> pl.DataFrame | CallFailed | _Waits | _ByTime:
+    def call(self, rows: pl.DataFrame) -> pl.DataFrame | CallFailed | _Waits | _ByTime | _Alone:
         """Return the result of a call, or why it has none."""
         lookups = None
         if self.answers is not None:
@@ -136,11 +144,13 @@ class _Calls:
         # What code does after a lookup that was not answered counts for nothing.
         if not lookups.missing:
             return outcome
-        if self.last:
+        if self.number >= ROUNDS_TOGETHER and rows.height > 1:
+            return _Alone()
+        if self.number >= MOST_ROUNDS:
             return self._failure(
                 f"it asks for other rows of {_names(lookups)} after {MOST_ROUNDS} rounds of "
-                "lookups. Ask for the same rows whenever it is called with the same rows, and let "
-                f"at most {MOST_ROUNDS} lookups depend on each other"
+                "lookups. Ask for the same rows whenever it is called with the same rows, and make "
+                f"at most {MOST_ROUNDS} lookups for a row"
             )
         if not self.answers.fits(lookups):
             return self._failure(
@@ -171,6 +181,8 @@ def _attempts(
             case CallFailed() if rows.height > 1:
                 half = rows.height // 2
                 waiting += [rows[half:], rows[:half]]
+            case _Alone():
+                waiting += reversed(list(rows.iter_slices(1)))
             case _ByTime():
                 waiting += reversed(rows.partition_by(AT, maintain_order=True))
             case outcome:

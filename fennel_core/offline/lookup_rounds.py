@@ -35,6 +35,7 @@ from fennel_core.offline.extractors import CALL_ROWS, extract
 from fennel_core.offline.lookup_groups import answerer, erased
 from fennel_core.offline.query_steps import CallInRounds
 from fennel_core.offline.rows import (
+    REASON,
     ROW,
     failed_rows,
     good_rows,
@@ -47,6 +48,8 @@ from fennel_core.offline.timeline import KEY, REQUEST, SOURCE, TIME, TimelineChu
 from fennel_core.query.columns import QueryColumn, logical_type
 from fennel_core.vocab.ids import DatasetName
 
+LEAST_ROWS: Final = 1_000
+"""Rows of a batch: each task with one starts executors in each round, which takes seconds."""
 DONE: Final = "__done"
 DATASET: Final = "__dataset"
 ANSWER: Final = "__answer"
@@ -71,8 +74,8 @@ class CalledRows:
 
 
 def batch_rows(rows: int, partitions: int) -> int:
-    """Return the rows of a batch, so that every partition of a small query has one."""
-    return max(1, min(CALL_ROWS, -(-rows // partitions)))
+    """Return the rows of a batch: fewer in a small query, so that more of its tasks have one."""
+    return max(LEAST_ROWS, min(CALL_ROWS, -(-rows // partitions)))
 
 
 def call_batches(
@@ -81,17 +84,17 @@ def call_batches(
     size: int,
     tools: StepTools,
     *,
-    last: bool,
+    number: int,
 ) -> Iterator[CalledRows]:
     """Yield the batches of `size` rows after a round.
 
-    `frames` have rows and answers by `ROW`, all with the same columns.
+    `frames` have rows and answers by `ROW`, all with the same columns; `number`: of the round.
     """
     for batch in _batches(frames, size):
         is_answer = pl.col(DATASET).is_not_null()
         answers = batch.filter(is_answer).select(*ANSWER_TYPES)
         own = [name for name in ANSWER_TYPES if name != ROW]
-        yield _called(batch.filter(~is_answer).drop(own), answers, step, tools, size, last=last)
+        yield _called(batch.filter(~is_answer).drop(own), answers, step, tools, size, number=number)
 
 
 def _batches(frames: Iterator[pl.DataFrame], size: int) -> Iterator[pl.DataFrame]:
@@ -114,7 +117,7 @@ def _called(
     tools: StepTools,
     size: int,
     *,
-    last: bool,
+    number: int,
 ) -> CalledRows:
     known = _known(answers, step)
     good = good_rows(rows)
@@ -122,19 +125,21 @@ def _called(
     done, failures = waiting.drop(map(register, step.filled), DONE, strict=False), failed_rows()
     for extractor in step.extractors:
         asking = without(waiting, failures)
-        made, failed = extract(asking, extractor, tools.extractors, known, last=last)
+        made, failed = extract(asking, extractor, tools.extractors, known, number=number)
         failures = pl.concat([failures, failed])
         outputs = made.select(ROW, *(register(out) for _, out in extractor.keep))
         # A row is done when no code of it waits or fails: else all code is called again.
         done = done.join(outputs, on=ROW, how="inner", maintain_order="left")
     done = done.with_columns(pl.lit(value=True).alias(DONE))
     left = without(waiting, failures).join(done, on=ROW, how="anti")
+    requests = {place: _requests(keys, rows, size) for place, keys in _wanted(known, step)}
+    assert requests or left.is_empty(), "rows wait only for what was asked for"
     earlier = good.filter(pl.col(DONE).is_not_null())
     parts = [done, earlier, left, rows_at_fault(rows, failures)]
     return CalledRows(
         pl.concat(parts, how="diagonal"),
         answers if left.height else answers.clear(),
-        {number: _requests(keys, rows, size) for number, keys in _wanted(known, step)},
+        requests,
     )
 
 
@@ -167,6 +172,14 @@ def _requests(wanted: Collection[KeyAndTime], rows: pl.DataFrame, size: int) -> 
             }
         )
     )
+
+
+def done_rows(frames: Iterator[pl.DataFrame]) -> Iterator[pl.DataFrame]:
+    """Yield the rows after the last round; none of them waits."""
+    for frame in frames:
+        waits = frame.select(pl.all_horizontal(pl.col(DONE, REASON).is_null()).any()).item()
+        assert not waits, "a row has outputs or a reason after the last round"
+        yield frame
 
 
 def answers_of(

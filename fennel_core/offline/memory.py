@@ -20,7 +20,13 @@ from fennel_core.offline.batch_work import (
 )
 from fennel_core.offline.extractors import CALL_ROWS, MOST_ROUNDS, ExtractorRunner
 from fennel_core.offline.lookup_groups import Erasures, group_versions
-from fennel_core.offline.lookup_rounds import ANSWER_TYPES, DONE, answers_of, call_batches
+from fennel_core.offline.lookup_rounds import (
+    ANSWER_TYPES,
+    DONE,
+    answers_of,
+    call_batches,
+    done_rows,
+)
 from fennel_core.offline.query_steps import CallInRounds, ShuffleByKey, ShuffleByRow, steps_of
 from fennel_core.offline.register_types import register_types
 from fennel_core.offline.rows import ELEMENT, REASON, ROW, RowFailures, failed_rows
@@ -92,9 +98,8 @@ class MemoryRun:
         size = min(CALL_ROWS, self._chunk_rows)
         state = [none, *batches]
         for number in range(MOST_ROUNDS + 1):
-            last = number == MOST_ROUNDS
             frames = self._by_row(state, (ROW,))
-            called = list(call_batches(frames, step, size, self._tools, last=last))
+            called = list(call_batches(frames, step, size, self._tools, number=number))
             state = [none, *(frame for each in called for frame in (each.rows, each.answers))]
             asked = sorted({number for each in called for number in each.requests})
             if not asked:
@@ -104,7 +109,7 @@ class MemoryRun:
                 requests = [each.requests[place] for each in called if place in each.requests]
                 timeline = self._timeline(requests, [(dataset.job, dataset.source)])
                 state += answers_of(timeline, place, dataset, self._tools)
-        return [each.rows for each in called]
+        return list(done_rows(each.rows for each in called))
 
     def _timeline(
         self, batches: list[pl.DataFrame], sources: Sequence[tuple[JobId, LookupSource]]

@@ -52,7 +52,7 @@ from fennel_core.offline.query_steps import (
 from fennel_core.offline.register_types import register_types
 from fennel_core.offline.rows import ROW
 from fennel_core.offline.shuffle_layouts import called_layout, result_layout, shuffle_layout
-from fennel_core.offline.spark_rounds import CallRounds, RoundWork
+from fennel_core.offline.spark_rounds import CallRounds, DoneRows, RoundWork
 from fennel_core.offline.task_tools import TaskTools
 from fennel_core.offline.timeline import KEY
 from fennel_core.offline.version_pieces import VersionPiece
@@ -115,7 +115,7 @@ class SparkRun:
 
         User code that looks datasets up is called before this returns.
         """
-        read: GivenRows | BlockSort = given
+        read: GivenRows | BlockSort | DoneRows = given
         frame, done = numbers(self._spark, len(given)), 0
         for number, step in enumerate(self._steps):
             if isinstance(step, CallInRounds):
@@ -145,7 +145,7 @@ class SparkRun:
     def _worked(
         self,
         frame: DataFrame,
-        read: GivenRows | BlockSort,
+        read: GivenRows | BlockSort | DoneRows,
         steps: tuple[int, int],
         layout: BlockLayout,
         placement: Placement,
@@ -177,7 +177,7 @@ class StepWork:
     tools: TaskTools
     first: int
     stop: int
-    read: GivenRows | BlockSort
+    read: GivenRows | BlockSort | DoneRows
     layout: BlockLayout
     placement: Placement
     failures: FailureCount | None = None

@@ -2,7 +2,8 @@
 
 Each round is a job: it calls the code, and the driver learns which datasets were asked for, and
 nothing else. What the calls of a round have made is stored on the disks of the executors, so that
-the code is called once for rows and requests.
+the code is called once for rows and requests, and the next round does not depend on how it was
+made: the loss of such a disk fails the job, which a later run repeats.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ from fennel_core.offline.blocks import (
 )
 from fennel_core.offline.extractors import MOST_ROUNDS
 from fennel_core.offline.failure_counts import FailureCount, NewFailures
-from fennel_core.offline.lookup_rounds import CalledRows, answers_of, call_batches
+from fennel_core.offline.lookup_rounds import CalledRows, answers_of, call_batches, done_rows
 from fennel_core.offline.planned_query import OfflineQuery
 from fennel_core.offline.query_steps import CallInRounds, steps_of
 from fennel_core.offline.shuffle_layouts import request_layout
@@ -42,6 +43,7 @@ from fennel_core.offline.timeline import KEY
 from fennel_core.offline.version_work import VersionReader
 
 if TYPE_CHECKING:
+    import polars as pl
     import pyarrow as pa
 
 log = structlog.get_logger(__name__)
@@ -60,7 +62,7 @@ class RoundWork:
     layout: BlockLayout
     by: ByBatch
     failures: FailureCount | None
-    last: bool = False
+    number: int = 0
 
     def run(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """Yield blocks of rows and answers by batch, and blocks of requests by key, whose kind is
@@ -69,7 +71,7 @@ class RoundWork:
         step, new = called_step(self.query, self.step), NewFailures()
         with self.tools.open(self.query.erasures) as tools:
             frames = new.before(BlockSort(self.layout, self.by).rows(batches))
-            called = call_batches(frames, step, self.by.rows, tools, last=self.last)
+            called = call_batches(frames, step, self.by.rows, tools, number=self.number)
             waiting, size = list[CalledRows](), 0
             for each in called:
                 waiting.append(each)
@@ -113,6 +115,17 @@ class AnswerWork:
 
 
 @dataclass(frozen=True, slots=True)
+class DoneRows:
+    """Reads the rows of the last round; it is pickled to tasks."""
+
+    blocks: BlockSort
+
+    def rows(self, batches: Iterator[pa.RecordBatch]) -> Iterator[pl.DataFrame]:
+        """Yield the rows of blocks, all of which are done or have failed."""
+        return done_rows(self.blocks.rows(batches))
+
+
+@dataclass(frozen=True, slots=True)
 class CallRounds:
     """Runs the rounds of a step."""
 
@@ -121,27 +134,25 @@ class CallRounds:
     versions: VersionReader
 
     @property
-    def made(self) -> BlockSort:
+    def made(self) -> DoneRows:
         """What reads the rows that it returns."""
         layout = self.work.layout
         rows = BlockLayout({ROWS_KIND: layout.kinds[ROWS_KIND]}, layout.order)
-        return BlockSort(rows, self.work.by)
+        return DoneRows(BlockSort(rows, self.work.by))
 
     def run(self, frame: DataFrame) -> DataFrame:
         """Return the blocks of the rows when their code is done, given blocks by batch.
 
         The partitions of what it returns are those of `work.by`; `made` reads them.
         """
-        earlier: DataFrame | None = None
         for number in range(MOST_ROUNDS + 1):
-            work = replace(self.work, last=number == MOST_ROUNDS)
+            work = replace(self.work, number=number)
             frame = frame.repartitionById(work.by.partitions, PARTITION)
-            # On disk: a call may be slow, its results are large, and both jobs read them.
-            called = frame.mapInArrow(work.run, BLOCKS).persist(StorageLevel.DISK_ONLY)
+            # On disk: a call may be slow, its results are large, and several jobs read them. A
+            # plan that had those of all rounds would grow exponentially with their number.
+            made = frame.mapInArrow(work.run, BLOCKS)
+            called = made.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
             kinds = {int(row[0]) for row in called.select(KIND).distinct().collect()}
-            if earlier is not None:
-                earlier.unpersist()
-            earlier = called
             asked = sorted(kind for kind in kinds if kind >= 0)
             log.info("called user code", round=number, asked=[self._name(n) for n in asked])
             if not asked:

@@ -128,6 +128,38 @@ async def pair(rows: Rows, ask: Ask) -> list[Any]:
     return [values.get(n, "nobody") for n in range(len(rows))]
 
 
+async def dedupe(rows: Rows, ask: Ask) -> list[Any]:
+    """Each key once, at the time of its first row."""
+    first: dict[Any, int] = {}
+    for n, (_, k) in enumerate(rows):
+        first.setdefault(k, n)
+    some = list(first.values())
+    found = await ask("Users", [rows[n][0] for n in some], {"k": list(first)}, ("v",), some)
+    values = dict(zip(first, found, strict=True))
+    return [values[k]["v"] for _, k in rows]
+
+
+async def broadcast(rows: Rows, ask: Ask) -> list[Any]:
+    """All keys at the time of the last row, as if a call had one time."""
+    found = await ask("Users", [rows[-1][0]] * len(rows), {"k": [k for _, k in rows]}, ("v",))
+    return [each["v"] for each in found]
+
+
+async def loop(rows: Rows, ask: Ask) -> list[Any]:
+    """One lookup for each row."""
+    found = [await ask("Users", [t], {"k": [k]}, ("v",), [n]) for n, (t, k) in enumerate(rows)]
+    return [each["v"] for [each] in found]
+
+
+async def many(rows: Rows, ask: Ask) -> list[Any]:
+    """Twelve lookups, none of which depends on another."""
+    times = [t for t, _ in rows]
+    for other in range(100, 111):
+        await ask("Users", times, {"k": [other] * len(rows)})
+    found = await ask("Users", times, {"k": [k for _, k in rows]})
+    return [each["v"] for each in found]
+
+
 CODES: dict[str, Callable[[Rows, Ask], Awaitable[list[Any]]]] = {
     "_code": age,
     "_friend": friend,
@@ -135,6 +167,10 @@ CODES: dict[str, Callable[[Rows, Ask], Awaitable[list[Any]]]] = {
     "_later": later,
     "_total": total,
     "_pair": pair,
+    "_dedupe": dedupe,
+    "_broadcast": broadcast,
+    "_loop": loop,
+    "_many": many,
 }
 
 

@@ -60,7 +60,7 @@ def pair(world: World, k: int, n: int | None, at: int) -> Any:
 def feature(world: World, name: str, row: dict[str, Any], at: int) -> Any:
     k, n, ks, ns = (row[given] for given in ("F.k", "F.n", "F.ks", "F.ns"))
     match name:
-        case "F.v":
+        case "F.v" | "F.dedupe" | "F.broadcast" | "F.loop" | "F.many":
             return user(world, k, at, "v")
         case "F.v7":
             return user(world, k, at, "v", 7)

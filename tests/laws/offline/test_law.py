@@ -117,14 +117,17 @@ def test_offline_is_what_a_query_as_of_that_time_returns(
 )
 @given(
     worlds("Users", "Pairs") | worlds("Users", "Totals"),
-    st.sampled_from(["F.code", "F.total", "F.pair", "F.after"]),
+    st.sampled_from(["F.code", "F.total", "F.pair", "F.after", "F.loop", "F.many"]),
     QUERIES,
     st.sampled_from([2, 5, 1000]),
 )
 def test_code_looks_up_what_it_would_have_found_at_that_time(
     made: tuple[World, list[str]], output: str, queries: list[Query], chunk: int
 ) -> None:
-    world, outputs = made[0], ["F.friend", "F.earlier", "F.later", output]
+    world, outputs = (
+        made[0],
+        ["F.friend", "F.earlier", "F.later", "F.dedupe", "F.broadcast", output],
+    )
     bound = program(outputs)
 
     found = offline(world, bound, queries, chunk)

@@ -23,6 +23,7 @@ from pyspark.sql import DataFrame, SparkSession
 from fennel_core.dataframes.datasource import COMMENT, PUSHDOWN
 from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.history.parquet import TimeLimit
+from fennel_core.offline import lookup_rounds
 from fennel_core.offline.batch_work import StepTools
 from fennel_core.offline.block_sort import BlockSort
 from fennel_core.offline.blocks import ByRun
@@ -38,10 +39,12 @@ from tests.laws.dataframes.page_source import PageDataSource
 from tests.laws.dataframes.spark_source import MemoryDataSource
 from tests.laws.offline.queries import QUERIES, Query, expected, given_frame, plain_rows
 from tests.laws.offline.worlds import CALLING, SPECS, Code, World, job_of, planned, worlds
+from tests.support.histories import History
 from tests.support.tutorial import FENCE
 
 ROOT = Path(__file__).parents[3]
 PARTITIONS = 2
+EMPTY = World({name: History([]) for name in SPECS}, frozenset())
 EXAMPLES = int(os.environ.get("FENNEL_SPARK_EXAMPLES", "3"))
 """An example takes seconds, so CI has few: `FENNEL_SPARK_EXAMPLES=100` for a long proof."""
 
@@ -85,6 +88,7 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("PYTHONPATH", os.pathsep.join([str(ROOT), *sys.path]))
         patch.setenv("SPARK_MASTER", "local[1]")
+        patch.setattr(lookup_rounds, "LEAST_ROWS", 1)
         found = session(Settings(data_dir=tmp_path_factory.mktemp("spark")), "offline-law")
         # Compiling the plan of an example takes longer than interpreting it for a few rows.
         found.conf.set("spark.sql.codegen.wholeStage", "false")
@@ -154,8 +158,23 @@ def test_spark_looks_up_what_user_code_asks_for(
     world, features = made
     assume(sum(bool(each.batches) for each in world.histories.values()) == 2)
     outputs = [name for name in (*CALLING, "F.after", "F.plus", "F.sum") if name in features]
+    assert len(outputs) > 5
     found = computed(spark, world, outputs, queries)
     assert found == [expected(world, outputs, row, at) for row, at in queries]
+
+
+def test_the_plan_does_not_grow_with_the_rounds(spark: SparkSession) -> None:
+    query = [({"F.k": 1, "F.n": 1, "F.ks": [], "F.ns": []}, 0)]
+    lines = []
+    for output in ("F.code", "F.many"):  # one lookup, and twelve
+        asked = OfflineQuery(
+            planned([output]), {job_of(name): spec for name, spec in SPECS.items()}, {}
+        )
+        pieces = {job: [FramePiece(frame)] for job, frame in EMPTY.versions().items()}
+        run = SparkRun(spark, asked, pieces, MemoryTools(), Micros(0), PARTITIONS)
+        made = run.run(FrameRows(given_frame(query)), ByRun(1, 1))
+        lines.append(made._jdf.queryExecution().analyzed().toString().count("\n"))
+    assert lines[0] == lines[1]
 
 
 CONDITIONS = (

@@ -172,6 +172,10 @@ TYPES: Mapping[str, Dtype] = {
     "F.total": Int(),
     "F.pair": Optional(Str()),
     "F.after": OPTIONAL,
+    "F.dedupe": OPTIONAL,
+    "F.broadcast": OPTIONAL,
+    "F.loop": OPTIONAL,
+    "F.many": OPTIONAL,
 }
 CALLING: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "F.code": (("Users",), ("F.k",)),
@@ -180,6 +184,10 @@ CALLING: Mapping[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "F.later": (("Users",), ("F.k",)),
     "F.total": (("Totals",), ("F.k",)),
     "F.pair": (("Users", "Pairs"), ("F.k", "F.n")),
+    "F.dedupe": (("Users",), ("F.k",)),
+    "F.broadcast": (("Users",), ("F.k",)),
+    "F.loop": (("Users",), ("F.k",)),
+    "F.many": (("Users",), ("F.k",)),
 }
 """Features whose code (`looking_code`) looks datasets up, and its inputs."""
 GIVEN = ("F.k", "F.n", "F.ks", "F.ns")
@@ -250,6 +258,7 @@ FEATURES: Mapping[str, tuple[str, ...]] = {
         *("F.v", "F.v7", "F.tags", "F.at", "F.next", "F.vs"),
         *("F.alias", "F.plus", "F.now", "F.score", "F.deep"),
         *("F.code", "F.friend", "F.earlier", "F.later", "F.after"),
+        *("F.dedupe", "F.broadcast", "F.loop"),
     ),
     "Pairs": ("F.s", "F.pairs", "F.strict", "F.pair"),
     "Totals": ("F.c", "F.sum", "F.mean", "F.last", "F.when", "F.sums", "F.total"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from itertools import count
 
 import polars as pl
@@ -14,8 +15,8 @@ from fennel_core.executors.calls import ExtractCall
 from fennel_core.offline import code_lookups, extractors
 from fennel_core.offline.code_lookups import Answers, CallLookups
 from fennel_core.offline.errors import CallInterrupted
-from fennel_core.offline.extractors import CALL_ROWS, extract
-from fennel_core.offline.lookup_rounds import batch_rows
+from fennel_core.offline.extractors import CALL_ROWS, MOST_ROUNDS, ROUNDS_TOGETHER, extract
+from fennel_core.offline.lookup_rounds import DONE, batch_rows, done_rows
 from fennel_core.offline.rows import AT, REASON, ROW, register
 from fennel_core.query.lookups import row_bytes
 from fennel_core.query.program import BoundExtractor
@@ -127,8 +128,8 @@ def test_what_code_does_after_a_lookup_that_was_not_answered_counts_for_nothing(
     [
         (value, [3]),
         (shifted(-5, labelled=True), [3]),
-        (shifted(0, labelled=True, part=[1, 2]), [3]),
-        (shifted(-20, labelled=False, part=[1, 2]), [3]),  # before all rows
+        (shifted(0, labelled=True, part=[1, 2]), [3, 2, 1]),
+        (shifted(-20, labelled=False, part=[1, 2]), [3, 2, 1]),
         (shifted(0, labelled=False, part=[1, 2]), [3, 2, 1]),  # whose rows they are is not known
         (shifted(5, labelled=True), [3, 2, 1]),
         (shifted(10, labelled=True, part=[0]), [3, 2, 1]),  # the time of another row
@@ -163,10 +164,10 @@ def test_code_that_never_asks_for_the_same_rows_fails_after_the_last_round() -> 
 
     answers = known((1, 10, 7), (2, 10, 8))
     given = batch((10, 1), (10, 9), (10, 2))
-    rows, failures = extract(given, STEP, Calling(code), answers, last=True)
+    rows, failures = extract(given, STEP, Calling(code), answers, number=MOST_ROUNDS)
     assert rows[register(1)].to_list() == [7, 8], "those that have their rows are done"
     [reason] = failures[REASON]
-    assert "Extractor `F.e`: it asks for other rows of `Users` after 10 rounds" in reason
+    assert "Extractor `F.e`: it asks for other rows of `Users` after 64 rounds" in reason
     assert asked(answers) == [], "nothing is read any more"
 
 
@@ -187,7 +188,48 @@ def test_a_dataset_that_cannot_be_read_as_of_times_is_refused_as_online() -> Non
     assert "Dataset `Users` not found, please ensure it is synced" in failures[REASON][0]
 
 
-def test_small_queries_have_a_batch_in_every_partition() -> None:
-    assert batch_rows(10, 4) == 3
-    assert batch_rows(0, 4) == 1
+async def looping(rows: Rows, ask: Ask) -> list[int]:
+    return [(await ask("Users", [t], {"k": [k]}, ("v",)))[0]["v"] for t, k in rows]
+
+
+def test_a_loop_over_rows_asks_for_all_of_them_when_they_are_called_alone() -> None:
+    given = batch(*((10, k) for k in range(30)))
+    answers = known()
+    extract(given, STEP, Calling(looping), answers)
+    assert len(asked(answers)) == 1, "a call ends with its first lookup that misses"
+    extract(given, STEP, Calling(looping), answers, number=ROUNDS_TOGETHER)
+    assert len(asked(answers)) == 30
+
+
+def test_code_that_catches_the_end_of_its_call_asks_for_nothing_more() -> None:
+    async def code(rows: Rows, ask: Ask) -> list[int]:
+        for other in range(50):
+            with suppress(CallInterrupted):
+                await ask("Users", [rows[0][0]], {"k": [other]})
+        return [0] * len(rows)
+
+    answers = known()
+    extract(batch((10, 1)), STEP, Calling(code), answers)
+    assert asked(answers) == [(key(0), 10)]
+
+
+def test_keys_that_no_conversion_expects_fail_their_rows() -> None:
+    async def code(rows: Rows, ask: Ask) -> list[int]:
+        keys = pa.array([{"a": 1}] * len(rows))
+        await ask("Users", [t for t, _ in rows], {"k": keys})
+        return [0] * len(rows)
+
+    rows, failures = extract(batch((10, 1)), STEP, Calling(code), known())
+    assert (rows.height, failures.height) == (0, 1)
+
+
+def test_rows_that_wait_after_the_last_round_are_no_result() -> None:
+    frame = pl.DataFrame({DONE: [True, None], REASON: [None, None]})
+    with pytest.raises(AssertionError, match="outputs or a reason"):
+        list(done_rows(iter([frame])))
+
+
+def test_small_queries_have_smaller_batches() -> None:
+    assert batch_rows(8_000, 4) == 2_000
+    assert batch_rows(0, 4) == batch_rows(10, 4) == 1_000
     assert batch_rows(10**6, 4) == CALL_ROWS
