@@ -18,6 +18,7 @@ from fennel_core.offline.errors import CallInterrupted
 from fennel_core.offline.extractors import CALL_ROWS, MOST_ROUNDS, ROUNDS_TOGETHER, extract
 from fennel_core.offline.lookup_rounds import DONE, batch_rows, done_rows
 from fennel_core.offline.rows import AT, REASON, ROW, register
+from fennel_core.query import datasets
 from fennel_core.query.lookups import row_bytes
 from fennel_core.query.program import BoundExtractor
 from fennel_core.vocab.dtypes import Field, Int
@@ -213,14 +214,13 @@ def test_code_that_catches_the_end_of_its_call_asks_for_nothing_more() -> None:
     assert asked(answers) == [(key(0), 10)]
 
 
-def test_keys_that_no_conversion_expects_fail_their_rows() -> None:
-    async def code(rows: Rows, ask: Ask) -> list[int]:
-        keys = pa.array([{"a": 1}] * len(rows))
-        await ask("Users", [t for t, _ in rows], {"k": keys})
-        return [0] * len(rows)
+def test_keys_that_no_conversion_expects_fail_their_rows(monkeypatch: pytest.MonkeyPatch) -> None:
+    def overflow(*_: object) -> None:
+        raise OverflowError("too big to convert")
 
-    rows, failures = extract(batch((10, 1)), STEP, Calling(code), known())
-    assert (rows.height, failures.height) == (0, 1)
+    monkeypatch.setattr(datasets, "_key_columns", overflow)
+    _, failures = extract(batch((10, 1)), STEP, Calling(value), known())
+    assert failures[REASON][0] == "the keys cannot be looked up: too big to convert"
 
 
 def test_rows_that_wait_after_the_last_round_are_no_result() -> None:
