@@ -90,6 +90,9 @@ async def test_rows_that_fail_again_stay_with_the_new_reason() -> None:
     world.sources.world.commit("2", main=catalog(renamed))
     done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
     assert (done.accepted, done.refused) == (0, 1)
+    last = world.sources.world.log[DEAD, 0][-1]
+    (settled,) = settled_letters(last.headers, last.value) or ()
+    assert (settled.offset, settled.replayed, settled.refused) == (before.offset, 0, 1)
     (after,) = world.open_letters()
     assert (after.origin.source, after.rows) == (before.origin.source, 1)
     assert "nick" in after.origin.reason

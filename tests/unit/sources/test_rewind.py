@@ -89,6 +89,9 @@ class Rewinding:
 async def test_rows_of_a_keyed_dataset_are_read_again_from_the_place() -> None:
     world = await Rewinding().paused()
     await world.sources.writer().write(batch(messages(0, 1, 2, 3)))
+    before = await world.position()
+    assert before is not None
+    assert before.datasets[Identity("users")].latest_us is not None
     done = await world.rewind("0:1", Consent())
     assert done["moves"] == [{"partition": 0, "from": 4, "to": 1}]
     assert (done["read_again"], done["skipped"], done["dry_run"]) == (3, 0, False)
@@ -96,7 +99,7 @@ async def test_rows_of_a_keyed_dataset_are_read_again_from_the_place() -> None:
     assert position is not None
     assert (position.next, position.rewinds) == (1, 1)
     assert position.datasets[Identity("users")].accepted == 4
-    assert position.datasets[Identity("users")].watermark_us is None
+    assert position.datasets[Identity("users")].latest_us is None
     again = world.sources.writer(rewinds=1)
     await again.write(batch(messages(1, 2, 3), 1))
     assert [row["user"] for row in world.sources.read()] == [
