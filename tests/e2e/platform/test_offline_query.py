@@ -14,6 +14,7 @@ import pytest
 
 from fennel_core.connections import s3
 from fennel_core.settings.model import Settings
+from tests.e2e.offline.platform_world import cancelled, slow_shop
 from tests.support.airflow import call, log_in
 from tests.support.s3 import object_keys
 
@@ -102,3 +103,9 @@ def test_a_client_asks_for_training_data_and_gets_features_as_of_each_time() -> 
     finally:
         admin = settings.admin_token.get_secret_value()
         call("DELETE", f"{api}/workspaces/{workspace}", None, admin)
+
+
+def test_a_cancelled_request_leaves_no_process_no_file_and_no_task_within_seconds() -> None:
+    with slow_shop(Settings()) as shop:
+        id_ = shop.submit()
+        cancelled(shop, id_, shop.working(id_))
