@@ -32,7 +32,10 @@ JOBS: Final = (
     "SELECT id, CASE WHEN id = ANY(%(known)s) THEN NULL ELSE spec END FROM job WHERE "
     "desired = 'run'"
 )
-EVERY_JOB: Final = "SELECT spec FROM job WHERE desired <> 'remove'"
+EVERY_JOB: Final = (
+    "SELECT id, CASE WHEN id = ANY(%(known)s) THEN NULL ELSE spec END FROM job WHERE "
+    "desired <> 'remove'"
+)
 """Paused jobs, too: a commit may revive them."""
 ALIVE: Final = """
     SELECT id FROM asset
@@ -40,7 +43,7 @@ ALIVE: Final = """
 """
 QUERY_LOGS: Final = "SELECT id FROM asset WHERE kind = 'querylog' AND state = 'live'"
 READERS: Final = """
-    SELECT c.catalog FROM commit c
+    SELECT c.id, CASE WHEN c.id = ANY(%(known)s) THEN NULL ELSE c.catalog END FROM commit c
     WHERE c.catalog IS NOT NULL AND (
         c.finished_at IS NULL
         OR EXISTS (SELECT FROM branch b WHERE c.id IN (b.target, b.serving))
@@ -119,6 +122,8 @@ class HistoryTopics:
         self._pool = pool
         self._catalogs: dict[str, CatalogTopics] = {}
         self._jobs: dict[str, Layouts] = {}
+        self._readers: dict[str, Catalog] = {}
+        self._every_job: dict[str, Job] = {}
 
     async def with_history(self) -> dict[TopicName, TopicLayout]:
         """Return the layouts of the topics that have a history now.
@@ -154,19 +159,20 @@ class HistoryTopics:
 
     async def request_history_us(self) -> dict[TopicName, int]:
         """Return how long the requests of each raw topic are kept, over all workspaces."""
-        rows = await self._rows(READERS, {})
-        return request_history_us(
-            stored_names.loads(cast(bytes, catalog), Catalog) for (catalog,) in rows
-        )
+        await self._read_readers()
+        return request_history_us(self._readers.values())
 
     async def erasable(self) -> list[ErasableTopic]:
         """Return the topics with rows of datasets, and which of them lose those of erased keys."""
-        catalogs = await self._rows(READERS, {})
-        jobs = await self._rows(EVERY_JOB, {})
-        return erasable_topics(
-            [stored_names.loads(cast(bytes, catalog), Catalog) for (catalog,) in catalogs],
-            [stored_names.loads(cast(bytes, spec), Job) for (spec,) in jobs],
-        )
+        await self._read_readers()
+        jobs = await self._rows(EVERY_JOB, {"known": list(self._every_job)})
+        self._every_job = {
+            str(job): self._every_job[str(job)]
+            if data is None
+            else stored_names.loads(cast(bytes, data), Job)
+            for job, data in jobs
+        }
+        return erasable_topics(self._readers.values(), list(self._every_job.values()))
 
     async def query_logs(self) -> list[TopicName]:
         """Return the topics of the query logs of all workspaces."""
@@ -182,6 +188,15 @@ class HistoryTopics:
             str(commit): self._catalogs[str(commit)]
             if data is None
             else catalog_topics(stored_names.loads(cast(bytes, data), Catalog))
+            for commit, data in catalogs
+        }
+
+    async def _read_readers(self) -> None:
+        catalogs = await self._rows(READERS, {"known": list(self._readers)})
+        self._readers = {
+            str(commit): self._readers[str(commit)]
+            if data is None
+            else stored_names.loads(cast(bytes, data), Catalog)
             for commit, data in catalogs
         }
 
