@@ -36,6 +36,7 @@ from fennel_core.connections.spark import JVM_EXIT_ERRORS, kafka_jars, session_b
 from fennel_core.history.backlog import Backlog
 from fennel_core.history.errors import RollFailed
 from fennel_core.history.roll import (
+    PROPOSAL_SCHEMA,
     RollPlan,
     TopicLayout,
     decode_proposals,
@@ -59,10 +60,11 @@ ARROW_BYTES: Final = 32 * MIB
 """Messages that a worker receives at once. This bounds its memory and the JVM's, in addition to one
 file's messages.
 """
-SCHEMA: Final = (
-    "topic string, part int, first_offset bigint, next_offset bigint, object_key string,"
-    " row_count bigint, size_bytes bigint, min_ts bigint, max_ts bigint"
+SPARK_TYPES: Final = {"string": "string", "int32": "int", "int64": "bigint"}
+SCHEMA: Final = ", ".join(
+    f"{column.name} {SPARK_TYPES[str(column.type)]}" for column in PROPOSAL_SCHEMA
 )
+"""Of what workers return; Spark drops columns that it does not name."""
 ERROR_LINES: Final = 20
 OFFSETS_VERSION: Final = "v1"
 

@@ -45,6 +45,7 @@ async def same(world: World, name: str, part: int) -> None:
     assert [file.first_offset for file in files] == [0, *(file.next_offset for file in files[:-1])]
     written = await asyncio.to_thread(world.read, name, part)
     assert [offset for offset, _ in held] == [offset for offset, _ in written]
+    assert all(file.min_stamp for file in files if file.row_count), "ingest has stamped its rows"
     assert files[-1].next_offset > written[-1][0]
     order = ["__pos", "__sign"]
     for (offset, mine), (_, theirs) in zip(held, written, strict=True):
