@@ -27,7 +27,8 @@ OF_WORKSPACES: Final[LiteralString] = """
 """
 
 COUNTS: Final[LiteralString] = (
-    "SELECT workspace, dataset, count(*), max(id) FROM erasure GROUP BY 1, 2 ORDER BY 1, 2"
+    "SELECT workspace, dataset, count(*), max(id), jsonb_agg(DISTINCT to_jsonb(columns)) "
+    "FROM erasure GROUP BY 1, 2 ORDER BY 1, 2"
 )
 LEFT: Final[LiteralString] = """
     SELECT count(*), min(created_at) FROM erasure e
@@ -55,7 +56,8 @@ class ErasedKeys:
 
 @dataclass(frozen=True, slots=True)
 class ErasureCount:
-    """How many keys of a dataset are erased, and the number of the last erasure.
+    """How many keys of a dataset are erased, the number of the last erasure, and the columns that
+    they were erased by.
 
     Of one workspace, numbers grow in the order in which erasures become visible: each takes the row
     of the workspace's clock before its number.
@@ -65,6 +67,7 @@ class ErasureCount:
     dataset: DatasetName
     keys: int
     newest: int
+    columns: tuple[tuple[str, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +105,9 @@ async def counts(pool: Pool) -> list[ErasureCount]:
             DatasetName(str(dataset)),
             cast(int, keys),
             cast(int, newest),
+            tuple(tuple(each) for each in cast(list[list[str]], columns)),
         )
-        for workspace, dataset, keys, newest in rows
+        for workspace, dataset, keys, newest, columns in rows
     ]
 
 

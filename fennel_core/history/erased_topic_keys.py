@@ -23,14 +23,16 @@ async def erasures_of(
     if not counts:
         return {}
     keys = await erasures.read_all(pool)
-    return {
-        each.topic: TopicErasures(keys[each.workspace][each.dataset], count.newest)
-        for each in topics
-        if each.kept_because is None
-        and (count := counts.get((each.workspace, each.dataset))) is not None
+    found = {}
+    for each in topics:
+        count = counts.get((each.workspace, each.dataset))
         # A workspace that is deleted between the two reads has no erasures any more.
-        and each.dataset in keys.get(each.workspace, {})
-    }
+        erased = keys.get(each.workspace, {}).get(each.dataset)
+        if count is None or erased is None:
+            continue
+        if each.with_erasures_by(of.columns for of in erased).kept_because is None:
+            found[each.topic] = TopicErasures(each.dataset, erased, count.newest)
+    return found
 
 
 async def erased_keys_of(pool: Pool, topic: TopicName) -> tuple[ErasedKeys, ...]:

@@ -23,6 +23,7 @@ from fennel_core.history.errors import FileUnusable
 from fennel_core.history.merging import Get, MergeRefused, read_file
 from fennel_core.history.roll import Put, object_key
 from fennel_core.history.store import HistoryFile
+from fennel_core.vocab.ids import DatasetName
 from fennel_core.vocab.keys import key_bytes
 
 
@@ -30,6 +31,7 @@ from fennel_core.vocab.keys import key_bytes
 class TopicErasures:
     """The erased keys of a dataset, up to the erasure with the number `newest`."""
 
+    dataset: DatasetName
     keys: tuple[ErasedKeys, ...]
     newest: int
 
@@ -38,7 +40,7 @@ def remove_erased(
     file: HistoryFile, erasures: TopicErasures, get: Get, put: Put
 ) -> HistoryFile | MergeRefused:
     """Return the file without rows of erased keys, under a new key if it had any."""
-    searched = replace(file, searched_to=erasures.newest)
+    searched = replace(file, searched_to=erasures.newest, searched_for=erasures.dataset)
     if not file.row_count:
         return searched
     try:

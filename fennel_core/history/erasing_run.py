@@ -28,8 +28,8 @@ import structlog
 from fennel_core.history.compaction_run import MERGES_AT_ONCE
 from fennel_core.history.erasing import TopicErasures
 from fennel_core.history.merging import MergeRefused
-from fennel_core.history.store import HistoryFile, HistoryFiles
-from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
+from fennel_core.history.store import HistoryFile, HistoryFiles, searched_upto
+from fennel_core.vocab.ids import DatasetName, Offset, TopicName, TopicPartition
 
 log = structlog.get_logger(__name__)
 
@@ -83,12 +83,12 @@ class ErasePlan:
     waiting: int
 
 
-def plan_removal(files: Sequence[HistoryFile], newest: int, bound: Offset) -> ErasePlan:
-    """Return which files of a partition are to be searched up to the erasure `newest`.
+def plan_removal(files: Sequence[HistoryFile], erasures: TopicErasures, bound: Offset) -> ErasePlan:
+    """Return which files of a partition are to be searched for the rows of erased keys.
 
     `bound`: the first offset that a replay or Kafka's log may still hold.
     """
-    due = [file for file in files if file.searched_to < newest]
+    due = [file for file in files if searched_upto(file, erasures.dataset) < erasures.newest]
     ready = tuple(file for file in due if file.next_offset <= bound)
     return ErasePlan(ready, len(due) - len(ready))
 
@@ -115,7 +115,7 @@ class ErasedRowsRemoval:
         for partition in sorted(await self.files.ends(list(self.erasures))):
             plan = plan_removal(
                 await self.files.files(*partition),
-                self.erasures[partition[0]].newest,
+                self.erasures[partition[0]],
                 self.bounds.get(partition, Offset(0)),
             )
             done = done.plus(RemovedRows(waiting=plan.waiting))
@@ -132,15 +132,16 @@ class ErasedRowsRemoval:
         deadline = await self.files.now() + self.grace / 2
         made = await self.worker.remove_erased(files, self.erasures)
         done = RemovedRows()
-        unchanged: dict[int, list[str]] = {}
+        unchanged: dict[tuple[DatasetName, int], list[str]] = {}
         for file, found in zip(files, made, strict=True):
             if isinstance(found, HistoryFile) and found.object_key == file.object_key:
-                unchanged.setdefault(found.searched_to, []).append(file.object_key)
+                searched = found.searched_for, found.searched_to
+                unchanged.setdefault(searched, []).append(file.object_key)
                 done = done.plus(RemovedRows(searched=1))
             else:
                 done = done.plus(await self._replace(file, found, deadline))
-        for upto, keys in unchanged.items():
-            await self.files.mark_searched(keys, upto)
+        for (dataset, upto), keys in unchanged.items():
+            await self.files.mark_searched(keys, dataset, upto)
         log.info(
             "files of history were searched for rows of erased keys",
             searched=done.searched,

@@ -9,13 +9,13 @@ number of rows is a bound: only a search counts them.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 
 from fennel_core.connections import erasures
 from fennel_core.connections.erasures import ErasureCount, KeysLeft
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.erasable_topics import ErasableTopic
-from fennel_core.history.store import HistoryFiles, SearchedFiles
+from fennel_core.history.store import HistoryFiles, SearchedFiles, searched_upto
 from fennel_core.history.topics import HistoryTopics
 from fennel_core.vocab.ids import WorkspaceId
 
@@ -40,7 +40,10 @@ class ErasureProgress:
         """Return it for `fennel-core status`; times are ISO 8601."""
         since = self.left.since
         return {
-            **asdict(self.topic),
+            "topic": self.topic.topic,
+            "workspace": self.topic.workspace,
+            "dataset": self.topic.dataset,
+            "kept_because": self.topic.kept_because,
             "keys": self.keys,
             "keys_left": self.left.keys,
             "since": None if since is None else since.isoformat(timespec="seconds"),
@@ -55,7 +58,9 @@ def progress_of(
     topic: ErasableTopic, count: ErasureCount, found: Sequence[SearchedFiles], left: KeysLeft
 ) -> ErasureProgress:
     """Return the progress of a topic; without keys that are left no file counts."""
-    behind = [each for each in found if each.searched_to < count.newest and left.keys]
+    behind = [
+        each for each in found if left.keys and searched_upto(each, count.dataset) < count.newest
+    ]
     return ErasureProgress(
         topic,
         count.keys,
@@ -82,9 +87,12 @@ async def erasure_progress(
         count = counts.get((topic.workspace, topic.dataset))
         if count is not None:
             found = await files.searched(topic.topic)
-            stored = [(each.searched_to, each.min_stamp) for each in found]
+            stored = [
+                (searched_upto(each, count.dataset), each.min_stamp) for each in found if each.files
+            ]
             left = await erasures.keys_left(pool, count, stored)
-            progress.append(progress_of(topic, count, found, left))
+            shown = topic.with_erasures_by(count.columns)
+            progress.append(progress_of(shown, count, found, left))
     return progress
 
 

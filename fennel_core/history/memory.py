@@ -12,8 +12,9 @@ from fennel_core.history.store import (
     HistoryTotals,
     SearchedFiles,
     require_replaceable,
+    searched_upto,
 )
-from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
+from fennel_core.vocab.ids import DatasetName, Offset, PartitionIndex, TopicName, TopicPartition
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -93,10 +94,14 @@ class MemoryHistoryFiles:
             self._retired[file.object_key] = (file, self._now() + kept)
         return True
 
-    async def mark_searched(self, keys: Sequence[str], upto: int) -> None:
+    async def mark_searched(self, keys: Sequence[str], dataset: DatasetName, upto: int) -> None:
         for rows in self._rows.values():
             rows[:] = [
-                replace(row, searched_to=max(row.searched_to, upto))
+                replace(
+                    row,
+                    searched_to=max(searched_upto(row, dataset), upto),
+                    searched_for=dataset,
+                )
                 if row.object_key in keys
                 else row
                 for row in rows
@@ -107,13 +112,14 @@ class MemoryHistoryFiles:
         gone = [file for file, _ in self._retired.values() if file.topic == topic]
         found = []
         for retired, those in ((False, files), (True, gone)):
-            for upto in sorted({file.searched_to for file in those}):
-                of = [file for file in those if file.searched_to == upto]
+            for at in sorted({(file.searched_for, file.searched_to) for file in those}):
+                of = [file for file in those if (file.searched_for, file.searched_to) == at]
+                full = [file for file in of if retired or file.row_count]
                 counts = (0, 0)
                 if not retired:
                     counts = sum(f.row_count for f in of), sum(f.removed_rows for f in of)
-                stamp = min(file.min_stamp for file in of)
-                found.append(SearchedFiles(upto, retired, len(of), *counts, stamp))
+                stamp = min((file.min_stamp for file in full), default=0)
+                found.append(SearchedFiles(*at, retired, len(full), *counts, stamp))
         return found
 
     async def keys(self, topic: TopicName) -> frozenset[str]:

@@ -20,7 +20,7 @@ from fennel_core.history.compaction import Merge
 from fennel_core.history.errors import FileUnusable
 from fennel_core.history.parquet import GROUP, OFFSET
 from fennel_core.history.roll import Put, object_key
-from fennel_core.history.store import HistoryFile
+from fennel_core.history.store import NO_DATASET, HistoryFile, searched_upto
 
 DECODED_BYTES: Final = 256 << 20
 """Rows that a task merges in memory; it needs about three times as much."""
@@ -76,6 +76,10 @@ def merge_files(merge: Merge, get: Get, put: Put) -> HistoryFile | MergeRefused:
         return MergeRefused("no two of the files fit in memory together", large=True)
     rows = pl.concat(frames).sort(GROUP, OFFSET, maintain_order=True)
     first, last = chosen[0], chosen[-1]
+    # A file without rows says nothing about those of the others.
+    full = [file for file in chosen if file.row_count] or chosen
+    searched = {file.searched_for for file in full}
+    dataset = searched.pop() if len(searched) == 1 else NO_DATASET
     body = parquet.encode_file(rows)
     key = object_key(first.topic, first.part, first.first_offset, uuid.uuid4().hex)
     put(key, body)
@@ -89,7 +93,8 @@ def merge_files(merge: Merge, get: Get, put: Put) -> HistoryFile | MergeRefused:
         len(body),
         min((file.min_ts for file in chosen if file.min_ts is not None), default=None),
         max((file.max_ts for file in chosen if file.max_ts is not None), default=None),
-        min(file.searched_to for file in chosen),
+        min(searched_upto(file, dataset) for file in full),
         sum(file.removed_rows for file in chosen),
-        min(file.min_stamp for file in chosen),
+        min(file.min_stamp for file in full),
+        dataset,
     )

@@ -26,15 +26,22 @@ from fennel_core.history.store import (
     SearchedFiles,
     require_replaceable,
 )
-from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
+from fennel_core.vocab.ids import (
+    DatasetName,
+    Micros,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    TopicPartition,
+)
 
 COLUMNS: Final = (
     "topic, part, first_offset, next_offset, object_key, row_count, size_bytes, min_ts, max_ts, "
-    "searched_to, removed_rows, min_stamp"
+    "searched_to, removed_rows, min_stamp, searched_for"
 )
 VALUES: Final = """%(topic)s, %(part)s, %(first_offset)s, %(next_offset)s, %(object_key)s,
     %(row_count)s, %(size_bytes)s, %(min_ts)s, %(max_ts)s, %(searched_to)s, %(removed_rows)s,
-    %(min_stamp)s"""
+    %(min_stamp)s, %(searched_for)s"""
 ADD: Final = f"""
     WITH begun AS (
         INSERT INTO history_partition (topic, part, next_offset, files, row_count, size_bytes)
@@ -85,10 +92,12 @@ REPLACED: Final = """
     WITH replaced AS (
         DELETE FROM history_file WHERE topic = %(topic)s AND part = %(part)s
           AND object_key = ANY(%(old)s) AND clock_timestamp() <= %(deadline)s
-        RETURNING object_key, searched_to, min_stamp
+        RETURNING object_key, searched_to, searched_for, min_stamp
     )
-    INSERT INTO history_retired (object_key, topic, deletable_after, searched_to, min_stamp)
-    SELECT object_key, %(topic)s, now() + %(kept)s, searched_to, min_stamp FROM replaced
+    INSERT INTO history_retired
+        (object_key, topic, deletable_after, searched_to, searched_for, min_stamp)
+    SELECT object_key, %(topic)s, now() + %(kept)s, searched_to, searched_for, min_stamp
+    FROM replaced
 """
 REPLACEMENT: Final = f"""
     INSERT INTO history_file ({COLUMNS}) VALUES ({VALUES})
@@ -100,16 +109,18 @@ REPLACED_TOTALS: Final = """
     WHERE topic = %(topic)s AND part = %(part)s
 """
 MARK_SEARCHED: Final = """
-    UPDATE history_file SET searched_to = greatest(searched_to, %(upto)s)
+    UPDATE history_file SET searched_for = %(dataset)s, searched_to =
+        CASE WHEN searched_for = %(dataset)s THEN greatest(searched_to, %(upto)s) ELSE %(upto)s END
     WHERE object_key = ANY(%(keys)s) RETURNING true
 """
 SEARCHED: Final = """
-    SELECT searched_to, false, count(*), sum(row_count), sum(removed_rows), min(min_stamp)
-    FROM history_file WHERE topic = %(topic)s GROUP BY 1
+    SELECT searched_for, searched_to, false, count(*) FILTER (WHERE row_count > 0), sum(row_count),
+        sum(removed_rows), coalesce(min(min_stamp) FILTER (WHERE row_count > 0), 0)
+    FROM history_file WHERE topic = %(topic)s GROUP BY 1, 2
     UNION ALL
-    SELECT searched_to, true, count(*), 0, 0, min(min_stamp)
-    FROM history_retired WHERE topic = %(topic)s GROUP BY 1
-    ORDER BY 2, 1
+    SELECT searched_for, searched_to, true, count(*), 0, 0, min(min_stamp)
+    FROM history_retired WHERE topic = %(topic)s GROUP BY 1, 2
+    ORDER BY 3, 1, 2
 """
 KEYS: Final = """
     SELECT object_key FROM history_file WHERE topic = %(topic)s
@@ -210,13 +221,13 @@ class PostgresHistoryFiles:
                 await connection.execute(statement, values)
         return complete
 
-    async def mark_searched(self, keys: Sequence[str], upto: int) -> None:
-        await self._rows(MARK_SEARCHED, {"keys": list(keys), "upto": upto})
+    async def mark_searched(self, keys: Sequence[str], dataset: DatasetName, upto: int) -> None:
+        await self._rows(MARK_SEARCHED, {"keys": list(keys), "dataset": dataset, "upto": upto})
 
     async def searched(self, topic: TopicName) -> list[SearchedFiles]:
         return [
-            SearchedFiles(int(upto), bool(retired), *map(int, counts))
-            for upto, retired, *counts in await self._rows(SEARCHED, {"topic": topic})
+            SearchedFiles(DatasetName(dataset), int(upto), bool(retired), *map(int, counts))
+            for dataset, upto, retired, *counts in await self._rows(SEARCHED, {"topic": topic})
         ]
 
     async def keys(self, topic: TopicName) -> frozenset[str]:
@@ -263,6 +274,7 @@ class PostgresHistoryFiles:
 
 def _file(row: tuple[Any, ...]) -> HistoryFile:
     topic, part, first, following, key, count, size, smallest, largest, *erasing = row
+    searched_to, removed_rows, min_stamp, dataset = erasing
     return HistoryFile(
         TopicName(topic),
         PartitionIndex(part),
@@ -273,5 +285,8 @@ def _file(row: tuple[Any, ...]) -> HistoryFile:
         int(size),
         None if smallest is None else Micros(smallest),
         None if largest is None else Micros(largest),
-        *map(int, erasing),
+        int(searched_to),
+        int(removed_rows),
+        int(min_stamp),
+        DatasetName(dataset),
     )

@@ -20,9 +20,19 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from itertools import pairwise
-from typing import Protocol
+from typing import Final, Protocol
 
-from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
+from fennel_core.vocab.ids import (
+    DatasetName,
+    Micros,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    TopicPartition,
+)
+
+NO_DATASET: Final = DatasetName("")
+"""The dataset of files that were never searched."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,11 +50,14 @@ class HistoryFile:
     """Smallest event time; None when the range held only control records."""
     max_ts: Micros | None
     searched_to: int = 0
-    """The number of the last erasure whose rows are known not to be in the file."""
+    """The number of the last erasure whose rows are known not to be in the file, of the dataset
+    `searched_for`: a topic may come to another name, whose erasures it was never searched for.
+    """
     removed_rows: int = 0
     """Rows of erased keys that were removed from these offsets."""
     min_stamp: int = 0
     """No row was accepted before this stamp (`vocab.position`); 0 where that is not known."""
+    searched_for: DatasetName = NO_DATASET
 
     def __post_init__(self) -> None:
         assert 0 <= self.first_offset < self.next_offset, "a file covers at least one offset"
@@ -92,18 +105,25 @@ def first_gap(files: Sequence[HistoryFile]) -> tuple[Offset, Offset] | None:
 
 @dataclass(frozen=True, slots=True)
 class SearchedFiles:
-    """Files of a topic that were searched up to the same erasure: their number and rows, how many
-    rows of erased keys they have lost, and the earliest stamp of a row (0: not known).
+    """Files of a topic that were searched up to the same erasure of a dataset: the number of those
+    with rows and of their rows, how many rows of erased keys all of them have lost, and the
+    earliest stamp of a row (0: not known).
 
     `retired`: they are replaced objects, of which only the number and the stamp are known.
     """
 
+    searched_for: DatasetName
     searched_to: int
     retired: bool
     files: int
     rows: int
     removed_rows: int
     min_stamp: int
+
+
+def searched_upto(found: HistoryFile | SearchedFiles, dataset: DatasetName) -> int:
+    """Return up to which erasure of a dataset files were searched; 0 if they were not."""
+    return found.searched_to if found.searched_for == dataset else 0
 
 
 class HistoryFiles(Protocol):
@@ -162,9 +182,9 @@ class HistoryFiles(Protocol):
         """
         ...
 
-    async def mark_searched(self, keys: Sequence[str], upto: int) -> None:
-        """Note that files have no rows of erasures up to the number `upto`. Keys that are not in
-        the index are ignored.
+    async def mark_searched(self, keys: Sequence[str], dataset: DatasetName, upto: int) -> None:
+        """Note that files have no rows of erasures of a dataset up to the number `upto`. Keys that
+        are not in the index are ignored. Only the last dataset is known.
         """
         ...
 

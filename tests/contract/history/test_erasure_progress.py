@@ -8,14 +8,15 @@ from datetime import timedelta
 from fennel_core.connections import erasures
 from fennel_core.connections.erasures import ErasureCount
 from fennel_core.connections.postgres import pool
-from fennel_core.history.erasable_topics import REQUESTS
+from fennel_core.history.erasable_topics import OTHER_KEYS, REQUESTS
 from fennel_core.history.erased_topic_keys import erased_keys_of, erasures_of
+from fennel_core.history.erasing_run import plan_removal
 from fennel_core.history.erasure_progress import ErasureProgress, erasure_progress
 from fennel_core.history.erasure_report import KEYS_LEFT, ROWS_REMOVED, ErasureReport
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.store import HistoryFile
 from fennel_core.history.topics import HistoryTopics
-from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
+from fennel_core.vocab.ids import DatasetName, Micros, Offset, PartitionIndex, TopicName
 from tests.support.erased_dataset import DATASET, RAW, WORKSPACE, commit_dataset, erase
 from tests.support.history_world import TOPIC
 
@@ -53,7 +54,7 @@ async def test_a_key_is_left_until_no_file_and_no_replaced_object_may_have_its_r
 
         await erase(connections, [1, 2])
         (count,) = await erasures.counts(connections)
-        assert count == ErasureCount(WORKSPACE, DATASET, 2, count.newest)
+        assert count == ErasureCount(WORKSPACE, DATASET, 2, count.newest, (("k",),))
         assert await counted() == (2, 2, 6, 0, 0)
         found = await erasures_of(connections, await topics.erasable())
         assert list(found) == [TOPIC], "requests are kept"
@@ -68,6 +69,7 @@ async def test_a_key_is_left_until_no_file_and_no_replaced_object_may_have_its_r
             row_count=1,
             removed_rows=2,
             searched_to=count.newest,
+            searched_for=DATASET,
         )
         assert await files.replace([first], without, await files.now() + KEPT, KEPT)
         assert await counted() == (2, 1, 3, 1, 2), "the replaced object is still there"
@@ -88,3 +90,54 @@ async def test_a_key_is_left_until_no_file_and_no_replaced_object_may_have_its_r
         (row,) = (row for row in report.rows() if row["topic"] == TOPIC)
         assert (row["dataset"], row["keys"], row["keys_left"]) == (DATASET, 3, 1)
         assert str(row["since"]).startswith("20")
+
+
+async def test_a_search_for_another_dataset_of_the_topic_proves_nothing(database: str) -> None:
+    async with pool(database, name="test", size=2) as connections:
+        files, topics = PostgresHistoryFiles(connections), HistoryTopics(connections)
+        await commit_dataset(connections, 1)
+        await erase(connections, [1])
+        assert await files.add(file(0, "first"))
+        await files.mark_searched(["first"], DatasetName("Customers"), 1_000)
+
+        async def left() -> tuple[int, int]:
+            (found,) = [
+                each
+                for each in await erasure_progress(connections, topics, files)
+                if each.topic.topic == TOPIC
+            ]
+            return found.left.keys, found.files
+
+        assert await left() == (1, 1), "its erasures were others"
+        erased = (await erasures_of(connections, await topics.erasable()))[TOPIC]
+        found = await files.files(TOPIC, PartitionIndex(0))
+        plan = plan_removal(found, erased, Offset(4))
+        assert [each.object_key for each in plan.files] == ["first"]
+        await files.mark_searched(["first"], DATASET, erased.newest)
+        assert await left() == (0, 0)
+
+
+async def test_a_file_without_rows_holds_no_erased_key(database: str) -> None:
+    async with pool(database, name="test", size=2) as connections:
+        files = PostgresHistoryFiles(connections)
+        await commit_dataset(connections, 1)
+        await erase(connections, [1])
+        empty = replace(file(0, "empty", 0), row_count=0, min_ts=None, max_ts=None)
+        assert await files.add(empty)
+        assert await files.add(file(4, "later", LATER))
+        found = await erasure_progress(connections, HistoryTopics(connections), files)
+        assert {each.topic.topic: each.left.keys for each in found}[TOPIC] == 0
+
+
+async def test_a_topic_with_another_key_than_the_erasure_keeps_its_rows(database: str) -> None:
+    async with pool(database, name="test", size=2) as connections:
+        files, topics = PostgresHistoryFiles(connections), HistoryTopics(connections)
+        await commit_dataset(connections, 1)
+        await erase(connections, [1])
+        assert await files.add(file(0, "first"))
+        assert list(await erasures_of(connections, await topics.erasable())) == [TOPIC]
+        await erasures.add(connections, WORKSPACE, DATASET, ("at",), [b"a"])
+        assert await erasures_of(connections, await topics.erasable()) == {}
+        found = await erasure_progress(connections, topics, files)
+        (shown,) = (each for each in found if each.topic.topic == TOPIC)
+        assert (shown.topic.kept_because, shown.left.keys) == (OTHER_KEYS, 2)

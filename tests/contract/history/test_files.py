@@ -9,10 +9,18 @@ from datetime import datetime, timedelta
 
 import pytest
 
-from fennel_core.history.store import HistoryFile, HistoryFiles, HistoryTotals, SearchedFiles
-from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName
+from fennel_core.history.store import (
+    NO_DATASET,
+    HistoryFile,
+    HistoryFiles,
+    HistoryTotals,
+    SearchedFiles,
+    searched_upto,
+)
+from fennel_core.vocab.ids import DatasetName, Micros, Offset, PartitionIndex, TopicName
 
 TOPIC, OTHER = TopicName("w.topic.abc.1"), TopicName("w.topic.def.2")
+USERS = DatasetName("Users")
 NUMBERS = itertools.count()
 
 
@@ -252,18 +260,20 @@ async def test_keys_of_replaced_files_are_retired_until_they_are_due(files: Hist
 async def test_a_file_is_replaced_by_one_without_rows_of_erased_keys(files: HistoryFiles) -> None:
     known = await partition_of(files, 4, 9, 12)
     fewer = replace(file(4, 9, rows=1), searched_to=7, removed_rows=2, min_stamp=5)
+    fewer = replace(fewer, searched_for=USERS)
     assert await files.replace([known[1]], fewer, await later(files), KEPT)
     assert await files.files(TOPIC, PartitionIndex(0)) == (known[0], fewer, known[2])
     assert await files.totals() == {TOPIC: HistoryTotals(3, 7, 300)}
-    none = replace(file(4, 9, rows=0), searched_to=8, removed_rows=3, min_stamp=5)
+    none = replace(fewer, row_count=0, min_ts=None, max_ts=None, removed_rows=3, searched_to=8)
+    none = replace(none, object_key="none")
     assert await files.replace([fewer], none, await later(files), KEPT)
     assert await files.totals() == {TOPIC: HistoryTotals(3, 6, 300)}
     assert await files.searched(TOPIC) == [
-        SearchedFiles(0, False, 2, 6, 0, 0),
-        SearchedFiles(8, False, 1, 0, 3, 5),
-        SearchedFiles(0, True, 1, 0, 0, 0),
-        SearchedFiles(7, True, 1, 0, 0, 5),
-    ]
+        SearchedFiles(NO_DATASET, 0, False, 2, 6, 0, 0),
+        SearchedFiles(USERS, 8, False, 0, 0, 3, 0),
+        SearchedFiles(NO_DATASET, 0, True, 1, 0, 0, 0),
+        SearchedFiles(USERS, 7, True, 1, 0, 0, 5),
+    ], "a file without rows has no erased row"
     assert await files.searched(OTHER) == []
 
 
@@ -281,11 +291,17 @@ async def test_no_row_is_lost_without_being_counted(files: HistoryFiles) -> None
 async def test_files_without_rows_of_erased_keys_are_marked(files: HistoryFiles) -> None:
     known = await partition_of(files, 4, 9, 12)
     keys = [each.object_key for each in known]
-    await files.mark_searched([keys[0], keys[2], "unknown"], 5)
-    await files.mark_searched([keys[0]], 3)
+    await files.mark_searched([keys[0], keys[2], "unknown"], USERS, 5)
+    await files.mark_searched([keys[0]], USERS, 3)
     found = await files.files(TOPIC, PartitionIndex(0))
     assert [each.searched_to for each in found] == [5, 0, 5], "a mark only grows"
+    assert [searched_upto(each, DatasetName("Customers")) for each in found] == [0, 0, 0]
     assert await files.add(known[0]), "the writer may not know that it was added"
     merged = file(0, 12, rows=9)
     assert await files.replace(known, merged, await later(files), KEPT), "a mark is no change"
-    assert [each.searched_to for each in await files.searched(TOPIC)] == [0, 0, 5]
+    found_of = [(each.searched_for, each.searched_to) for each in await files.searched(TOPIC)]
+    assert found_of == [(NO_DATASET, 0), (NO_DATASET, 0), (USERS, 5)]
+    await files.mark_searched([merged.object_key], USERS, 7)
+    await files.mark_searched([merged.object_key], DatasetName("Customers"), 2)
+    (found_file,) = await files.files(TOPIC, PartitionIndex(0))
+    assert (searched_upto(found_file, USERS), found_file.searched_to) == (0, 2)

@@ -207,7 +207,7 @@ async def erase(
         await erasures.add(connections, WorkspaceId("w"), DatasetName("Totals"), columns, keys)
         files = PostgresHistoryFiles(connections)
         first = (await files.files(*PARTITION))[0]
-        erased = TopicErasures((ErasedKeys(columns, frozenset(keys)),), 1)
+        erased = TopicErasures(DatasetName("Totals"), (ErasedKeys(columns, frozenset(keys)),), 1)
         made = remove_erased(
             first,
             erased,

@@ -31,7 +31,7 @@ from fennel_core.history.merging import MergeRefused, merge_files
 from fennel_core.history.pruning import prune_history
 from fennel_core.history.roll import RollPlan, roll
 from fennel_core.history.store import HistoryFile
-from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName
+from fennel_core.vocab.ids import DatasetName, Offset, PartitionIndex, TopicName
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import decode
 from tests.support.history_world import LAYOUT, TOPIC, Died, MemoryLog
@@ -137,7 +137,9 @@ class World:
             await self.step()
             if not self.erased:
                 continue
-            erasures = TopicErasures((erased_keys(self.erased),), len(self.erased))
+            erasures = TopicErasures(
+                DatasetName("Users"), (erased_keys(self.erased),), len(self.erased)
+            )
             try:
                 await ErasedRowsRemoval(
                     self.files, self, {TOPIC: erasures}, {PARTITION: self.bound}, GRACE, KEPT

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from fennel_core.blueprints.spec import Catalog, DatasetView, Job, Output
 from fennel_core.history.erasable_topics import (
+    OTHER_KEYS,
     REQUESTS,
     RETRACTED,
     SHARED,
@@ -18,6 +19,7 @@ from fennel_core.operators.spec import (
     SourceReplaySpec,
     StepSpec,
 )
+from fennel_core.vocab.dtypes import Field, Str
 from fennel_core.vocab.ids import DatasetName, JobId, TopicName
 from tests.support import ingest_world
 from tests.support.ingest_world import KEYED, KEYLESS, WORKSPACE
@@ -84,6 +86,25 @@ def test_the_input_of_a_terminal_aggregate_is_its_own_if_nothing_else_reads_it()
     assert kept([both], job("a", AGGREGATE, [SOURCE])) == users, "it is the topic of Users"
     for other in (job("b", AGGREGATE, [SHUFFLED]), job("b", CHANGES, [SHUFFLED], DERIVED)):
         assert kept([both], mapped, total, other) == users | {(SHUFFLED, "Totals"): SHARED}
+
+
+def test_rows_that_reads_of_a_version_with_another_key_show_are_kept() -> None:
+    two = replace(KEYED, keys=(*KEYED.keys, Field("shop", Str())))
+    both = replace(view("Users", SOURCE), schema=two)
+    for catalogs in ([catalog(both)], [catalog(both), catalog(view("Users", SOURCE))]):
+        (topic,) = erasable_topics(catalogs, [])
+        one = topic.with_erasures_by([("user",)])
+        assert (topic.kept_because, one.kept_because) == (None, None), "each key has the column"
+        for others in ([("amount",)], [("user",), ("user", "amount")]):
+            assert topic.with_erasures_by(others).kept_because == OTHER_KEYS
+        with_shop = topic.with_erasures_by([("shop", "user")])
+        assert with_shop.kept_because == (None if len(catalogs) == 1 else OTHER_KEYS)
+
+
+def test_two_datasets_that_one_job_serves_share_its_input() -> None:
+    both = catalog(view("Totals", None, "a"), view("Sums", None, "a"))
+    found = kept([both], job("m", MAP, [SOURCE], SHUFFLED), job("a", AGGREGATE, [SHUFFLED]))
+    assert found == {(SHUFFLED, "Sums"): SHARED, (SHUFFLED, "Totals"): SHARED}
 
 
 def test_requests_are_kept_as_they_were_sent() -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 
 import polars as pl
+import pytest
 
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.history import parquet
@@ -12,10 +14,11 @@ from fennel_core.history.compaction import Merge
 from fennel_core.history.erasing import TopicErasures, remove_erased
 from fennel_core.history.merging import MergeRefused, merge_files
 from fennel_core.history.store import HistoryFile
-from fennel_core.vocab.ids import Micros, Offset, PartitionIndex
+from fennel_core.vocab.ids import DatasetName, Micros, Offset, PartitionIndex
 from fennel_core.vocab.keys import key_bytes
 from tests.support.history_world import LAYOUT, TOPIC, batch
 
+DATASET = DatasetName("Users")
 COLUMNS = ["k", "at", "__pos"]
 
 
@@ -30,7 +33,7 @@ def stored(first: int, rows: int, objects: dict[str, bytes]) -> HistoryFile:
 
 def erasing(*kinds: tuple[list[str], pl.DataFrame]) -> TopicErasures:
     keys = (ErasedKeys(tuple(by), frozenset(key_bytes(rows, by))) for by, rows in kinds)
-    return TopicErasures(tuple(keys), 9)
+    return TopicErasures(DATASET, tuple(keys), 9)
 
 
 def numbers(*values: int) -> pl.DataFrame:
@@ -40,7 +43,7 @@ def numbers(*values: int) -> pl.DataFrame:
 def removed(file: HistoryFile, erasures: TopicErasures, objects: dict[str, bytes]) -> HistoryFile:
     made = remove_erased(file, erasures, objects.get, objects.__setitem__)
     assert isinstance(made, HistoryFile)
-    assert (made.searched_to, made.min_stamp) == (9, 7)
+    assert (made.searched_for, made.searched_to, made.min_stamp) == (DATASET, 9, 7)
     assert (made.first_offset, made.next_offset) == (file.first_offset, file.next_offset)
     return made
 
@@ -87,6 +90,28 @@ def test_a_file_that_lost_all_rows_is_read_and_merged_like_any_other() -> None:
     merged = merge_files(Merge((made, stored(1, 3, objects))), objects.get, objects.__setitem__)
     assert isinstance(merged, HistoryFile)
     assert (merged.row_count, merged.removed_rows, merged.searched_to) == (3, 5, 0)
+
+
+@pytest.mark.parametrize(
+    ("known", "expected"),
+    [
+        (("Users", 5, "Users", 3), ("Users", 3)),
+        (("Users", 5, "Customers", 5), ("", 0)),
+        (("Users", 5, "", 0), ("", 0)),
+    ],
+)
+def test_a_merged_file_was_searched_as_far_as_each_of_its_files_with_rows(
+    known: tuple[str, int, str, int], expected: tuple[str, int]
+) -> None:
+    objects: dict[str, bytes] = {}
+    files = [stored(n, rows, objects) for n, rows in enumerate((3, 2, 0))]
+    for n in (0, 1):
+        dataset, upto = DatasetName(str(known[2 * n])), int(known[2 * n + 1])
+        files[n] = replace(files[n], searched_for=dataset, searched_to=upto, min_stamp=4 + n)
+    files[2] = replace(files[2], min_stamp=0)
+    merged = merge_files(Merge(tuple(files)), objects.get, objects.__setitem__)
+    assert isinstance(merged, HistoryFile)
+    assert (merged.searched_for, merged.searched_to, merged.min_stamp) == (*expected, 4)
 
 
 def test_a_missing_object_is_refused() -> None:
