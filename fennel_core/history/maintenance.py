@@ -14,6 +14,7 @@ from datetime import timedelta
 from typing import Final, Protocol
 
 from fennel_core.connections import postgres
+from fennel_core.connections.errors import SystemUnavailable
 from fennel_core.connections.installation import installation_objects
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.compaction import CompactionRule
@@ -25,6 +26,7 @@ from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.spark_merges import SparkMerger
 from fennel_core.history.topics import HistoryTopics
 from fennel_core.settings.model import MIB, Settings
+from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import Offset, TopicPartition
 
 SESSION: Final = "fennel-history-maintenance"
@@ -34,6 +36,7 @@ REPLACED_KEPT: Final = timedelta(hours=26)
 """How long replaced files stay: longer than the longest read, a run of `query_offline` of up to a
 day.
 """
+log = logger(__name__)
 ReadBounds = Callable[[Settings, Pool], Awaitable[Mapping[TopicPartition, Offset]]]
 """Returns the offset of each partition below which neither a replay nor Kafka has records."""
 
@@ -69,8 +72,7 @@ async def maintain_history(settings: Settings, read_bounds: ReadBounds) -> Maint
     async with postgres.pool(dsn, name=SESSION, size=2) as pool:
         worker = SparkMerger(settings, installation_objects(settings, pool))
         try:
-            removed = await remove_erased_rows(settings, pool, worker, read_bounds)
-            merged = await compact(settings, pool, worker)
+            removed, merged = await remove_and_merge(settings, pool, worker, read_bounds)
         finally:
             worker.stop()
     if refused := removed.refused + merged.refused:
@@ -80,6 +82,24 @@ async def maintain_history(settings: Settings, read_bounds: ReadBounds) -> Maint
             "backup of the bucket"
         )
     return MaintenanceResult(removed, merged)
+
+
+async def remove_and_merge(
+    settings: Settings, pool: Pool, worker: FileWorker, read_bounds: ReadBounds
+) -> tuple[RemovedRows, CompactionResult]:
+    """Remove the rows of erased keys, then merge small files, also where nothing can be removed
+    now because a system is away. Raises SystemUnavailable, then too, or CompactionFailed.
+    """
+    failed: SystemUnavailable | None = None
+    try:
+        removed = await remove_erased_rows(settings, pool, worker, read_bounds)
+    except SystemUnavailable as unavailable:
+        log.warning("rows of erased keys were not removed", reason=str(unavailable))
+        failed = unavailable
+    merged = await compact(settings, pool, worker)
+    if failed is not None:
+        raise failed
+    return removed, merged
 
 
 async def remove_erased_rows(
