@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 from fennel_core.connections import erasures
 from fennel_core.connections.erasures import ErasedKeys
@@ -10,7 +10,7 @@ from fennel_core.connections.postgres import Pool
 from fennel_core.history.erasable_topics import ErasableTopic
 from fennel_core.history.erasing import TopicErasures
 from fennel_core.history.topics import HistoryTopics
-from fennel_core.vocab.ids import TopicName
+from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
 
 
 async def erasures_of(
@@ -35,18 +35,22 @@ async def erasures_of(
     return found
 
 
+async def erased_by_topic(
+    pool: Pool, erased: Mapping[WorkspaceId, Mapping[DatasetName, tuple[ErasedKeys, ...]]]
+) -> dict[TopicName, tuple[ErasedKeys, ...]]:
+    """Return which of the erased keys are of datasets that have or had rows on a topic, by topic,
+    also where rows are not removed any more. Raises SystemUnavailable.
+    """
+    found: dict[TopicName, tuple[ErasedKeys, ...]] = {}
+    for each in await HistoryTopics(pool).erasable() if erased else ():
+        keys = erased.get(each.workspace, {}).get(each.dataset, ())
+        if keys:
+            found[each.topic] = (*found.get(each.topic, ()), *keys)
+    return found
+
+
 async def erased_keys_of(pool: Pool, topic: TopicName) -> tuple[ErasedKeys, ...]:
     """Return the erased keys of the datasets that have or had rows on a topic, also where rows are
     not removed any more. Raises SystemUnavailable.
     """
-    datasets = {
-        (each.workspace, each.dataset)
-        for each in await HistoryTopics(pool).erasable()
-        if each.topic == topic
-    }
-    found = await erasures.read_all(pool)
-    return tuple(
-        erased
-        for workspace, dataset in sorted(datasets)
-        for erased in found.get(workspace, {}).get(dataset, ())
-    )
+    return (await erased_by_topic(pool, await erasures.read_all(pool))).get(topic, ())

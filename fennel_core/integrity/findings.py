@@ -8,29 +8,29 @@ be carried out changes no row.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 from datetime import datetime
 from typing import Final, cast
-
-import msgspec
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections import erasures
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.connections.postgres import Pool
+from fennel_core.history.erased_topic_keys import erased_by_topic
 from fennel_core.integrity.checks import (
     KEPT_DIFFERENCES,
     CheckedDataset,
     DatasetFinding,
     IntegrityVerdict,
 )
-from fennel_core.integrity.naive_outputs import compared_spec, why_not_compared
+from fennel_core.integrity.erased_groups import keys_not_erased
+from fennel_core.integrity.naive_outputs import compared_spec, inputs_of, why_not_compared
 from fennel_core.integrity.output_checks import CheckedJob, UncomparedJob
 from fennel_core.operators.spec import AggregateSpec, TableSpec
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import DatasetName, JobId, WorkspaceId
+from fennel_core.vocab.ids import DatasetName, JobId, TopicName, WorkspaceId
 
 SERVED: Final = """
     SELECT w.name, c.catalog FROM workspace w JOIN branch b ON b.workspace = w.name
@@ -98,12 +98,14 @@ async def jobs_to_check(
                 served.setdefault(job, (owner, None))
         specs = await (await connection.execute(SPECS, (list(served),))).fetchall()
         erased = await erasures.read_over(connection)
+    on_topic = await erased_by_topic(pool, erased)
     found = [
         _checked(
             *served[JobId(str(job))],
             stored_names.loads(cast(bytes, spec), Job),
             frozenset(map(bytes, cast("list[bytes]", differing or []))),
             erased,
+            on_topic,
         )
         for job, spec, differing in specs
     ]
@@ -117,39 +119,30 @@ async def jobs_to_check(
     return sorted(selected, key=lambda each: (each.workspace, each.dataset, each.job))
 
 
-def keys_not_erased(
-    known: frozenset[bytes], columns: Sequence[str], erased: Iterable[ErasedKeys]
-) -> frozenset[bytes]:
-    """Return the keys, of `columns`, that are not erased: only these can be compared again."""
-    gone = set()
-    for each in erased:
-        if set(each.columns) <= set(columns):
-            places = [columns.index(name) for name in each.columns]
-            for key in known:
-                values = msgspec.msgpack.decode(key)
-                if msgspec.msgpack.encode([values[place] for place in places]) in each.keys:
-                    gone.add(key)
-    return known - gone
-
-
 def _checked(
     workspace: WorkspaceId,
     dataset: DatasetName | None,
     job: Job,
     known: frozenset[bytes],
     erased: AllErasures,
+    on_topic: Mapping[TopicName, tuple[ErasedKeys, ...]],
 ) -> CheckableJob:
-    """Return what is compared of a job, which serves the lookups of `dataset`, if it serves any."""
+    """Return what is compared of a job, which serves the lookups of `dataset`, if it serves any.
+
+    `on_topic`: the erased keys of topics; rows of theirs may have left history.
+    """
     if dataset is not None and isinstance(job.step, TableSpec | AggregateSpec):
         (topic,) = job.inputs
         made = CheckedDataset(workspace, dataset, job.id, topic, job.step, job.partitions, known)
-        hidden = erased.get(workspace, {}).get(dataset, ())
+        hidden = (*erased.get(workspace, {}).get(dataset, ()), *on_topic.get(topic, ()))
         return replace(made, known=keys_not_erased(known, made.key_columns, hidden))
     named = workspace, DatasetName(job.title.partition(":")[0].partition(".")[0]), job.id, job.title
     spec = compared_spec(job.step)
     if spec is None or not job.outputs:
         return UncomparedJob(*named, why_not_compared(job.step))
     (output,) = job.outputs
+    for topic, each in zip(job.inputs, inputs_of(spec), strict=True):
+        known = keys_not_erased(known, each.columns, on_topic.get(topic, ()))
     return CheckedJob(*named, job.inputs, output.topic, spec, job.partitions, known)
 
 

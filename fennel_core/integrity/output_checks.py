@@ -14,18 +14,22 @@ time, which follows from the rows and not from the state.
 
 A tombstone of a table-table join has no columns but its key, so those of its group may be null. It
 is found by its position, which is made from that of its left row.
+
+Outputs that are compared never lose rows of erased keys (`history.erasable_topics`); inputs may, so
+groups of their erased keys are left out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Protocol
 
 import msgspec
 import polars as pl
 
+from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.integrity.checks import (
     LOOKUP_TIMEOUT_S,
     DatasetFinding,
@@ -34,6 +38,7 @@ from fennel_core.integrity.checks import (
     TopicRows,
     add_all,
 )
+from fennel_core.integrity.erased_groups import keys_not_erased
 from fennel_core.integrity.key_sample import KeySample
 from fennel_core.integrity.naive_outputs import (
     OutputSpec,
@@ -72,6 +77,10 @@ class WrittenRows(TopicRows, Protocol):
 
         Raises RowsUnreadable if a transaction stays open.
         """
+        ...
+
+    def erased(self, topic: TopicName) -> Sequence[ErasedKeys]:
+        """Return the erased keys of a topic's datasets: all whose rows a read before lacked."""
         ...
 
     def end(self, partition: TopicPartition) -> Offset:
@@ -184,15 +193,26 @@ class OutputCheck:
         samples, watermarks = [], []
         for topic, each in zip(checked.inputs, inputs_of(checked.spec), strict=True):
             sample = KeySample(each.columns, self._seed, wanted, checked.known)
-            frames = self._topics.below((topic, part), offsets[topic], (*each.schema.names, *META))
+            columns = (*each.schema.names, *META)
+            frames = self._topics.below((topic, part), offsets[topic], columns, each.columns)
             largest: list[int] = []
             add_all(_largest_times(frames, each.schema.timestamp, largest), sample.add)
             samples.append(sample)
             watermarks.append(max(largest, default=None))
         ranks = {key: sample.rank_of(key) for sample in samples for key in sample.chosen()}
+        ranks = {key: ranks[key] for key in self._not_erased(checked, ranks)}
         always = [key for key in ranks if key in checked.known]
         others = sorted((key for key in ranks if key not in checked.known), key=ranks.__getitem__)
         return _Groups(samples, watermarks[0], [*always, *others[:wanted]])
+
+    def _not_erased(self, checked: CheckedJob, keys: Iterable[bytes]) -> frozenset[bytes]:
+        """Return the groups that have all of their rows, after the inputs were read: one input may
+        lack the rows of an erased key, and another have its own of the same group.
+        """
+        left = frozenset(keys)
+        for topic, each in zip(checked.inputs, inputs_of(checked.spec), strict=True):
+            left = keys_not_erased(left, each.columns, self._topics.erased(topic))
+        return left
 
     def _read_output(
         self, checked: CheckedJob, chosen: Sequence[bytes], inputs: Sequence[_RowsByGroup]

@@ -25,7 +25,7 @@ from fennel_core.history.kafka import TopicReader
 from fennel_core.history.topic_slices import TopicSlice, plan_slices, version_batches
 from fennel_core.integrity.errors import RowsUnreadable
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import Offset, TopicPartition
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 from fennel_core.vocab.versions import decode
 
 T = TypeVar("T")
@@ -105,6 +105,10 @@ class HistoryRows:
         """See `checks.TopicRows.between`."""
         for record in TopicReader(self._settings).tail(partition, first, end):
             yield decode(record.value).select(columns)
+
+    def erased(self, topic: TopicName) -> Sequence[ErasedKeys]:
+        """See `output_checks.WrittenRows.erased`."""
+        return self._on_loop(erased_keys_of(self._pool, topic))
 
     def end(self, partition: TopicPartition) -> Offset:
         """See `output_checks.WrittenRows.end`."""

@@ -25,6 +25,7 @@ import polars as pl
 from fennel_core.blueprints.commit_plan import BankFacts, plan_commit
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
 from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.definition import validation
 from fennel_core.engine.broker import OutgoingRecord
 from fennel_core.engine.iteration import JobLogic
@@ -32,6 +33,7 @@ from fennel_core.engine.runner import Runner, RunnerLimits
 from fennel_core.engine.service import SlotService
 from fennel_core.engine.supervisor import HostedPartition
 from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.history.asof import without_erased
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.committer import Committer
 from fennel_core.ingest.log_service import LogService
@@ -200,18 +202,29 @@ class OwnedSlot:
 
 @dataclass
 class LogRows:
-    """`integrity.checks.TopicRows` over the model of the log."""
+    """`integrity.output_checks.WrittenRows` over the model of the log.
+
+    `removed`: the erased keys whose rows are not in the history of a topic any more.
+    """
 
     log: ModelLog
+    removed: Mapping[TopicName, tuple[ErasedKeys, ...]] = field(default_factory=dict)
 
     def below(
         self,
         partition: TopicPartition,
         end: Offset,
         columns: Sequence[str],
-        groups: Sequence[str] = (),  # no row of an erased key is removed
+        groups: Sequence[str] = (),
     ) -> Iterator[pl.DataFrame]:
-        return self.between(partition, Offset(0), end, columns)
+        erased = self.removed.get(partition[0], ())
+        if any(not set(each.columns) <= set(groups) for each in erased):
+            raise RowsUnreadable("any group may have lost rows")
+        for rows in self.between(partition, Offset(0), end, columns):
+            yield without_erased(rows, erased)
+
+    def erased(self, topic: TopicName) -> Sequence[ErasedKeys]:
+        return self.removed.get(topic, ())
 
     def end(self, partition: TopicPartition) -> Offset:
         return self.log.stable_end(partition)
@@ -412,10 +425,18 @@ class Cluster:
                     return
         raise AssertionError(f"{topic} has no row")
 
-    def output_check(self, *, keys: int, seed: int) -> OutputCheck:
-        """Return a check of the rows that this cluster's jobs have written."""
+    def output_check(
+        self,
+        *,
+        keys: int,
+        seed: int,
+        removed: Mapping[TopicName, tuple[ErasedKeys, ...]] | None = None,
+    ) -> OutputCheck:
+        """Return a check of the rows that this cluster's jobs have written, where rows of `removed`
+        keys have left the topics' history.
+        """
         slots = OwnedSlot(self._slot, InProcessSlots(self._service))
-        return OutputCheck(slots, LogRows(self.log), keys=keys, seed=seed)
+        return OutputCheck(slots, LogRows(self.log, removed or {}), keys=keys, seed=seed)
 
     def store(self, job: JobId, part: int) -> MemoryHangar:
         """Return the state of a job partition."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator
 
+import polars as pl
 import pytest
 
 from fennel_core.blueprints import stored_names
+from fennel_core.connections import erasures
 from fennel_core.connections.postgres import Pool, pool
 from fennel_core.definition.integrity_check import DIFFERING, IntegrityAlarm
 from fennel_core.integrity import findings
@@ -19,7 +21,8 @@ from fennel_core.integrity.checks import (
 from fennel_core.integrity.naive_rows import RowDifference
 from fennel_core.integrity.output_checks import CheckedJob, UncomparedJob
 from fennel_core.vocab.errors import ApiError
-from fennel_core.vocab.ids import Micros
+from fennel_core.vocab.ids import DatasetName, Micros, WorkspaceId
+from fennel_core.vocab.keys import key_bytes
 from tests.support.cluster import blueprint
 
 KEY, OTHER = b"\x91\xa1a", b"\x91\xa1b"
@@ -160,4 +163,26 @@ async def test_the_alarm_of_a_deleted_job_is_gone_and_none_is_stored_for_it(
         await connection.execute("DELETE FROM job WHERE id = %s", (users.job,))
     assert await findings.failed_checks(committed) == []
     await findings.record(committed, users, differing(KEY), seed=7)
+    assert await findings.failed_checks(committed) == []
+
+
+async def test_an_alarm_of_groups_whose_rows_are_erased_ends(committed: Pool) -> None:
+    """Their rows leave the history of what the job reads, so nobody can compare them again."""
+    (join,) = [
+        each
+        for each in await findings.jobs_to_check(committed, None, None)
+        if isinstance(each, CheckedJob) and each.title == "PerCity.per_city: join"
+    ]
+    await findings.record(committed, join, differing(KEY, OTHER), seed=7)
+    by = ("uid",)
+    erased = key_bytes(pl.DataFrame({"uid": ["a"]}), by)
+    assert erased == [KEY]
+    await erasures.add(committed, WorkspaceId("w"), DatasetName("Users"), by, erased)
+    (again,) = [
+        each
+        for each in await findings.jobs_to_check(committed, None, None)
+        if each.job == join.job and isinstance(each, CheckedJob)
+    ]
+    assert again.known == {OTHER}, "Users is an input of the join"
+    await findings.record(committed, again, DatasetFinding(keys=3, compared={OTHER}), seed=9)
     assert await findings.failed_checks(committed) == []

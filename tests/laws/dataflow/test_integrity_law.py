@@ -9,14 +9,18 @@ from collections.abc import Sequence
 from typing import Any
 
 import msgspec
+import polars as pl
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.hangar.store import WriteBatch
 from fennel_core.integrity.checks import DatasetFinding, IntegrityVerdict
+from fennel_core.integrity.naive_outputs import inputs_of
 from fennel_core.operators.rows import TOMBSTONE
 from fennel_core.operators.table.step import VERSIONS
+from fennel_core.vocab.keys import key_bytes
 from tests.sim.engine.virtual_time import run
 from tests.support.cluster import Cluster
 from tests.support.correction_calls import LAWS, Call, calls_to
@@ -114,6 +118,36 @@ def test_an_altered_value_in_a_state_is_found_and_named() -> None:
         assert finding.verdict is IntegrityVerdict.DIFFERS
         assert {each.shown_key for each in finding.differences} == {"['b']"}
         assert {each.row.columns for each in finding.differences} == {("city",)}
+
+
+def test_groups_of_erased_keys_are_not_compared_with_what_a_job_has_written() -> None:
+    async def checked() -> tuple[dict[str, DatasetFinding], dict[str, DatasetFinding]]:
+        cluster = Cluster("corrections", ["PerCity"], 1, [0], NOW_US)
+        at = 1000 * (BASE_S + 1)
+        for uid, city in zip(("a", "b", "c"), ("rome", "lima", "pisa"), strict=True):
+            await cluster.log_rows(0, "Users", [{"uid": uid, "city": city, "at": at}])
+            for later in (1, 60):
+                click = {"uid": uid, "amount": 3, "at": at + 1000 * later}
+                await cluster.log_rows(0, "Clicks", [click])
+        await cluster.settle()
+        (join,) = [each for each in cluster.written(["PerCity"]) if "join" in each.title]
+        groups = inputs_of(join.spec)
+        found = []
+        for columns, topic in ((groups[1].columns, 1), (("city",), 1)):
+            value = "a" if columns != ("city",) else "rome"
+            keys = key_bytes(pl.DataFrame({columns[0]: [value]}), columns)
+            removed = {join.inputs[topic]: (ErasedKeys(columns, frozenset(keys)),)}
+            check = cluster.output_check(keys=9, seed=1, removed=removed)
+            found.append({join.title: await check.run(join)})
+        await cluster.close()
+        return found[0], found[1]
+
+    by_group, by_another = run(checked())
+    (finding,) = by_group.values()
+    assert (finding.differing, finding.keys) == (0, 2), "the other input has rows of the group"
+    (finding,) = by_another.values()
+    assert (finding.differing, finding.keys) == (0, 0)
+    assert any("any group may have lost rows" in each for each in finding.details)
 
 
 WRITERS = {"PerCity": "join", "Homes": "join", "Final": "aggregate"}

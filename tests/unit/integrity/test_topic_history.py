@@ -12,8 +12,8 @@ from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.history.kafka import LogBounds
 from fennel_core.history.topic_slices import TopicSlice
 from fennel_core.integrity import topic_history
+from fennel_core.integrity.erased_groups import keys_not_erased
 from fennel_core.integrity.errors import RowsUnreadable
-from fennel_core.integrity.findings import keys_not_erased
 from fennel_core.integrity.topic_history import HistoryRows, hidden_groups
 from fennel_core.vocab.ids import Offset, PartitionIndex, TopicName, TopicPartition
 from fennel_core.vocab.keys import key_bytes
