@@ -32,7 +32,7 @@ from fennel_core.blueprints.source_contents import requests_left_out, source_cha
 from fennel_core.blueprints.source_replays import with_needed_replays
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.operators.spec import SourceReplaySpec
-from fennel_core.vocab.ids import AssetId, WorkspaceId
+from fennel_core.vocab.ids import AssetId, DatasetName, WorkspaceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,6 +157,7 @@ def plan_commit(
         why = reasons.why_leaving(blueprint)
         entries.append(_leaving(facts, id_, blueprint, why, allow_data_loss=allow_data_loss))
     losses += _removed_rows(compiled, existing, facts.amounts.removed_rows)
+    losses += _removed_before(facts, compiled, existing)
     losses += [_loss(entry) for entry in entries if entry.loses_rows]
     changes = source_changes(facts.before, compiled, facts.amounts.messages)
     return CommitPlan(wanted, tuple(entries), (*notices, *changes, *losses))
@@ -220,10 +221,13 @@ def _removed_rows(
 ) -> Iterator[Notice]:
     """Yield which datasets are computed from topics that have lost rows of erased keys."""
     read: dict[str, set[AssetId]] = {}
+    origins: dict[AssetKey, set[AssetId]] = {key: {id_} for key, id_ in existing.items()}
     for job in compiled.jobs:
         if job.key not in existing:
-            inputs = {existing[key] for key in job.inputs if key in existing}
+            inputs = set[AssetId]().union(*(origins.get(key, ()) for key in job.inputs))
             read.setdefault(job.entity, set()).update(inputs)
+            for output in job.outputs:
+                origins.setdefault(output.topic, set()).update(inputs)
     for entity, topics in read.items():
         if rows := sum(removed.get(topic, 0) for topic in topics):
             yield Notice(
@@ -231,6 +235,40 @@ def _removed_rows(
                 entity,
                 f"dataset `{entity}` is computed without {rows} rows of erased keys that were "
                 "removed from the history of what it reads",
+            )
+
+
+def _adopted(
+    facts: BankFacts, compiled: Compiled, existing: Mapping[AssetKey, AssetId]
+) -> Iterator[tuple[DatasetName, set[AssetId]]]:
+    """Yield the datasets whose rows were on existing topics before the branch had them by that
+    name, and the topics: another name's, another branch's, or retained ones.
+    """
+    before = {
+        view.name: view.served_by if view.topic is None else view.topic
+        for view in (() if facts.before is None else facts.before.datasets)
+    }
+    inputs = {job.key: job.inputs for job in compiled.jobs}
+    for dataset in compiled.datasets:
+        rows = dataset.served_by if dataset.topic is None else dataset.topic
+        if rows is None or rows not in existing:
+            continue
+        if before.get(dataset.name) != str(existing[rows]):
+            topics = (rows,) if dataset.topic is not None else inputs.get(rows, ())
+            yield dataset.name, {existing[key] for key in topics if key in existing}
+
+
+def _removed_before(
+    facts: BankFacts, compiled: Compiled, existing: Mapping[AssetKey, AssetId]
+) -> Iterator[Notice]:
+    """Yield which datasets take over topics that have lost rows of erased keys."""
+    for name, topics in _adopted(facts, compiled, existing):
+        if rows := sum(facts.amounts.removed_rows.get(topic, 0) for topic in topics):
+            yield Notice(
+                "erased-rows-removed",
+                name,
+                f"dataset `{name}` takes over rows that exist, without {rows} rows that were "
+                "removed from their history because keys were erased of the dataset that had them",
             )
 
 
@@ -278,7 +316,8 @@ def _leaving(
 def measured_topics(facts: BankFacts, compiled: Compiled) -> frozenset[AssetId]:
     """Return the topics whose size a plan mentions.
 
-    They are endpoints that leave or whose source is removed, and inputs of new jobs.
+    They are endpoints that leave or whose source is removed, inputs of new jobs, and topics that a
+    dataset takes over.
     """
     existing = {**facts.alive, **revivable(compiled, facts.alive, facts.retained)}
     endpoints = {id_ for id_, b in facts.leaving.items() if b.key.kind is AssetKind.RAW}
@@ -290,7 +329,8 @@ def measured_topics(facts: BankFacts, compiled: Compiled) -> frozenset[AssetId]:
         if key in existing
     }
     removed = requests_left_out(facts.before, compiled).values()
-    return frozenset(endpoints - facts.shared | inputs | set(removed))
+    adopted = set[AssetId]().union(*(topics for _, topics in _adopted(facts, compiled, existing)))
+    return frozenset(endpoints - facts.shared | inputs | set(removed) | adopted)
 
 
 def replayed_endpoint(blueprint: Blueprint) -> AssetKey | None:

@@ -48,6 +48,10 @@ async def measure_topics(
     names = measured_topics(facts, compiled)
     replays = new_replays(facts, compiled)
     replayed = {TopicName(each.raw): each.partitions for each in replays}
+    kept = await context.ledger.run(lambda tx: tx.history_ranges(sorted(map(TopicName, names))))
+    removed: Counter[AssetId] = Counter()
+    for (topic, _), held in kept.items():
+        removed[AssetId(topic)] += held.removed_rows
     try:
         counts = await context.topics.message_counts(
             {TopicName(id_): compiled.partitions for id_ in names}
@@ -55,16 +59,12 @@ async def measure_topics(
         bounds = await context.topics.log_bounds(replayed) if replayed else ()
     except SystemUnavailable as unavailable:
         log.warning("topics could not be measured", topics=len(names), error=str(unavailable))
-        return TopicAmounts()
+        return TopicAmounts(removed_rows=removed)
     messages = {AssetId(name): count for name, count in counts.items()}
     starts = {each.partition: each.first for each in bounds}
     unreadable: Mapping[AssetId, int] = {}
-    kept = await context.ledger.run(lambda tx: tx.history_ranges(sorted(counts)))
     if any(starts.values()):
         unreadable = unreadable_messages(starts, kept)
-    removed: Counter[AssetId] = Counter()
-    for (topic, _), held in kept.items():
-        removed[AssetId(topic)] += held.removed_rows
     only_in_history: Counter[AssetId] = Counter()
     for (topic, _), start in starts.items():
         only_in_history[AssetId(topic)] += start

@@ -144,3 +144,39 @@ async def test_rows_of_erased_keys_that_a_new_job_cannot_read_are_stated() -> No
         "history of what it reads"
     )
     assert record.notices == (Notice("erased-rows-removed", "Copy", text),)
+
+    async def unavailable(_: object) -> dict[TopicName, int]:
+        raise SystemUnavailable("Kafka did not respond")
+
+    world.topics.message_counts = unavailable
+    of_copy = node("Copy", DatasetRef(DatasetName("Copy")), USERS)
+    chain = compile_datasets(
+        [
+            sourced("Users", USERS),
+            derived("Copy", USERS, [node("Users", DatasetRef(DatasetName("Users")), USERS)]),
+            derived("Second", USERS, [of_copy]),
+        ],
+        2,
+    )
+    record = await preview(world.context(), SHOP, MAIN_BRANCH, chain, backfill=True)
+    assert [notice.entity for notice in record.notices] == ["Copy", "Second"], "and what it reads"
+
+
+async def test_a_dataset_that_takes_over_a_topic_without_some_rows_is_stated() -> None:
+    world = World()
+    await world.open()
+    await world.commit("first", compile_datasets([sourced("Users", USERS, source=webhook("e"))], 2))
+    (topic,) = (t for t in world.topics.partition_counts if ".topic." in t)
+    removed = HistoryRange(Offset(0), Offset(9), 5)
+
+    async def notices(dataset: str) -> list[Notice]:
+        wanted = compile_datasets([sourced(dataset, USERS, source=webhook("e"))], 2)
+        record = await preview(world.context(), SHOP, MAIN_BRANCH, wanted, backfill=True)
+        return list(record.notices)
+
+    assert await notices("Customers") == [], "no row is removed"
+    world.ledger.state.history[at(0, topic)] = removed
+    assert await notices("Users") == [], "its erasures are known"
+    (notice,) = await notices("Customers")
+    assert (notice.code, notice.entity) == ("erased-rows-removed", "Customers")
+    assert "takes over rows that exist, without 5 rows" in notice.text
