@@ -51,6 +51,8 @@ class ErasableTopic:
     dataset: DatasetName
     kept_because: str | None
     keys: frozenset[str] = frozenset()
+    is_source: bool = False
+    """Ingest writes it, which accepts no row of an erased key; other jobs do write them."""
 
     def with_erasures_by(self, erased_by: Iterable[tuple[str, ...]]) -> ErasableTopic:
         """Return the topic for a dataset whose keys were erased by these columns."""
@@ -97,7 +99,9 @@ def erasable_topics(catalogs: Iterable[Catalog], jobs: Collection[Job]) -> list[
         elif not _only_adds(topic, use.is_source, writers):
             reason = RETRACTED
         found += [
-            ErasableTopic(topic, use.workspace, name, reason, use.keys or frozenset())
+            ErasableTopic(
+                topic, use.workspace, name, reason, use.keys or frozenset(), use.is_source
+            )
             for name in sorted(use.datasets)
         ]
     requests = {

@@ -1,9 +1,9 @@
 """How far the rows of erased keys have left history, by topic.
 
 Theory. A file may have rows of an erased key unless it was searched up to that erasure, or all its
-rows were accepted after it, which ingest does not do with erased keys. Replaced objects count until
-they are deleted. So a key is gone from a topic's history when neither is left; until then the
-number of rows is a bound: only a search counts them.
+rows were accepted after it: ingest accepts none of erased keys, but jobs compute them. Replaced
+objects count until they are deleted. So a key is gone from a topic's history when neither is left;
+until then the number of rows is a bound: only a search counts them.
 """
 
 from __future__ import annotations
@@ -88,7 +88,9 @@ async def erasure_progress(
         if count is not None:
             found = await files.searched(topic.topic)
             stored = [
-                (searched_upto(each, count.dataset), each.min_stamp) for each in found if each.files
+                (searched_upto(each, count.dataset), each.min_stamp if topic.is_source else 0)
+                for each in found
+                if each.files
             ]
             left = await erasures.keys_left(pool, count, stored)
             shown = topic.with_erasures_by(count.columns)

@@ -2,7 +2,8 @@
 
 Theory. Every change of a partition's files changes the partition's own row in the same transaction,
 and locks that row first. So changes of a partition happen one after the other, by all processes,
-and the row always has the end and the totals of the files: neither is read from the files.
+and the row always has the end and the totals of the files: neither is read from the files. What was
+searched is none of this, so marks lock only the files that they change.
 
 Adding is one statement: it moves the end of the partition from the first offset of the file to the
 next one, and the file is inserted only if that happened. Of two writers that race for the same

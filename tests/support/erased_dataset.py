@@ -25,10 +25,10 @@ RAW: Final = ingest_world.binding().raw_topic
 SCHEMA: Final = Schema((Field("k", Int()),), (), "at")
 
 
-async def commit_dataset(connections: Pool, partitions: int) -> None:
-    """Store a branch with the source dataset, whose topic is `history_world.TOPIC`."""
+async def commit_dataset(connections: Pool, partitions: int, *, is_source: bool = True) -> None:
+    """Store a branch with the dataset, whose topic is `history_world.TOPIC`."""
     source = replace(ingest_world.binding(), topic=TOPIC, schema=SCHEMA)
-    view = DatasetView(DATASET, 1, SCHEMA, TOPIC, None, True, True, ("k",), True)
+    view = DatasetView(DATASET, 1, SCHEMA, TOPIC, None, True, True, ("k",), is_source)
     catalog = replace(ingest_world.catalog(source), datasets=(view,))
     async with connections.connection() as connection:
         await connection.execute(

@@ -117,6 +117,16 @@ async def test_a_search_for_another_dataset_of_the_topic_proves_nothing(database
         assert await left() == (0, 0)
 
 
+async def test_a_computed_dataset_may_get_rows_of_erased_keys_later(database: str) -> None:
+    async with pool(database, name="test", size=2) as connections:
+        files, topics = PostgresHistoryFiles(connections), HistoryTopics(connections)
+        await commit_dataset(connections, 1, is_source=False)
+        await erase(connections, [1])
+        assert await files.add(file(0, "later", LATER))
+        found = await erasure_progress(connections, topics, files)
+        assert {each.topic.topic: each.left.keys for each in found}[TOPIC] == 1
+
+
 async def test_a_file_without_rows_holds_no_erased_key(database: str) -> None:
     async with pool(database, name="test", size=2) as connections:
         files = PostgresHistoryFiles(connections)
