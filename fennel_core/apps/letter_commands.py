@@ -46,7 +46,9 @@ def _given(filters: dict[str, str | None]) -> dict[str, Any]:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 @click.pass_obj
 def letters_list(caller: Caller, /, as_json: bool, **filters: str | None) -> None:
-    """Count open dead letters by dataset or job, source and kind, with the newest reason."""
+    """Count open dead letters by dataset or job, source and kind, with the newest reason. Needs the
+    role commit or admin.
+    """
     found = called(caller, "GET", "/dead_letters", _given(filters))
     if as_json:
         click.echo(json.dumps(found, indent=2))

@@ -368,6 +368,7 @@ def dead_letter_record(
         dead.reason,
         source,
         DeadLetterTarget(binding.topic, binding.identity, f"{binding.webhook}/{binding.endpoint}"),
+        dead.kind,
     )
     return ProducerRecord(
         binding.dead_letters,

@@ -72,10 +72,15 @@ class Obstacle(StrEnum):
         "a job wrote it: correct the code of the pipeline, and the commit makes a job that "
         "computes all rows again"
     )
+    RECOMPUTED = (
+        "a version of the dataset that was computed from the stored requests wrote it; correct the "
+        "definition, and the commit makes a version that computes all requests again"
+    )
+    CODE = "the code of its source could not be run"
     UNREADABLE = "the message of the stream is no row, whatever the definitions are"
     NO_TARGET = (
-        "an earlier release wrote it without its target, and the dataset has several sources or "
-        "none; log the rows again"
+        "an earlier release wrote it without its target, so it is not known whether the dataset "
+        "has its rows already; log those again that it lacks"
     )
     NOT_CURRENT = (
         "no branch has the version of the dataset that it was meant for; a newer version was "
@@ -97,16 +102,18 @@ def target_of(letter: Letter, table: RoutingTable) -> EndpointTarget | Obstacle:
     origin = letter.origin
     if origin.kind is DeadLetterKind.UNREADABLE:
         return Obstacle.UNREADABLE
+    if origin.writer != INGEST and origin.kind is DeadLetterKind.NOT_ADMITTED:
+        return Obstacle.RECOMPUTED
     if origin.writer != INGEST or origin.kind not in TEXT_KINDS:
         return Obstacle.JOB
+    if origin.target is None:
+        return Obstacle.NO_TARGET
     targets = [
         target
         for found in (*table.targets.values(), *table.feeds.values())
         for target in found
         if target.binding.dataset == DatasetName(origin.subject)
     ]
-    if origin.target is None:
-        return targets[0] if len(targets) == 1 else Obstacle.NO_TARGET
     same = [t for t in targets if t.binding.topic == origin.target.topic]
     exact = [t for t in same if t.binding.identity == origin.target.binding]
     if exact:

@@ -32,6 +32,8 @@ from fennel_core.wire.json_decode import decode_column
 
 OWN: Final = (POS, SIGN, IS_TOMBSTONE)
 """Columns of a job's rows that are the platform's own."""
+HIDDEN: Final = "hidden, because it may quote a row of an erased key"
+"""Instead of a reason."""
 _decode_row = msgspec.json.Decoder(dict[str, Any]).decode
 
 
@@ -87,7 +89,7 @@ def letter_rows(
     rows = shown_rows(letter, table, erased)
     reason = letter.origin.reason
     if any(row is None for row in rows):
-        reason = "hidden, because it may quote a row of an erased key"
+        reason = HIDDEN
     return [
         {
             "partition": letter.at[1],

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Depends, Query, Request, Response
 from fennel_core.connections.audit_events import Action
 from fennel_core.definition.json_messages import json_body, json_response
 from fennel_core.definition.routes import API
-from fennel_core.definition.server_state import Administrator, Committer, Reader, State
+from fennel_core.definition.server_state import Administrator, Committer, State
 from fennel_core.redrive.api_errors import LetterFilterMalformed
 from fennel_core.redrive.letters import LetterFilter
 from fennel_core.redrive.pages import Place
@@ -60,7 +60,7 @@ After = Annotated[str | None, Query(description="`next` of the response before."
 
 
 @router.get("")
-async def list_letters(principal: Reader, service: Service, wanted: Wanted) -> Response:
+async def list_letters(principal: Committer, service: Service, wanted: Wanted) -> Response:
     """List the open dead letters by dataset or job, source and kind, with the newest reason."""
     return json_response({"dead_letters": await service.counts(principal.workspace, wanted)})
 

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from fennel_core.admission.errors import SourceCodeFailed
+from fennel_core.admission.errors import SourceCodeFailed, SourceCodeUnavailable
 from fennel_core.admission.validator import CodeRunner, Validator
 from fennel_core.blueprints.logical import AssetKind
 from fennel_core.connections.erasures import Erased
@@ -29,7 +29,7 @@ from fennel_core.ingest.log_service import ReadSecret
 from fennel_core.ingest.store import IngestClock, boot_s
 from fennel_core.redrive.api_errors import DropNeedsFilter, RedriveStopped
 from fennel_core.redrive.letters import Letter, LetterFilter, Obstacle, target_of
-from fennel_core.redrive.pages import Place, letter_rows
+from fennel_core.redrive.pages import HIDDEN, Place, letter_rows
 from fennel_core.redrive.replay import replay_letters
 from fennel_core.redrive.store import LetterLog, LetterSession
 from fennel_core.vocab.dead_letters import INGEST, SettledLetter
@@ -59,9 +59,10 @@ class OrderReport:
     accepted: int = 0
     left_out: int = 0
     refused: int = 0
-    obstacles: dict[Obstacle, tuple[int, set[str]]] = field(default_factory=dict)
+    obstacles: dict[str, tuple[int, set[str]]] = field(default_factory=dict)
 
-    def hinder(self, obstacle: Obstacle, letter: Letter) -> None:
+    def hinder(self, obstacle: str, letter: Letter) -> None:
+        """Count a letter that is not replayed; `obstacle` is for people."""
         rows, subjects = self.obstacles.get(obstacle, (0, set()))
         self.obstacles[obstacle] = (rows + letter.rows, subjects | {letter.origin.subject})
 
@@ -73,7 +74,7 @@ class OrderReport:
             "left_out": self.left_out,
             "refused": self.refused,
             "not_replayable": [
-                {"reason": obstacle.value, "rows": rows, "subjects": sorted(subjects)}
+                {"reason": str(obstacle), "rows": rows, "subjects": sorted(subjects)}
                 for obstacle, (rows, subjects) in self.obstacles.items()
             ],
         }
@@ -101,12 +102,14 @@ class Redrive:
     async def counts(self, workspace: WorkspaceId, wanted: LetterFilter) -> list[dict[str, Any]]:
         """Return the open letters by dataset or job, source and kind, with the newest reason."""
         table = await self._catalogs.reload(workspace)
+        erased = await self._erased(workspace)
         found: dict[tuple[str, ...], dict[str, Any]] = {}
         for at in await self._partitions(workspace):
             async with aclosing(self._chunks(at, wanted)) as chunks:
                 async for letters in chunks:
                     for letter in letters:
-                        _count(found, letter, target_of(letter, table))
+                        reason = _listed_reason(letter, erased)
+                        _count(found, letter, target_of(letter, table), reason)
         return [found[key] for key in sorted(found)]
 
     async def rows(
@@ -191,24 +194,31 @@ class Redrive:
         )
         validator = Validator(self._executors, callbacks)
         targets = [target_of(letter, table) for letter in letters]
-        done = [
-            await replay_letters(validator, target, own)
-            for target, own in _by_target(letters, targets)
-        ]
+        done, failed = [], list[tuple[str, Letter]]()
+        for typing, own in _by_target(letters, targets):
+            try:
+                done.append(await replay_letters(validator, typing, own))
+            except SourceCodeUnavailable:
+                raise  # This says nothing about the letters.
+            except SourceCodeFailed as stopped:
+                failed += [(f"{Obstacle.CODE}: {stopped}", letter) for letter in own]
+        # Before the stamp, as in `ingest.committer`: nothing is written long after it.
+        deadline_s = boot_s() + self._commit_within_s
         start = await self._clock.begin(workspace, ())
         if start.version != table.version:
             return False
         settled = [each for part in done for each in part.settled]
         if session is not None and settled:
             messages = [message for part in done for message in part.messages]
-            await session.commit(messages, settled, boot_s() + self._commit_within_s)
+            await session.commit(messages, settled, deadline_s)
         for letter, target in zip(letters, targets, strict=True):
             if isinstance(target, Obstacle):
                 report.hinder(target, letter)
-            else:
-                report.letters += 1
-                report.rows += letter.rows
+        for reason, letter in failed:
+            report.hinder(reason, letter)
         for part in done:
+            report.letters += part.letters
+            report.rows += part.rows
             report.accepted += part.accepted
             report.left_out += part.left_out
             report.refused += part.refused
@@ -283,10 +293,15 @@ def _chunk(letters: Iterator[Letter], wanted: LetterFilter) -> list[Letter]:
 def _by_target(
     letters: Sequence[Letter], targets: Sequence[EndpointTarget | Obstacle]
 ) -> list[tuple[EndpointTarget, list[Letter]]]:
-    found: dict[tuple[str, str], tuple[EndpointTarget, list[Letter]]] = {}
+    """Return the letters of each target that failed for the same cause.
+
+    Reasons name what is wrong with all rows that are typed together, so letters of another cause
+    would change the reason of each other.
+    """
+    found: dict[tuple[str, ...], tuple[EndpointTarget, list[Letter]]] = {}
     for letter, target in zip(letters, targets, strict=True):
         if not isinstance(target, Obstacle):
-            key = (target.binding.identity, target.binding.topic)
+            key = (target.binding.identity, target.binding.topic, letter.origin.cause)
             found.setdefault(key, (target, []))[1].append(letter)
     return list(found.values())
 
@@ -296,10 +311,16 @@ def _settled(letter: Letter, dropped: int) -> SettledLetter:
     return SettledLetter(letter.offset, origin.writer, origin.subject, origin.kind, 0, dropped, 0)
 
 
+def _listed_reason(letter: Letter, erased: Erased) -> str:
+    """Return the reason without values if anything was erased: it may quote a row of the key."""
+    return (letter.origin.cause or HIDDEN) if erased else letter.origin.reason
+
+
 def _count(
     found: dict[tuple[str, ...], dict[str, Any]],
     letter: Letter,
     target: EndpointTarget | Obstacle,
+    reason: str,
 ) -> None:
     """Add a letter to the counts; the last of a partition has the newest reason."""
     origin = letter.origin
@@ -323,7 +344,7 @@ def _count(
     row["rows"] += letter.rows
     written = time_text(letter.written_ms)
     if written >= row["newest_at"]:
-        row |= {"newest_at": written, "newest_reason": origin.reason}
+        row |= {"newest_at": written, "newest_reason": reason}
 
 
 def time_text(ms: int) -> str:

@@ -9,6 +9,7 @@ counted without knowing its schema.
     writer   id of the job that wrote it, or `ingest`
     subject  the dataset that ingest wrote for, or the title of the job
     reason   for people, with the value that failed
+    cause    of rows that ingest refused: the reason without values
     source   for people, where a source read the rows; absent for rows of other origins
     target   of rows that ingest refused: the topic that they were meant for
     binding  identity of the source definition that refused them
@@ -41,6 +42,7 @@ KIND: Final = "kind"
 WRITER: Final = "writer"
 SUBJECT: Final = "subject"
 REASON: Final = "reason"
+CAUSE: Final = "cause"
 SOURCE: Final = "source"
 TARGET: Final = "target"
 BINDING: Final = "binding"
@@ -83,6 +85,7 @@ class DeadLetterOrigin:
     reason: str
     source: str = ""
     target: DeadLetterTarget | None = None
+    cause: str = ""
 
     def headers(self) -> Headers:
         """Return the headers of a message with rows of this origin."""
@@ -92,6 +95,7 @@ class DeadLetterOrigin:
             (WRITER, self.writer.encode()),
             (SUBJECT, self.subject.encode()),
             (REASON, self.reason.encode()),
+            *(((CAUSE, self.cause.encode()),) if self.cause else ()),
             *(((SOURCE, self.source.encode()),) if self.source else ()),
             *(() if self.target is None else _target_headers(self.target)),
         )
@@ -146,4 +150,5 @@ def origin_of(headers: Iterable[tuple[str, bytes]]) -> DeadLetterOrigin:
         )
         if TARGET in found
         else None,
+        found.get(CAUSE, ""),
     )

@@ -234,7 +234,7 @@ ALLOWED = {
     ("POST", "/sources/resume"): {"commit", "admin"},
     ("POST", "/sources/test"): {"commit", "admin"},
     ("POST", "/sources/rewind"): {"admin"},
-    ("GET", "/dead_letters"): {"query", "commit", "admin"},
+    ("GET", "/dead_letters"): {"commit", "admin"},
     ("GET", "/dead_letters/rows"): {"commit", "admin"},
     ("POST", "/dead_letters/replay"): {"commit", "admin"},
     ("POST", "/dead_letters/drop"): {"admin"},

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import polars as pl
 import pytest
 
+from fennel_core.admission.errors import SourceCodeFailed
+from fennel_core.admission.validator import Validator
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.connections.errors import TransactionAborted
 from fennel_core.dead_letters.counts import DeadLetterMessage, count_messages
-from fennel_core.ingest.store import ProducerRecord
+from fennel_core.ingest.catalogs import EndpointTarget
+from fennel_core.ingest.store import ProducerRecord, TransactionStart, boot_s
 from fennel_core.redrive.api_errors import DropNeedsFilter, LetterFilterMalformed, RedriveStopped
-from fennel_core.redrive.letters import LetterFilter, Obstacle
+from fennel_core.redrive.letters import Letter, LetterFilter, Obstacle
 from fennel_core.redrive.pages import Place
+from fennel_core.redrive.replay import replay_letters
 from fennel_core.vocab.dead_letters import (
     DeadLetterKind,
     DeadLetterOrigin,
@@ -23,9 +28,9 @@ from fennel_core.vocab.dead_letters import (
 from fennel_core.vocab.dtypes import Int
 from fennel_core.vocab.ids import DatasetName, Identity, Millis, Offset, TopicName
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.vocab.versions import POS, encode_frame, row_count
+from fennel_core.vocab.versions import POS, decode, encode_frame, row_count
 from fennel_core.wire.connectors import Constant, FromPayload
-from tests.support.ingest_world import KEYED, WORKSPACE, catalog
+from tests.support.ingest_world import KEYED, WORKSPACE, SlowClock, catalog
 from tests.support.redrive_world import DEAD, RedriveWorld
 from tests.support.source_world import Fault, batch, message, stream_source
 
@@ -117,13 +122,126 @@ async def test_what_cannot_be_replayed_is_counted_by_name() -> None:
     assert (done.rows, len(world.open_letters())) == (0, 3)
 
 
-async def test_rows_that_the_source_leaves_out_now_are_settled_and_counted() -> None:
+async def test_rows_that_the_source_leaves_out_now_stay_and_are_counted() -> None:
     world = await world_of(row("ann", **OLD))
     late = replace(WITH_AGE, source=replace(WITH_AGE.source, since_us=AT * 1000 + 10**9))
     world.sources.world.commit("2", main=catalog(late))
     done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
     assert (done.rows, done.accepted, done.left_out, done.refused) == (1, 0, 1, 0)
+    (left,) = world.open_letters()
+    assert "leaves the row out" in left.origin.reason
+    again = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (again.left_out, world.open_letters()) == (1, [left])
+    world.sources.world.commit("3", main=catalog(WITH_AGE))
+    taken = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (taken.accepted, world.open_letters()) == (1, [])
+
+
+async def test_rows_of_erased_keys_are_settled_as_dropped() -> None:
+    world = await world_of(row("ann", **OLD), row("bob", **OLD))
+    (key,) = key_bytes(pl.DataFrame({"user": ["ann"]}), KEYED.key_names)
+    corrected(world)
+    directory = world.sources.world.directory
+    erased = {DatasetName("Users"): (ErasedKeys(("user",), frozenset({key})),)}
+    directory.workspaces[WORKSPACE] = replace(directory.workspaces[WORKSPACE], erased=erased)
+    done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (done.rows, done.accepted, done.left_out) == (2, 1, 1)
     assert world.open_letters() == []
+    last = world.sources.world.log[DEAD, 0][-1]
+    settled = settled_letters(last.headers, last.value) or ()
+    assert [(each.replayed, each.dropped) for each in settled] == [(0, 1), (1, 0)]
+    assert [each["user"] for each in world.sources.world.rows("w.topic.users.1")] == ["bob"]
+
+
+async def test_a_replay_that_was_frozen_before_its_stamp_writes_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await world_of(row("ann", **OLD))
+    corrected(world)
+    now = [boot_s()]
+    for module in ("redrive.service", "ingest.store"):
+        monkeypatch.setattr(f"fennel_core.{module}.boot_s", lambda: now[0])
+    begin = SlowClock.begin
+
+    async def frozen(clock: SlowClock, *args: Any) -> TransactionStart:
+        start = await begin(clock, *args)
+        now[0] += 61
+        return start
+
+    monkeypatch.setattr(SlowClock, "begin", frozen)
+    with pytest.raises(RedriveStopped, match="too long"):
+        await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (len(world.open_letters()), world.sources.world.rows("w.topic.users.1")) == (1, [])
+
+
+async def test_a_letter_without_its_target_is_not_replayed() -> None:
+    world = await world_of(row("ann", **OLD))
+    (record,) = world.sources.world.log[DEAD, 0]
+    old = replace(origin_of(record.headers), target=None)
+    world.sources.world.log[DEAD, 0] = [replace(record, headers=old.headers())]
+    corrected(world)
+    done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert done.obstacles == {Obstacle.NO_TARGET: (1, {"Users"})}
+    assert (len(world.open_letters()), world.sources.world.rows("w.topic.users.1")) == (1, [])
+
+
+async def test_letters_that_fail_for_the_same_cause_are_left_alone() -> None:
+    bad = (row("ann", age="one"), row("bob", age="two"), row(None), row(None, age="three"))
+    world = await world_of(*bad)
+    before = world.open_letters()
+    done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (done.rows, done.refused) == (4, 4)
+    assert world.open_letters() == before
+
+
+async def test_a_letter_that_fails_anew_quotes_no_row_of_another_one() -> None:
+    world = await world_of(row("ann", age=None), row("bob", age=None))
+    for records in world.sources.world.log.values():
+        for n, record in enumerate(records):
+            if record.topic == DEAD:
+                value = decode(record.value).with_columns(
+                    pl.col("row").str.replace("null", f'"{n} years"')
+                )
+                records[n] = replace(record, value=encode_frame(value))
+    await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    letters = world.open_letters()
+    assert len(letters) == 2
+    for letter in letters:
+        assert "`age`" in letter.origin.reason
+        assert "years" not in letter.origin.reason
+    await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert world.open_letters() == letters
+
+
+async def test_letters_whose_code_cannot_run_hold_up_no_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await world_of(row("ann", **OLD), row(None))
+    corrected(world)
+
+    async def some(validator: Validator, target: EndpointTarget, own: list[Letter]) -> object:
+        if "age" not in own[0].origin.cause:
+            raise SourceCodeFailed("the code took too long", "code-timeout")
+        return await replay_letters(validator, target, own)
+
+    monkeypatch.setattr("fennel_core.redrive.service.replay_letters", some)
+    done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (done.rows, done.accepted, len(world.open_letters())) == (1, 1, 1)
+    ((obstacle, count),) = done.obstacles.items()
+    assert count == (1, {"Users"})
+    assert "took too long" in obstacle
+    assert done.as_json()["not_replayable"][0]["reason"] == obstacle
+
+
+async def test_a_list_quotes_no_value_where_keys_are_erased() -> None:
+    world = await world_of(row("ann", **OLD))
+    (before,) = await world.orders().counts(WORKSPACE, ALL)
+    assert "old" in before["newest_reason"]
+    (key,) = key_bytes(pl.DataFrame({"user": ["ann"]}), KEYED.key_names)
+    world.erased = {DatasetName("Users"): (ErasedKeys(("user",), frozenset({key})),)}
+    (after,) = await world.orders().counts(WORKSPACE, ALL)
+    assert "`age`" in after["newest_reason"]
+    assert "old" not in after["newest_reason"]
 
 
 async def test_dropped_letters_are_counted_and_gone() -> None:
