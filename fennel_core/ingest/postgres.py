@@ -66,7 +66,8 @@ _BRANCHES: LiteralString = """
         (SELECT coalesce(string_agg(v.number || ':' || coalesce(v.target, ''), ',' ORDER BY
             v.number), '')
          FROM branch v WHERE v.workspace = %(workspace)s)
-        || '#' || (SELECT coalesce(max(e.id), 0) FROM erasure e WHERE e.workspace = %(workspace)s)
+        || '#' || (SELECT coalesce(max(e.id), 0) FROM erasure e WHERE e.workspace = %(workspace)s),
+        (extract(epoch FROM c.created_at) * 1000000)::bigint
     FROM (SELECT 1) one LEFT JOIN branch b ON b.workspace = %(workspace)s LEFT JOIN commit c ON
         c.id = b.target
     ORDER BY b.number"""
@@ -119,7 +120,7 @@ class PostgresDirectory:
     async def read(self, workspace: WorkspaceId, known: Mapping[CommitId, Catalog]) -> Branches:
         rows = await _rows(self._pool, _BRANCHES, {"workspace": workspace, "known": list(known)})
         found = []
-        for name, commit, encoded, _ in rows:
+        for name, commit, encoded, _, created in rows:
             if name is None or commit is None:
                 continue  # The workspace has no branch, or the branch has no commit.
             number = CommitId(str(commit))
@@ -128,7 +129,8 @@ class PostgresDirectory:
                 if encoded is None
                 else stored_names.loads(bytes(cast(bytes, encoded)), Catalog)
             )
-            found.append(BranchCatalog(BranchName(str(name)), number, catalog))
+            made = Micros(cast(int, created))
+            found.append(BranchCatalog(BranchName(str(name)), number, catalog, made))
         # Read erasures after the version: an erasure between the two reads causes one more
         # preparation. In the other order it would be missed.
         erased = (await _translated(erasures.read(self._pool, workspace))).get(workspace, {})

@@ -71,6 +71,8 @@ class BranchCatalog:
     branch: BranchName
     commit: CommitId
     catalog: Catalog
+    created_us: Micros = field(default=Micros(0), compare=False)
+    """When the commit was made; the newest has the credentials of a connector."""
 
 
 @dataclass(frozen=True, slots=True)

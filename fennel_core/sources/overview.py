@@ -59,7 +59,9 @@ class SourceView:
 def source_views(branches: Branches) -> list[SourceView]:
     """Return the sources of a workspace by name, whatever branches have them."""
     found: dict[TopicName, SourceView] = {}
-    feeds = feeds_of(branch.catalog for branch in branches.branches)
+    # As the process that reads the streams: the credentials of the newest commit count.
+    newest = sorted(branches.branches, key=lambda branch: (-branch.created_us, branch.commit))
+    feeds = feeds_of(branch.catalog for branch in newest)
     for branch in branches.branches:
         for binding in branch.catalog.sources:
             view = found.setdefault(
@@ -92,6 +94,7 @@ def source_row(
 ) -> dict[str, Any]:
     """Return a source as the API lists it. `error` is the last one, also of a paused source."""
     state = state_of(view, pause, status)
+    read = state in (SourceState.RUNNING, SourceState.PARKED)
     parked = state is SourceState.PARKED and status is not None
     return {
         "source": view.name,
@@ -105,7 +108,7 @@ def source_row(
         "retry_at": status.retry_at.isoformat(timespec="seconds")
         if parked and status is not None and status.retry_at is not None
         else None,
-        "behind": None if status is None or state is SourceState.UNWATCHED else status.behind,
+        "behind": status.behind if read and status is not None else None,
         "positions": {str(number): each.next for number, each in sorted(positions.items())},
         "datasets": [
             _dataset_row(binding, having, positions.values())

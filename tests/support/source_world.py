@@ -29,7 +29,8 @@ CONNECTOR = Kafka("kafka", "broker:9092", "PLAINTEXT", "PLAIN", None, "", Login(
 
 def stream_source(dataset: str = "Users", **changes: object) -> SourceBinding:
     """Return the binding of a dataset to Kafka topic `orders`."""
-    of = source(dataset, table=KafkaTopic(CONNECTOR, "orders", JsonFormat()), **changes)
+    orders = KafkaTopic(CONNECTOR, "orders", JsonFormat())
+    of = source(dataset, **({"table": orders} | changes))
     return replace(
         binding(dataset=dataset, of=of),
         webhook="kafka",

@@ -13,9 +13,10 @@ from fennel_core.sources.controls import FeedNews, FeedStatus, MemorySourceContr
 from fennel_core.sources.overview import STATUS_S, SourceState, source_views, state_of
 from fennel_core.sources.positions import DatasetPosition, SourcePosition
 from fennel_core.sources.service import SourceService
-from fennel_core.vocab.ids import BranchName, Identity
+from fennel_core.vocab.ids import BranchName, Identity, Micros
+from fennel_core.wire.connectors import JsonFormat, KafkaTopic
 from tests.support.ingest_world import WORKSPACE, binding, branches, catalog
-from tests.support.source_world import ORIGIN, RAW, stream_source
+from tests.support.source_world import CONNECTOR, ORIGIN, RAW, stream_source
 
 OTHERS = replace(stream_source("Others"), identity=Identity("others"))
 WORLD = branches(
@@ -66,6 +67,29 @@ async def test_a_stream_is_listed_with_rows_lag_positions_and_error() -> None:
     assert others["accepted"] == 0
     assert (webhook["source"], webhook["state"], webhook["positions"]) == ("hook/e", "sent", {})
     assert webhook["datasets"][0]["accepted"] is None
+
+
+@pytest.mark.parametrize("newest", ["main", "copy"])
+async def test_the_credentials_of_a_stream_are_those_of_the_newest_commit(newest: str) -> None:
+    found = []
+    for branch in WORLD.branches:
+        connector = replace(CONNECTOR, bootstrap_servers=f"{branch.branch}:9092")
+        made = catalog(stream_source(table=KafkaTopic(connector, "orders", JsonFormat())))
+        created = Micros(2 if branch.branch == newest else 1)
+        found.append(replace(branch, catalog=made, created_us=created))
+    (view,) = source_views(replace(WORLD, branches=tuple(found)))
+    assert view.feed is not None
+    assert view.feed.connector.bootstrap_servers == f"{newest}:9092"
+
+
+async def test_a_stream_that_is_not_read_is_behind_by_an_unknown_number() -> None:
+    stored = controls()
+    await stored.report([FeedNews(RAW, 0, 7, None, None)])
+    _, stream = await service(stored).rows(WORKSPACE, None)
+    assert (stream["state"], stream["behind"]) == ("running", 7)
+    await stored.pause([RAW], "token 1")
+    _, stream = await service(stored).rows(WORKSPACE, None)
+    assert (stream["state"], stream["behind"]) == ("paused", None)
 
 
 async def test_the_list_can_be_that_of_one_branch() -> None:
