@@ -2,8 +2,10 @@
 
 A source is known by the raw topic that it is written to, which all branches share. A pause is kept
 until it is lifted, whatever is restarted, and with the raw topic if a version removes the source
-and a later one revives it. A status says how the source was when the process last looked; nothing
-is decided by it. `postgres.py` is the real implementation.
+and a later one revives it. The *generation* of a source counts the steps of its rewinds: a query
+that began at another one may not have seen them, however short the pause was. A status says how the
+source was when the process last looked; nothing is decided by it. `postgres.py` is the real
+implementation.
 """
 
 from __future__ import annotations
@@ -65,6 +67,14 @@ class SourceControls(Protocol):
         """Lift the pauses of sources."""
         ...
 
+    async def begin_generation(self, topic: TopicName) -> bool:
+        """Begin the next generation of a source; return False, without one, if it is not paused."""
+        ...
+
+    async def generations(self) -> Mapping[TopicName, int]:
+        """Return the generation of each source that was ever rewound; the others have 0."""
+        ...
+
     async def report(self, news: Sequence[FeedNews]) -> None:
         """Replace the statuses of these sources; topics that are gone are left out."""
         ...
@@ -81,6 +91,7 @@ class MemorySourceControls:
     now: Callable[[], datetime]
     topics: Collection[TopicName]
     _pauses: dict[TopicName, SourcePause] = field(default_factory=dict)
+    _generations: dict[TopicName, int] = field(default_factory=dict)
     _news: dict[TopicName, tuple[FeedNews, datetime]] = field(default_factory=dict)
 
     async def pauses(self) -> Mapping[TopicName, SourcePause]:
@@ -94,6 +105,15 @@ class MemorySourceControls:
     async def resume(self, topics: Collection[TopicName]) -> None:
         for topic in topics:
             self._pauses.pop(topic, None)
+
+    async def begin_generation(self, topic: TopicName) -> bool:
+        if topic not in self._pauses:
+            return False
+        self._generations[topic] = self._generations.get(topic, 0) + 1
+        return True
+
+    async def generations(self) -> Mapping[TopicName, int]:
+        return dict(self._generations)
 
     async def report(self, news: Sequence[FeedNews]) -> None:
         now = self.now()

@@ -9,6 +9,7 @@ source starts when its commit switches and ends when the last version that has i
     running    the feed is wanted as it was started        none
     running    a batch ended, or the longest pause did     forget the failures in a row
     running    it is not wanted, or wanted otherwise       stop
+    running    it was rewound, so its generation differs   stop
     any        it is paused, so it is not wanted           as above
     broken     its pause is over                           start
     broken     it is not wanted, or wanted otherwise       forget
@@ -41,6 +42,8 @@ class Feed:
     partitions: int
     connector: Kafka
     stream: str
+    generation: int = 0
+    """See `sources.controls`; 0 where only the stream matters."""
 
     @property
     def title(self) -> str:

@@ -144,7 +144,11 @@ class SourceHost:
     async def _look(self) -> None:
         """Read which feeds are wanted; if that fails, those that were wanted before still are."""
         try:
-            found, pauses = feeds_of(await self._targets()), await self._controls.pauses()
+            pauses, generations = await self._controls.pauses(), await self._controls.generations()
+            found = {
+                topic: replace(feed, generation=generations.get(topic, 0))
+                for topic, feed in feeds_of(await self._targets()).items()
+            }
             self._paused = [feed for topic, feed in found.items() if topic in pauses]
             self._wanted = {t: feed for t, feed in found.items() if t not in pauses}
             await self._tell()

@@ -16,6 +16,13 @@ PAUSE: Final[LiteralString] = """
     ON CONFLICT DO NOTHING
 """
 RESUME: Final[LiteralString] = "DELETE FROM source_pause WHERE raw_topic = ANY(%(topics)s)"
+BEGIN_GENERATION: Final[LiteralString] = """
+    INSERT INTO source_rewind AS r (raw_topic, generation)
+    SELECT p.raw_topic, 1 FROM source_pause p WHERE p.raw_topic = %(topic)s
+    ON CONFLICT (raw_topic) DO UPDATE SET generation = r.generation + 1
+    RETURNING r.generation
+"""
+GENERATIONS: Final[LiteralString] = "SELECT raw_topic, generation FROM source_rewind"
 REPORT: Final[LiteralString] = """
     INSERT INTO source_status (raw_topic, failures, behind, reason, retry_at, reported_at)
     SELECT a.id, n.failures, n.behind, n.reason, now() + make_interval(secs => n.retry_s), now()
@@ -34,7 +41,7 @@ STATUSES: Final[LiteralString] = """
 
 
 class PostgresSourceControls:
-    """`SourceControls` in the tables `source_pause` and `source_status`."""
+    """`SourceControls` in the tables `source_pause`, `source_rewind` and `source_status`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -47,6 +54,12 @@ class PostgresSourceControls:
 
     async def resume(self, topics: Collection[TopicName]) -> None:
         await self._rows(RESUME, {"topics": list(topics)})
+
+    async def begin_generation(self, topic: TopicName) -> bool:
+        return bool(await self._rows(BEGIN_GENERATION, {"topic": topic}))
+
+    async def generations(self) -> Mapping[TopicName, int]:
+        return {TopicName(topic): number for topic, number in await self._rows(GENERATIONS)}
 
     async def report(self, news: Sequence[FeedNews]) -> None:
         values = {

@@ -9,7 +9,9 @@ for good. So an order that does either names it, and the refusal has the numbers
 A reader that began before the move delivers messages that do not follow the new position. The
 position counts its moves, and a writer that began at another count writes nothing
 (`SourceRewound`). Without new messages such a reader would not notice, so a stream is paused first,
-and `resume` begins at the new position.
+and `resume` begins at the new position. A pause may be lifted before the process that reads has
+seen it, so a rewind also begins a generation before and after its moves (`sources.controls`): a
+reader that began before the last of them is started again.
 
 Partitions are moved one by one. An order that ends early has moved some of them: repeat it.
 """
@@ -183,7 +185,9 @@ class SourceRewinds:
         moves = moves_of(targets_of(to, bounds), positions, bounds)
         if not dry_run:
             require_consent(view, moves, consent)
+            await self._begin_generation(name, feed)
             await self._move(feed, moves, bounds)
+            await self._begin_generation(name, feed)
         again, skipped = messages_of(moves)
         return {
             "source": name,
@@ -192,6 +196,18 @@ class SourceRewinds:
             "skipped": skipped,
             "dry_run": dry_run,
         }
+
+    async def _begin_generation(self, name: str, feed: Feed) -> None:
+        try:
+            if not await self._controls.begin_generation(feed.raw_topic):
+                raise RewindEndedEarly(
+                    f"`{name}` was resumed while it was rewound, so a reader may go on from where "
+                    "it was; pause it and repeat the order"
+                )
+        except SystemUnavailable as lost:
+            raise RewindEndedEarly(
+                f"{lost}; `{name}` may have been moved already: repeat the order before you resume"
+            ) from lost
 
     async def _bounds(self, workspace: WorkspaceId, name: str, feed: Feed, to: str) -> StreamBounds:
         def read() -> StreamBounds:

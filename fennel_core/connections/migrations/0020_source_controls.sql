@@ -5,6 +5,12 @@ CREATE TABLE source_pause (
     paused_by     text NOT NULL
 );
 
+-- How often the positions of a source were moved. A query that began at another number is started again; kept when a pause is lifted.
+CREATE TABLE source_rewind (
+    raw_topic     text PRIMARY KEY REFERENCES asset ON DELETE CASCADE,
+    generation    bigint NOT NULL
+);
+
 -- What the process that reads the sources said last about each of them. It may be deleted: nothing is decided by it.
 CREATE TABLE source_status (
     raw_topic     text PRIMARY KEY REFERENCES asset ON DELETE CASCADE,

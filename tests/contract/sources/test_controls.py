@@ -48,6 +48,17 @@ async def test_a_pause_is_kept_until_it_is_lifted(controls: SourceControls) -> N
     assert await controls.pauses() == {USERS: first[USERS]}
 
 
+async def test_a_generation_begins_only_while_a_source_is_paused(controls: SourceControls) -> None:
+    assert not await controls.begin_generation(ORDERS)
+    assert await controls.generations() == {}
+    await controls.pause([ORDERS], "token 1")
+    assert await controls.begin_generation(ORDERS)
+    assert await controls.begin_generation(ORDERS)
+    await controls.resume([ORDERS])
+    assert not await controls.begin_generation(ORDERS)
+    assert await controls.generations() == {ORDERS: 2}
+
+
 async def test_the_last_status_of_a_source_is_kept(controls: SourceControls) -> None:
     await controls.report([])
     assert await controls.statuses() == {}

@@ -262,6 +262,21 @@ async def test_a_paused_stream_is_not_read_until_it_is_resumed(
     assert isinstance(host.state(RAW), Reading)
 
 
+async def test_a_stream_that_was_rewound_between_two_looks_is_started_again(
+    running: tuple[Host, Cluster],
+) -> None:
+    host, cluster = running
+    host.catalogs = [TWO]
+    await eventually(lambda: len(cluster.queries) == 2)
+    await host._controls.pause([RAW], "token 1")
+    assert await host._controls.begin_generation(RAW)
+    await host._controls.resume([RAW])
+    await eventually(lambda: len(cluster.queries[RAW]) == 2)
+    assert cluster.queries[RAW][0].stopped
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    assert [len(cluster.queries[topic]) for topic in (RAW, OTHER)] == [2, 1]
+
+
 async def test_the_status_of_each_stream_is_stored(running: tuple[Host, Cluster]) -> None:
     host, cluster = running
     cluster.refused = {RAW: ExternalKafkaUnusable("the cluster is away")}

@@ -156,6 +156,31 @@ async def test_only_a_paused_stream_that_is_the_same_is_rewound() -> None:
         await world.rewind("earliest")
 
 
+async def test_a_rewind_begins_a_generation_before_and_after_its_moves() -> None:
+    world = await Rewinding().paused()
+    await world.sources.writer().write(batch(messages(0, 1)))
+    await world.rewind("earliest", dry_run=True)
+    assert await world.controls.generations() == {}
+    seen = []
+
+    def fault() -> None:
+        seen.append(dict(world.controls._generations))
+
+    world.sources.fault = fault
+    await world.rewind("earliest")
+    assert (seen, await world.controls.generations()) == ([{RAW: 1}], {RAW: 2})
+    await world.rewind("earliest")
+    assert await world.controls.generations() == {RAW: 4}, "a repeated order ends the readers, too"
+
+
+async def test_a_stream_that_is_resumed_while_it_is_rewound_is_reported() -> None:
+    world = await Rewinding().paused()
+    await world.sources.writer().write(batch(messages(0, 1)))
+    world.sources.fault = lambda: world.controls._pauses.clear()
+    with pytest.raises(RewindEndedEarly, match=r"resumed while .* repeat the order"):
+        await world.rewind("earliest")
+
+
 async def test_a_rewind_that_ends_early_says_what_is_moved() -> None:
     world = await Rewinding().paused()
     await world.sources.writer().write(batch(messages(0, 1)))
