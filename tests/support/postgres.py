@@ -109,6 +109,15 @@ def _new_database(server_dsn: str, template: str) -> Iterator[str]:
             server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(name)))
 
 
+OWN_NAMES = """
+    UPDATE installation SET id = substr(replace(gen_random_uuid()::text, '-', ''), 1, 16);
+    SELECT setval(
+        'asset_incarnation', (extract(epoch FROM clock_timestamp()) * 1000)::bigint, false
+    )
+"""
+"""Two databases never give one name to two things in Kafka or S3, like migrated ones."""
+
+
 @pytest.fixture(scope="session")
 def migrated_template(postgres_server: str) -> Iterator[str]:
     """The name of a database with the platform's schema; a copy of it costs less than the files."""
@@ -129,6 +138,8 @@ def empty_database(postgres_server: str) -> Iterator[str]:
 def database(postgres_server: str, migrated_template: str) -> Iterator[str]:
     """The connection string of a new database with the platform's schema."""
     with _new_database(postgres_server, migrated_template) as dsn:
+        with psycopg.connect(dsn) as connection:
+            connection.execute(OWN_NAMES)
         yield dsn
 
 

@@ -178,9 +178,6 @@ async def test_orders_of_a_topic_are_counted_once_across_a_kill(
     assert await dead_rows(settings, api) == 1
 
 
-CORRECTED = 'cdc="append", preproc={{"amount": 7}})'
-
-
 async def state_of(api: Api) -> str:
     (listed,) = (await api.good("GET", "/sources"))["sources"]
     return str(listed["state"])
@@ -214,23 +211,13 @@ async def test_a_stream_is_paused_tested_and_rewound_and_its_dead_letters_are_re
     assert await sales(api) == (6, 21)
     await order(api, "/sources/resume", source=name)
     await sold(api, shop)
-    # A source that is removed and added again may have another definition; the dataset stays.
-    for changed in (
-        DEFINITIONS.replace('kafka.topic("{topic}")', 'Webhook(name="door").endpoint("orders")'),
-        DEFINITIONS.replace('cdc="append")', CORRECTED),
-    ):
-        text = changed.replace("import Kafka,", "import Kafka, Webhook,")
-        file.write_text(text.format(bootstrap=settings.kafka_bootstrap, topic=topic))
-        await api.good("POST", "/commit", await commit_of(str(file), folder=tmp_path), **INLINE)
-    # The correction lets one of two dead letters in, once.
+    # Nothing has changed since, so a replay lets no dead letter in.
     counted = (await api.good("GET", "/dead_letters"))["dead_letters"]
     assert {each["kind"]: each["rows"] for each in counted} == {"not-admitted": 1, "unreadable": 1}
     done = await order(api, "/dead_letters/replay")
-    assert (done["accepted"], done["refused"], len(done["not_replayable"])) == (1, 0, 1)
-    assert (await order(api, "/dead_letters/replay"))["rows"] == 0
-    shop.orders, shop.amount = shop.orders + 1, shop.amount + 7
+    assert (done["accepted"], len(done["not_replayable"])) == (0, 1)
     await sold(api, shop)
-    assert (await order(api, "/dead_letters/drop", all=True))["rows"] == 1
+    assert (await order(api, "/dead_letters/drop", all=True))["rows"] == 2
     assert (await api.good("GET", "/dead_letters/rows")) == {"rows": [], "next": None}
     # A rewind appends rows again, when that is accepted.
     await order(api, "/sources/pause", source=name)
@@ -241,8 +228,7 @@ async def test_a_stream_is_paused_tested_and_rewound_and_its_dead_letters_are_re
     moved = await order(api, "/sources/rewind", **body, duplicates_rows=True)
     assert moved["read_again"] == 11
     await order(api, "/sources/resume", source=name)
-    # Nine orders and the message without a number of before, each of 7 now.
-    shop.orders, shop.amount = shop.orders + 10, shop.amount + 70
+    shop.orders, shop.amount = 2 * shop.orders, 2 * shop.amount
     await sold(api, shop)
 
 
