@@ -67,7 +67,14 @@ def letters_list(caller: Caller, /, as_json: bool, **filters: str | None) -> Non
 
 @deadletters.command("show")
 @_filters
-@click.option("-n", "count", type=click.IntRange(1, 1000), default=20, show_default=True)
+@click.option(
+    "-n",
+    "count",
+    type=click.IntRange(1, 1000),
+    default=20,
+    show_default=True,
+    help="How many rows to show.",
+)
 @click.option("--after", metavar="PLACE", help="Go on where an earlier page ended.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 @click.pass_obj

@@ -54,9 +54,13 @@ def is_cancelled(request_id: str) -> bool:
 def watched(request_id: str) -> Iterator[None]:
     """End the programs below this process if the request is cancelled during the block."""
     loop, ended = asyncio.new_event_loop(), asyncio.Event()
+    others = frozenset(_children())
+
+    def programs() -> list[psutil.Process]:
+        return [each for each in _children() if each not in others]
 
     async def watch(pool: Pool) -> None:
-        await RunWatch(PostgresRequests(pool), request_id, _programs).run(ended)
+        await RunWatch(PostgresRequests(pool), request_id, programs).run(ended)
 
     thread = Thread(target=lambda: loop.run_until_complete(_in_pool(watch)), name="watch")
     thread.start()
@@ -68,7 +72,7 @@ def watched(request_id: str) -> Iterator[None]:
         loop.close()
 
 
-def _programs() -> list[psutil.Process]:
+def _children() -> list[psutil.Process]:
     """Return the processes below this one."""
     return family_of(os.getpid())[1:]
 

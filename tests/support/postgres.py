@@ -111,9 +111,15 @@ def _new_database(server_dsn: str, template: str) -> Iterator[str]:
 
 OWN_NAMES = """
     UPDATE installation SET id = substr(replace(gen_random_uuid()::text, '-', ''), 1, 16);
-    SELECT setval(
-        'asset_incarnation', (extract(epoch FROM clock_timestamp()) * 1000)::bigint, false
-    )
+    DO $$
+    DECLARE
+        first bigint := (extract(epoch FROM clock_timestamp()) * 1000)::bigint;
+    BEGIN
+        EXECUTE format(
+            'ALTER SEQUENCE asset_incarnation MINVALUE %s START WITH %s RESTART WITH %s',
+            first, first, first
+        );
+    END $$
 """
 """Two databases never give one name to two things in Kafka or S3, like migrated ones."""
 

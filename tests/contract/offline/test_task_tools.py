@@ -65,7 +65,7 @@ async def tools(opened: Pool, database: str, tmp_path: Path) -> PlatformTools:
 
 def run(tools: PlatformTools, *calls: tuple[ExtractCall, pa.Table]) -> list[pl.DataFrame]:
     with tools.open({}) as opened_tools:
-        return [opened_tools.extractors.run(*each) for each in calls]
+        return [opened_tools.extractors.run(*each, None) for each in calls]
 
 
 async def test_user_code_reads_its_secret_and_the_use_is_audited_once(

@@ -142,7 +142,7 @@ async def test_a_late_create_of_an_undone_commit_is_an_orphan_and_is_destroyed()
     world = await with_first_version()
     before = set(world.topics.partition_counts)
     with suppress(Crash):
-        await world.commit("second", NEW, faults=Faults({6: Fault.CRASH_AFTER}))
+        await world.commit("second", NEW, faults=Faults({7: Fault.CRASH_AFTER}))
     late = dict(world.topics.partition_counts)
     assert set(late) > before, "topics were created and not recorded"
     await world.settle()

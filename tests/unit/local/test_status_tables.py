@@ -279,8 +279,9 @@ def test_branches_whose_reads_have_not_moved_are_listed(
 
 
 def test_datasets_are_listed_until_their_erased_keys_have_left(
-    capsys: pytest.CaptureFixture[str],
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("COLUMNS", "160")
     numbers = {"keys": 3, "rows": 70, "files": 2, "objects": 1, "removed_rows": 5}
     row = numbers | {"workspace": "w", "topic": "w.topic.a.1", "since": "2026-01-02T03:04:05"}
     status_tables.print_erasures(
