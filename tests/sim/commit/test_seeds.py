@@ -211,4 +211,4 @@ def test_an_endpoint_that_is_destroyed_at_once_without_a_grace_period_is_caught(
         return await to_keep(tx, *values) if tx.destroy_grace_ms else frozenset()
 
     monkeypatch.setattr(transitions, "_endpoints_to_keep", with_a_period)
-    assert is_caught("no user confirmed it", first=38)
+    assert is_caught("no user confirmed it", first=143)
