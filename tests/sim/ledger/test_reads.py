@@ -23,7 +23,7 @@ from tests.support.ledger_world import Crash, Fault, Faults, World
 from tests.support.toy_commits import toy
 
 SEEDS = range(40)
-CATCHING = 175
+CATCHING = 702
 """This seed shows a version that reads would reach too early."""
 CHAIN = ("clean", "totals", "top", "ranks")
 
