@@ -10,6 +10,8 @@ TESTS := .venv/bin/pytest -q --ignore tests/tidy --ignore tests/conformance
 # about as long as they compute, so there is one worker more than cores.
 WORKERS ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )))
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Tests of the platform wait for it more than they compute: two processes, each with a platform of its own.
+PLATFORMS := -n 2 --dist loadfile --no-loadscope-reorder
 # Failures are printed, and the tests that failed run once more, alone.
 RETRY := echo "Retrying the failed tests in isolation" && $(TESTS) --last-failed --last-failed-no-failures none
 NAME ?=
@@ -71,7 +73,7 @@ format: env ## Format the code and sort imports with ruff
 
 test: lint scan jars ## Run everything that CI runs; leaves the platform running
 	$(TESTS) $(PARALLEL) -m "not platform" $(PYTEST_ARGS) tests || { $(RETRY) -m "not platform" $(PYTEST_ARGS) tests; }
-	$(TESTS) -m platform $(PYTEST_ARGS) tests || { $(RETRY) -m platform $(PYTEST_ARGS) tests; }
+	$(TESTS) $(PLATFORMS) -m platform $(PYTEST_ARGS) tests || { $(RETRY) -m platform $(PYTEST_ARGS) tests; }
 	@$(CLI) up
 	.venv/bin/python -m tests.conformance.run --ratchet
 

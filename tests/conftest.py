@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
+from tests.support.own_platform import OwnPlatform
 from tests.support.platform_settings import ENV_COMMAND
 
 pytest_plugins = ("tests.support.executors", "tests.support.postgres", "tests.support.s3")
@@ -30,6 +31,23 @@ def cli(*arguments: str) -> str:
     return done.stdout
 
 
+@pytest.fixture(scope="session")
+def own_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Processes of a parallel run have platforms of their own; the first one has the usual one."""
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "gw0")
+    if worker == "gw0":
+        yield
+        return
+    own = OwnPlatform(tmp_path_factory.mktemp("platform"), FENNEL_ORCHESTRATOR="airflow")
+    before = dict(os.environ)
+    os.environ.update(own.settings)
+    own.run("up", "--only", "postgres")
+    yield
+    own.run("down")
+    os.environ.clear()
+    os.environ.update(before)
+
+
 def _started(*arguments: str) -> Iterator[None]:
     before = dict(os.environ)
     # True: other containers run it. The command below prints it with a capital letter.
@@ -44,7 +62,7 @@ def _started(*arguments: str) -> Iterator[None]:
 
 
 @pytest.fixture(scope="session")
-def infra() -> Iterator[None]:
+def infra(own_platform: None) -> Iterator[None]:
     """Postgres, Kafka and S3 are up, and their addresses are in the environment."""
     yield from _started("--only", "postgres", "--only", "kafka", "--only", "s3")
 
