@@ -6,6 +6,7 @@ import os
 import shlex
 import subprocess
 import sys
+import zlib
 from collections.abc import Iterator
 
 import pytest
@@ -15,6 +16,15 @@ from tests.support.platform_settings import ENV_COMMAND
 
 pytest_plugins = ("tests.support.executors", "tests.support.postgres", "tests.support.s3")
 """One server of a kind per process: fixtures that folders import would start one for each."""
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Spread the files of a folder over the run, the same way in every process.
+
+    Folders differ in what they need: contract tests wait for services, laws compute. One after the
+    other they leave the cores idle first and overload them later.
+    """
+    items.sort(key=lambda item: zlib.crc32(item.nodeid.partition("::")[0].encode()))
 
 
 def cli(*arguments: str) -> str:

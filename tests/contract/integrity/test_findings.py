@@ -167,7 +167,7 @@ async def test_the_alarm_of_a_deleted_job_is_gone_and_none_is_stored_for_it(
 
 
 async def test_an_alarm_of_groups_whose_rows_are_erased_ends(committed: Pool) -> None:
-    """Their rows leave the history of what the job reads, so nobody can compare them again."""
+    """Their rows leave the history of what the job reads, so they cannot be compared again."""
     (join,) = [
         each
         for each in await findings.jobs_to_check(committed, None, None)

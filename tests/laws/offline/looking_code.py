@@ -125,7 +125,7 @@ async def pair(rows: Rows, ask: Ask) -> list[Any]:
     }
     found = await ask("Pairs", [rows[n][0] for n in some], keys, ("s",), some)
     values = {n: each["s"] for n, each in zip(some, found, strict=True)}
-    return [values.get(n, "nobody") for n in range(len(rows))]
+    return [values.get(n, "missing") for n in range(len(rows))]
 
 
 async def dedupe(rows: Rows, ask: Ask) -> list[Any]:

@@ -140,7 +140,7 @@ def _of_code(world: World, name: str, k: int, n: int | None, at: int) -> Any:
             if k == 2:
                 raise Failed
             return 100 * len(events(world, "Totals", k, at, None, "t")) + total(world, k, at)
-    return "nobody" if row is None else pair(world, k, n, at)
+    return "missing" if row is None else pair(world, k, n, at)
 
 
 def _score(world: World, k: int, at: int) -> int | None:

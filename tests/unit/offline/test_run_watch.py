@@ -98,7 +98,7 @@ async def test_a_cancelled_program_ends_with_all_its_processes_and_releases_its_
     await cancelled(store)
     await asyncio.to_thread(program.wait, 10)
     await eventually(lambda: not any(map(is_alive, family)), what="no process is left")
-    assert await has_lease(store), "whoever started the program has not seen its end"
+    assert await has_lease(store), "the task that started the program has not seen its end"
     ended.set()
     await watch
     assert not await has_lease(store)
