@@ -1,8 +1,9 @@
-"""ExecutorRun a job's user code in an executor and turn its result into signed versions.
+"""Run a job's user code in an executor and turn its result into signed versions.
 
 Theory. User code is never fused into a stateful step: its output is a topic of its own, so replay
-never runs user code. If the code raises, the batch is halved until the failing rows are found; they
-become dead letters with the reason, and the other rows continue. A crash, a time-out or a failed
+never runs user code. If the code raises, the batch is halved until it is small enough to call the
+code with each row alone, in one exchange. The failing rows become dead letters with the reason, and
+the other rows continue. A crash, a time-out or a failed
 import does not belong to any row, so it is raised and parks the job. On a keyed dataset a row that
 a filter rejects becomes a tombstone, so that its key is deleted.
 """
@@ -10,14 +11,21 @@ a filter rejects becomes a tombstone, so that its key is deleted.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
-from typing import assert_never
 
 import polars as pl
 import pyarrow as pa
 
-from fennel_core.executors.calls import AssignCall, ExecutorCall, FilterCall, TransformCall
-from fennel_core.executors.errors import UserCodeFailed
-from fennel_core.executors.results import frame_of
+from fennel_core.executors.calls import (
+    MOST_EACH_ROWS,
+    AssignCall,
+    EachRowCall,
+    ExecutorCall,
+    FilterCall,
+    RowCall,
+    TransformCall,
+)
+from fennel_core.executors.errors import CallFailed, ExecutorTimeout, UserCodeFailed
+from fennel_core.executors.results import failures_of, frame_of
 from fennel_core.operators.spec import UserCodeSpec
 from fennel_core.operators.step import DeadRows, Outcome, OutputBatch
 from fennel_core.vocab.versions import IS_TOMBSTONE, META
@@ -26,7 +34,7 @@ ExecutorRun = Callable[[ExecutorCall, pl.DataFrame], Awaitable[pa.Table]]
 ROW = "__row"
 
 
-def executor_call(spec: UserCodeSpec, entity: str) -> ExecutorCall:
+def executor_call(spec: UserCodeSpec, entity: str) -> RowCall:
     """Return the executor call of a user code step."""
     match spec.kind:
         case "transform":
@@ -59,7 +67,7 @@ async def run_user_code(
 
 
 async def _processed(
-    run: ExecutorRun, call: ExecutorCall, rows: pl.DataFrame, spec: UserCodeSpec
+    run: ExecutorRun, call: RowCall, rows: pl.DataFrame, spec: UserCodeSpec
 ) -> tuple[list[pl.DataFrame], list[DeadRows]]:
     if rows.is_empty():
         return [], []
@@ -68,14 +76,32 @@ async def _processed(
     except UserCodeFailed as raised:
         if len(rows) == 1:
             return [], [DeadRows(str(raised), rows)]
+    failing = await _failing_rows(run, call, rows)
+    if failing:
+        rest = rows.filter(~pl.int_range(pl.len()).is_in(list(failing)))
+        good, dead = await _processed(run, call, rest, spec)
+        return good, [DeadRows(str(why), rows[row]) for row, why in failing.items()] + dead
     middle = len(rows) // 2
     left, left_dead = await _processed(run, call, rows[:middle], spec)
     right, right_dead = await _processed(run, call, rows[middle:], spec)
     return left + right, left_dead + right_dead
 
 
+async def _failing_rows(
+    run: ExecutorRun, call: RowCall, rows: pl.DataFrame
+) -> dict[int, CallFailed]:
+    """Return the rows that fail alone; empty if there are too many to call each."""
+    if len(rows) > MOST_EACH_ROWS:
+        return {}
+    each = EachRowCall(call)
+    try:
+        return dict(failures_of(each, await run(each, rows.drop(META))))
+    except ExecutorTimeout:  # fewer at once may be in time
+        return {}
+
+
 def _rows(
-    call: ExecutorCall, spec: UserCodeSpec, rows: pl.DataFrame, returned: pa.Table
+    call: RowCall, spec: UserCodeSpec, rows: pl.DataFrame, returned: pa.Table
 ) -> pl.DataFrame:
     result = frame_of(call, returned)
     match call:
@@ -97,7 +123,7 @@ def _rows(
                 *spec.output.names, *META
             )
         case other:
-            assert_never(other)  # type: ignore[arg-type]  # a pipeline has no other kinds of user code
+            raise AssertionError(f"a pipeline has no call of {other.extractor}")
 
 
 def _tombstones(spec: UserCodeSpec, rows: pl.DataFrame) -> pl.DataFrame:

@@ -8,6 +8,7 @@ from fennel_core.executors import protocol
 from fennel_core.executors.calls import (
     AssignCall,
     CollectCall,
+    EachRowCall,
     ExecutorCall,
     ExtractCall,
     FilterCall,
@@ -30,6 +31,8 @@ from fennel_core.executors.errors import (
 def raised_text(call: ExecutorCall, message: str) -> str:
     """Return the text for code that raised `message`; the client's tests check it."""
     match call:
+        case EachRowCall(of=of):
+            return raised_text(of, message)
         case TransformCall(code=code, entity=entity):
             return (
                 f"Error in transform function `{_function(code.core_code)}` for pipeline "
@@ -59,6 +62,8 @@ def raised_text(call: ExecutorCall, message: str) -> str:
 
 def call_failure(call: ExecutorCall, reason: str, message: str, traceback: str) -> CallFailed:
     """Return the exception for a response whose header gives `reason`."""
+    if isinstance(call, EachRowCall):
+        call = call.of
     entity = entity_of(call)
     match reason:
         case protocol.RAISED:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, assert_never
+from typing import Any, Final, assert_never
 
 from fennel_core.executors.code_cache import code_key
 from fennel_core.vocab import dtypes
@@ -96,6 +96,25 @@ class WarmCall:
     """
 
 
+RowCall = TransformCall | FilterCall | AssignCall | ExtractCall
+"""Calls of code that is given rows."""
+
+
+@dataclass(frozen=True, slots=True)
+class EachRowCall:
+    """Call the code with each row alone, at most `MOST_EACH_ROWS`, to find those that it fails on.
+
+    The result has a row per failure: `__row`, the reason, the message and the traceback. What the
+    code returns for the other rows is dropped.
+    """
+
+    of: RowCall
+
+
+MOST_EACH_ROWS: Final = 64
+"""Rows of an `EachRowCall`, which has the time limit of one call."""
+
+
 @dataclass(frozen=True, slots=True)
 class ProgramCall:
     """Run a program that the platform generated from user code. The result is its output."""
@@ -119,7 +138,7 @@ class CollectCall:
 
 
 Program = ProgramCall | CollectCall
-CodeCall = TransformCall | FilterCall | AssignCall | ExtractCall | WarmCall
+CodeCall = RowCall | EachRowCall | WarmCall
 ExecutorCall = CodeCall | Program
 
 
@@ -185,9 +204,18 @@ def code_hash(code: PyCode, module: str | None) -> str:
     return code_key(code_text(code, glued=module is not None), code.entry_point, module)
 
 
+def text_of_code(call: CodeCall) -> str:
+    """Return the module that a call needs."""
+    if isinstance(call, EachRowCall):
+        call = call.of
+    return code_text(call.code, glued=module_of(call) is not None)
+
+
 def module_of(call: ExecutorCall) -> str | None:
     """Return the name that the code's module is registered under while it loads, if any."""
     match call:
+        case EachRowCall(of=of):
+            return module_of(of)
         case ExtractCall(featureset=featureset, extractor=extractor):
             return f"{featureset}.{extractor}"
         case WarmCall(module=module):
@@ -216,6 +244,8 @@ def _code_header(call: CodeCall) -> bytes:
 
 
 def _header(call: CodeCall) -> dict[str, Any]:
+    if isinstance(call, EachRowCall):
+        return _header(call.of) | {"each": True}
     module = module_of(call)
     out: dict[str, Any] = {
         "code": code_hash(call.code, module),
@@ -267,6 +297,8 @@ def _header(call: CodeCall) -> dict[str, Any]:
 def entity_of(call: ExecutorCall) -> str:
     """Return the place of the code, for messages."""
     match call:
+        case EachRowCall(of=of):
+            return entity_of(of)
         case ExtractCall(featureset=featureset, extractor=extractor):
             return f"{featureset}.{extractor}"
         case _:

@@ -42,11 +42,10 @@ from fennel_core.executors.calls import (
     ExecutorCall,
     Program,
     ProgramCall,
-    code_text,
     describe_fields,
     entity_of,
     header_of,
-    module_of,
+    text_of_code,
 )
 from fennel_core.executors.errors import CallFailed, ExecutorCrashed, ExecutorUnavailable
 from fennel_core.executors.fair_queue import FairCapacity
@@ -425,7 +424,7 @@ async def _reply(
 ) -> bytes:
     match header["op"]:
         case "code" if not isinstance(call, ProgramCall | CollectCall):
-            return _pack({"text": code_text(call.code, glued=module_of(call) is not None)})
+            return _pack({"text": text_of_code(call)})
         case "secret":
             return _pack({"value": await _secret(call, text_of(header, "name"), callbacks)})
         case "lookup":
@@ -443,7 +442,7 @@ async def _secret(call: ExecutorCall, name: str, callbacks: Callbacks) -> str | 
     """Return a secret of the caller's workspace whose use the call's own code declares."""
     if callbacks.secret is None or isinstance(call, ProgramCall | CollectCall):
         raise LookupRefused("secrets cannot be read here")
-    if not secret_use(code_text(call.code, glued=module_of(call) is not None)).covers(name):
+    if not secret_use(text_of_code(call)).covers(name):
         raise LookupRefused(
             f"the code of `{entity_of(call)}` does not declare to use the secret `{name}`; call "
             f'secrets.get("{name}") in it'

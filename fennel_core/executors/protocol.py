@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from fennel_core.executors.internal_errors import ProtocolError
 
-VERSION: Final = 6
+VERSION: Final = 7
 PREFIX: Final = struct.Struct(">BIIII16s16s")
 """The fields of `FramePrefix` after the version."""
 DIGEST_BYTES: Final = 16
@@ -40,6 +40,8 @@ TS: Final = "__ts"
 FOUND: Final = "__found"
 """Column of a lookup's result: whether the key has a row."""
 MARKS: Final = (ROW, TS, FOUND)
+REASON, MESSAGE, TRACE = "reason", "message", "trace"
+"""Columns of the failures of single rows, beside `ROW`."""
 
 SOCKET_ENV: Final = "FENNEL_EXECUTORS_SOCKET"
 PROCESSES_ENV: Final = "FENNEL_EXECUTOR_PROCESSES"
@@ -60,6 +62,8 @@ TIMEOUT: Final = "timeout"
 CRASHED: Final = "crashed"
 BUSY: Final = "busy"  # no worker became free in time
 REFUSED: Final = "refused"  # the frame itself is not understood
+ROW_REASONS: Final = (RAISED, INVALID)
+"""Reasons that single rows fail for."""
 
 
 class FramePrefix(NamedTuple):

@@ -44,6 +44,13 @@ DONE, WORN = b"D", b"W"
 PAGE_BYTES = resource.getpagesize()
 REPORTED_CHARS = 16_000
 """Length of messages and tracebacks that are reported; the end of longer ones is."""
+FAILURE_COLUMNS = {
+    protocol.ROW: pa.int64(),
+    protocol.REASON: pa.string(),
+    protocol.MESSAGE: pa.string(),
+    protocol.TRACE: pa.string(),
+}
+"""The result of a call with each row alone."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,7 +188,32 @@ class Worker:
         if kind == "warm":
             return b""
         table = pa.ipc.open_stream(payload).read_all()
-        return batch_bytes(KINDS[kind](self._code.function(header["code"]), header, table))
+        function = self._code.function(header["code"])
+        if header.get("each"):
+            return batch_bytes(self._failing_rows(function, header, table))
+        return batch_bytes(KINDS[kind](function, header, table))
+
+    def _failing_rows(self, function: Any, header: dict[str, Any], table: pa.Table) -> pa.Table:
+        """Call the function with each row alone; return the rows on which it fails."""
+        failures: dict[str, list[Any]] = {name: [] for name in FAILURE_COLUMNS}
+        for number in range(len(table)):
+            try:
+                KINDS[header["kind"]](function, header, table.slice(number, 1))
+            except UserCodeRaised as raised:
+                if isinstance(raised.cause, PeerClosed | ConnectionError):
+                    raise
+                trace = self._code.trace(header["code"], raised.cause)
+                found = (number, protocol.RAISED, str(raised), trace)
+            except ResultInvalid as wrong:
+                found = (number, protocol.INVALID, str(wrong), "")
+            else:
+                continue
+            for column, value in zip(failures.values(), found, strict=True):
+                column.append(value[-REPORTED_CHARS:] if isinstance(value, str) else value)
+        return pa.table(
+            [pa.array(failures[name], dtype) for name, dtype in FAILURE_COLUMNS.items()],
+            names=list(FAILURE_COLUMNS),
+        )
 
     def _lookup(
         self, cls_name: str, ts: pd.Series, fields: list[str], keys: pd.DataFrame

@@ -1,8 +1,10 @@
 """Run user code over a batch of rows, each as of its own time.
 
 User code is given many rows at once, because a call costs more than a row. When a call fails, its
-rows are halved and tried again, until the rows that fail are known: online each of them would fail
-alone. Rows of a call that looks datasets up may wait for what it asked for (`code_lookups`).
+rows are halved and tried again; a few rows are then called each alone in one exchange with the
+executor, so code that fails on every row does not need an exchange for each. Online each of them
+would fail alone. Rows of a call that looks datasets up may wait for what it asked for
+(`code_lookups`).
 """
 
 from __future__ import annotations
@@ -15,7 +17,7 @@ from typing import Final, Protocol
 import polars as pl
 import pyarrow as pa
 
-from fennel_core.executors.calls import ExtractCall
+from fennel_core.executors.calls import MOST_EACH_ROWS, ExtractCall
 from fennel_core.executors.code_cache import USER_FILE
 from fennel_core.executors.errors import (
     CallFailed,
@@ -57,6 +59,13 @@ class ExtractorRunner(Protocol):
         """Return the columns of `call.outputs`, row for row. `lookups` serves those of its code.
 
         Raises `CallFailed`, with the text and the line of user code, and what `lookups` raises.
+        """
+        ...
+
+    def failing_rows(self, call: ExtractCall, rows: pa.Table) -> list[tuple[int, CallFailed]]:
+        """Return the rows, at most `MOST_EACH_ROWS`, on which a call with the row alone fails.
+
+        The code makes no lookups. Raises `CallFailed` if a row stops the process that it runs in.
         """
         ...
 
@@ -160,6 +169,15 @@ class _Calls:
         self.answers.want(lookups)
         return _Waits()
 
+    def failing_rows(self, rows: pl.DataFrame) -> dict[int, CallFailed]:
+        """Return the rows that fail alone, without those that are not known yet."""
+        if rows.height > MOST_EACH_ROWS or self.answers is not None:
+            return {}
+        try:
+            return dict(self.runner.failing_rows(self.step.call, _table(rows, self.step)))
+        except ROWS_AT_FAULT:
+            return {}
+
     def _failure(self, text: str) -> CallFailed:
         call = self.step.call
         name = f"{call.featureset}.{call.extractor}"
@@ -179,8 +197,11 @@ def _attempts(
         rows = waiting.pop()
         match calls.call(rows):
             case CallFailed() if rows.height > 1:
-                half = rows.height // 2
-                waiting += [rows[half:], rows[:half]]
+                failing = calls.failing_rows(rows)
+                yield from ((rows[number], failed) for number, failed in failing.items())
+                rest = rows.filter(~pl.int_range(pl.len()).is_in(list(failing)))
+                half = rest.height if failing else rest.height // 2
+                waiting += [part for part in (rest[half:], rest[:half]) if part.height]
             case _Alone():
                 waiting += reversed(list(rows.iter_slices(1)))
             case _ByTime():

@@ -17,10 +17,11 @@ import pyarrow as pa
 from fennel_core.connections import postgres
 from fennel_core.connections.secret_uses import SecretUses
 from fennel_core.connections.secrets import Sealer
-from fennel_core.executors.calls import ExtractCall
+from fennel_core.executors.calls import EachRowCall, ExtractCall
 from fennel_core.executors.client import Callbacks
+from fennel_core.executors.errors import CallFailed
 from fennel_core.executors.launch import ExecutorLimits
-from fennel_core.executors.results import frame_of
+from fennel_core.executors.results import failures_of, frame_of
 from fennel_core.executors.task_sandbox import TaskSandbox
 from fennel_core.offline.batch_work import StepTools
 from fennel_core.offline.code_lookups import CallLookups
@@ -67,10 +68,19 @@ class SandboxExtractors:
 
     def run(self, call: ExtractCall, rows: pa.Table, lookups: CallLookups | None) -> pl.DataFrame:
         """See `ExtractorRunner.run`; also raises what `TaskSandbox.start` raises."""
+        callbacks = replace(self._callbacks, lookup=lookups)
+        return frame_of(call, self._started().run(call, rows, callbacks=callbacks))
+
+    def failing_rows(self, call: ExtractCall, rows: pa.Table) -> list[tuple[int, CallFailed]]:
+        """See `ExtractorRunner.failing_rows`; also raises what `TaskSandbox.start` raises."""
+        each = EachRowCall(call)
+        failures = self._started().run(each, rows, callbacks=self._callbacks)
+        return list(failures_of(each, failures))
+
+    def _started(self) -> TaskSandbox:
         if self._sandbox is None:
             self._sandbox = self._stack.enter_context(TaskSandbox.start(self._limits))
-        callbacks = replace(self._callbacks, lookup=lookups)
-        return frame_of(call, self._sandbox.run(call, rows, callbacks=callbacks))
+        return self._sandbox
 
 
 @dataclass(frozen=True, slots=True)

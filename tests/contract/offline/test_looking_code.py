@@ -25,6 +25,7 @@ from fennel_core.settings.model import Settings
 from fennel_core.wire.pycode import PyCode
 from tests.laws.offline.queries import FAILED, Query, expected, given_frame, plain_rows
 from tests.laws.offline.worlds import SECOND, SPECS, World, job_of, program
+from tests.support.each_row import EachRow
 from tests.support.executors import CLIENT_PYTHON
 from tests.support.histories import Change, History
 
@@ -70,7 +71,7 @@ return pd.Series(found["ts"], name="F.later")
 }
 
 
-class RealCode:
+class RealCode(EachRow):
     """Calls the bodies in executors, and counts the calls of each."""
 
     def __init__(self, executors: SandboxExtractors) -> None:

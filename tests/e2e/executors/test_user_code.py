@@ -10,12 +10,14 @@ import pytest
 
 from fennel_core.executors.calls import (
     AssignCall,
+    EachRowCall,
     ExecutorCall,
     ExtractCall,
     FilterCall,
     TransformCall,
 )
 from fennel_core.executors.client import (
+    NO_CALLBACKS,
     Callbacks,
     Executors,
     LookupReply,
@@ -24,6 +26,7 @@ from fennel_core.executors.client import (
 from fennel_core.executors.errors import UserCodeFailed
 from fennel_core.executors.internal_errors import LookupRefused
 from fennel_core.executors.protocol import ROW, TS
+from fennel_core.executors.results import failures_of
 from fennel_core.vocab.dtypes import Field, Optional, arrow_type
 from fennel_core.wire import operators
 from fennel_core.wire.decode import decode_sync_request
@@ -287,6 +290,39 @@ async def test_an_extractor_reads_struct_inputs_as_mappings(commit, executors):
         call, feature_rows(call, ({"x": 1, "label": "here"},)), callbacks=Callbacks(secret=salt)
     )
     assert answer.column("Ages.secret").to_pylist() == ["here!"]
+
+
+async def test_each_row_alone_reports_the_rows_on_which_code_of_any_kind_fails(commit, executors):
+    bounded = pipeline_call(commit, "Assigned", "assign", "bounded")
+    outside = events(commit, {}, {"count": 70}, {"count": 7}, {"count": -1})
+    (_, high), (row, low) = await failing(executors, EachRowCall(bounded), outside)
+    assert row == 3
+    assert "Value 70 is out of bounds" in str(high)
+    assert "Value -1 is out of bounds" in str(low)
+
+    kept = EachRowCall(pipeline_call(commit, "Assigned", "assign"))
+    assert await failing(executors, kept, events(commit, {}, {"amount": 1.0})) == []
+
+    async def nothing(_: str) -> str | None:
+        return None
+
+    seen = EachRowCall(pipeline_call(commit, "Seen", "by_secret"))
+    raised = await failing(executors, seen, events(commit, {}, {}), Callbacks(secret=nothing))
+    assert [number for number, _ in raised] == [0, 1]
+    assert "with_secret" in raised[1][1].traceback
+
+    older = extract_call(commit, "add")
+    ages = feature_rows(older, (41,), (None,))
+    assert await failing(executors, EachRowCall(older), ages) == []
+    unknown = extract_call(commit, "undeclared")
+    ((_, error),) = await failing(executors, EachRowCall(unknown), feature_rows(unknown, ("ann",)))
+    assert "name 'Users' is not defined" in str(error)
+
+
+async def failing(
+    executors: Executors, call: EachRowCall, rows: pa.Table, callbacks: Callbacks = NO_CALLBACKS
+) -> list[tuple[int, UserCodeFailed]]:
+    return list(failures_of(call, await executors.run(call, rows, callbacks=callbacks)))
 
 
 async def test_no_rows_give_no_rows(commit, executors):

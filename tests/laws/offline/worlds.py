@@ -35,6 +35,7 @@ from fennel_core.wire import entities
 from fennel_core.wire import operators as wire
 from fennel_core.wire.expr import Binary, BinaryOp, Now, Ref, StringFn, StringUnary
 from tests.laws.offline import looking_code
+from tests.support.each_row import EachRow
 from tests.support.featuresets import CODE, dataset, extractor, list_lookup, lookup, request
 from tests.support.histories import History, as_frame, histories, run
 
@@ -348,7 +349,7 @@ def score(v: int | None, k: int) -> int | None:
     return None if v is None else (v + k) % 3
 
 
-class Code:
+class Code(EachRow):
     """The user code, online and offline."""
 
     def run(self, call: ExtractCall, rows: pa.Table, lookups: CallLookups | None) -> pl.DataFrame:

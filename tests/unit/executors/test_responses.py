@@ -5,11 +5,12 @@ from __future__ import annotations
 import pyarrow as pa
 import pytest
 
-from fennel_core.executors.calls import ExtractCall, FilterCall, TransformCall
+from fennel_core.executors.calls import EachRowCall, ExtractCall, FilterCall, TransformCall
+from fennel_core.executors.errors import UserCodeFailed
 from fennel_core.executors.internal_errors import ArrowRefused, ResponseMalformed
 from fennel_core.executors.programs_format import join_collected, split_collected
 from fennel_core.executors.responses import names_of, parse_header, secret_use, text_of
-from fennel_core.executors.results import read_result
+from fennel_core.executors.results import failures_of, read_result
 from fennel_core.vocab.dtypes import Field, Int, Optional
 from fennel_core.wire.pycode import PyCode
 
@@ -88,6 +89,48 @@ def test_an_extractor_returns_a_value_for_each_row() -> None:
             read_result(plain, batch(*rows, name="a"), 2)
     with pytest.raises(ArrowRefused, match="not optional"):
         read_result(plain, batch(1, None, name="a"), 2)
+
+
+EACH = EachRowCall(FilterCall(CODE, "D.p", (A,)))
+
+
+def failures(*rows: tuple[int | None, str | None, str | None, str | None]) -> bytes:
+    types = (pa.int64(), pa.string(), pa.string(), pa.string())
+    arrays = [pa.array([row[n] for row in rows], dtype) for n, dtype in enumerate(types)]
+    names = ["__row", "reason", "message", "trace"]
+    value: bytes = pa.record_batch(arrays, names=names).serialize().to_pybytes()
+    return value
+
+
+def test_failures_of_single_rows_are_those_of_calls_with_the_row() -> None:
+    received = failures((0, "raised", "no", "Traceback"), (2, "invalid", "x" * 100_000, ""))
+    (_, raised), (row, invalid) = failures_of(EACH, read_result(EACH, received, 3))
+    assert isinstance(raised, UserCodeFailed)
+    assert "filter function" in str(raised)
+    assert raised.traceback == "Traceback"
+    assert row == 2
+    assert len(str(invalid)) < 21_000
+
+
+@pytest.mark.parametrize(
+    "rows",
+    [
+        [(3, "raised", "", "")],
+        [(-1, "raised", "", "")],
+        [(None, "raised", "", "")],
+        [(0, "raised", "", ""), (0, "raised", "", "")],
+        [(0, "busy", "", "")],
+        [(0, "crashed", "", "")],
+        [(0, None, "", "")],
+        [(0, "raised", None, "")],
+        [(0, "raised", "", None)],
+    ],
+)
+def test_failures_that_no_row_can_have_are_refused(
+    rows: list[tuple[int | None, str | None, str | None, str | None]],
+) -> None:
+    with pytest.raises(ArrowRefused):
+        read_result(EACH, failures(*rows), 3)
 
 
 def test_a_collected_project_is_split_as_it_was_joined() -> None:

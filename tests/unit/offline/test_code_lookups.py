@@ -25,6 +25,7 @@ from fennel_core.vocab.dtypes import Field, Int
 from fennel_core.vocab.keys import key_bytes
 from tests.laws.offline.looking_code import Ask, Rows, failure
 from tests.laws.offline.worlds import USERS, tables
+from tests.support.each_row import EachRow
 from tests.support.featuresets import CODE
 
 CALL = ExtractCall(CODE, "F", "e", (Field("F.k", Int()),), (Field("F.v", Int()),), ("Users",))
@@ -32,7 +33,7 @@ STEP = BoundExtractor(CALL, (0,), ((0, 1),), {USERS.name: tables()[USERS.name]})
 Code = Callable[[Rows, Ask], Awaitable[list[int]]]
 
 
-class Calling:
+class Calling(EachRow):
     """Runs a function as user code, and counts the rows of its calls."""
 
     def __init__(self, code: Code) -> None:

@@ -6,9 +6,14 @@ import polars as pl
 import pyarrow as pa
 import pytest
 
-from fennel_core.executors.calls import ExtractCall
+from fennel_core.executors.calls import MOST_EACH_ROWS, ExtractCall
 from fennel_core.executors.code_cache import USER_FILE
-from fennel_core.executors.errors import CallFailed, ExecutorUnavailable, UserCodeFailed
+from fennel_core.executors.errors import (
+    CallFailed,
+    ExecutorTimeout,
+    ExecutorUnavailable,
+    UserCodeFailed,
+)
 from fennel_core.offline import extractors
 from fennel_core.offline.code_lookups import CallLookups
 from fennel_core.offline.errors import LookupNotOffline
@@ -19,6 +24,7 @@ from fennel_core.operators.spec import ChangelogSpec
 from fennel_core.query.program import BoundExtractor
 from fennel_core.vocab.dtypes import Field, Int, Str
 from fennel_core.vocab.schema import Schema
+from tests.support.each_row import EachRow
 from tests.support.featuresets import CODE
 
 CALL = ExtractCall(CODE, "F", "double", (Field("F.x", Int()),), (Field("F.y", Int()),), ())
@@ -34,7 +40,7 @@ ValueError: -40
 """
 
 
-class Doubling:
+class Doubling(EachRow):
     """Fails on negative rows, and with `failure` on every call if given."""
 
     def __init__(self, failure: CallFailed | None = None) -> None:
@@ -76,7 +82,60 @@ def test_only_the_rows_on_which_user_code_raises_fail() -> None:
     assert failures.columns == [ROW, REASON]
     good = [(100 + n, 2 * value) for n, value in enumerate(values) if value >= 0]
     assert rows.select(ROW, register(1)).rows() == good
-    assert runner.calls <= 1 + 2 * 2 * 6
+    assert runner.calls <= 1 + 2 * 2 * 6 + 64
+
+
+class InOneExchange(Doubling):
+    """Counts the calls with each row alone as one."""
+
+    def failing_rows(self, call: ExtractCall, rows: pa.Table) -> list[tuple[int, CallFailed]]:
+        before = self.calls
+        found = super().failing_rows(call, rows)
+        self.calls = before + 1
+        return found
+
+
+def test_code_that_fails_on_every_row_needs_few_exchanges_with_the_executors() -> None:
+    values = [-n for n in range(1, extractors.CALL_ROWS + 1)]
+    runner = InOneExchange()
+
+    rows, failures = extract(batch(values), STEP, runner)
+
+    assert rows.is_empty()
+    assert failures.get_column(ROW).to_list() == list(range(100, 100 + len(values)))
+    smallest = MOST_EACH_ROWS // 2
+    assert runner.calls <= 4 * len(values) / smallest
+
+
+class Together(Doubling):
+    """Fails on two rows or more, and never on one."""
+
+    def run(self, call: ExtractCall, rows: pa.Table, lookups: CallLookups | None) -> pl.DataFrame:
+        if len(rows) > 1:
+            raise UserCodeFailed("F.double: it takes one row. ", "F.double", "", "")
+        return super().run(call, rows, lookups)
+
+
+def test_rows_that_fail_only_together_are_called_alone() -> None:
+    rows, failures = extract(batch(list(range(100))), STEP, Together())
+    assert failures.is_empty()
+    assert rows.get_column(register(1)).to_list() == [2 * n for n in range(100)]
+
+
+class Slow(Doubling):
+    """Has no time for more than ten rows."""
+
+    def failing_rows(self, call: ExtractCall, rows: pa.Table) -> list[tuple[int, CallFailed]]:
+        if len(rows) > 10:
+            raise ExecutorTimeout("the code of `F.double` was stopped", "F.double")
+        return super().failing_rows(call, rows)
+
+
+def test_rows_that_take_too_long_one_after_the_other_are_halved() -> None:
+    values = [n if n % 7 else -1 for n in range(100)]
+    rows, failures = extract(batch(values), STEP, Slow())
+    assert failures.get_column(ROW).to_list() == [100 + n for n in range(0, 100, 7)]
+    assert rows.height == len(values) - failures.height
 
 
 def test_a_batch_without_a_good_row_has_the_columns() -> None:
