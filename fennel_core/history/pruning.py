@@ -76,7 +76,12 @@ async def prune_history(
         referenced = await files.keys(topic)
         unreferenced += [key for key in stored[topic] if key not in referenced]
     gone = due_for_deletion(
-        TOPICS, await marks.mark(TOPICS, known - alive), len(known), grace, limit
+        TOPICS,
+        await marks.mark(TOPICS, known - alive),
+        len(known),
+        grace,
+        limit,
+        await marks.deleted(TOPICS),
     )
     orphaned = due_for_deletion(
         OBJECTS,

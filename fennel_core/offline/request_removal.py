@@ -4,8 +4,8 @@ rows of requests that ended long ago.
 A request's own row says when its objects may go (`request_row.is_removable`), and that they are
 gone: what a run that was thought dead has written after that is deleted by the next search for
 orphans. Objects whose request has no row belong to a deleted workspace, or to a request that was
-never stored: they are deleted when they have been unknown for a grace period, within the limit of
-`connections.garbage`.
+never stored: they are deleted when they have been unknown for a grace period, the latter within the
+limit of `connections.garbage`.
 """
 
 from __future__ import annotations
@@ -94,8 +94,8 @@ class RequestRemoval:
             await self.objects.delete(keys[id_])
             log.info("late objects of an offline query deleted", request=id_)
         marked = await self.marks.mark(KIND, keys.keys() - removals.keys())
-        rules = self.rules
-        for id_ in due_for_deletion(KIND, marked, len(keys), rules.grace, rules.limit):
+        rules, deleted = self.rules, await self.marks.deleted(KIND)
+        for id_ in due_for_deletion(KIND, marked, len(keys), rules.grace, rules.limit, deleted):
             await self.objects.delete(keys[id_])
             log.info("objects of an unknown offline query deleted", request=id_)
 

@@ -2,12 +2,12 @@
 
 Theory. Deletion is the only dangerous step, so it is delayed twice. A job that the registry does
 not list, or of which no snapshot is known, is marked by one run and deleted by a later one that
-still finds it so after the grace period, within the limit of `connections.garbage`: the database
-may be the wrong one. A snapshot stays until it has
-been beyond the newest `keep` for a whole grace period: a restore from it may have started just
-before. An object is deleted only when no kept snapshot refers to it and it is older than the grace
-period: it may belong to a snapshot whose manifest is not written yet. The pointer goes before the
-contents, so a pointer never refers to deleted objects.
+still finds it so after the grace period, within the limit of `connections.garbage` unless the
+database has deleted the job itself: it may be the wrong one. A snapshot stays until it has been
+beyond the newest `keep` for a whole grace period: a restore from it may have started just before.
+An object is deleted only when no kept snapshot refers to it and it is older than the grace period:
+it may belong to a snapshot whose manifest is not written yet. The pointer goes before the contents,
+so a pointer never refers to deleted objects.
 
 The same listing shows which snapshots lack an object that was lost. They are marked, not deleted:
 the next snapshot of the partition is a complete copy, and a restore tries another one.
@@ -94,7 +94,8 @@ async def prune_snapshots(
     present = {job for job, _ in stored.keys() | pointed}
     known = jobs & {job for job, _ in pointed}
     absent_for = await marks.mark(JOBS, present - known)
-    gone = set(due_for_deletion(JOBS, absent_for, len(present), grace, limit))
+    deleted = await marks.deleted(JOBS)
+    gone = set(due_for_deletion(JOBS, absent_for, len(present), grace, limit, deleted))
     done = []
     for partition in sorted(stored.keys() | pointed):
         objects = stored.get(partition, [])

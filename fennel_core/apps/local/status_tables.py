@@ -27,6 +27,10 @@ REASON_SHOWN: Final = 120
 RUNNING: Final = "running"
 PAUSED: Final = "paused"
 """The job is retained: no engine runs it, and it keeps its state."""
+INTEGRITY_REMEDY: Final = (
+    "rebuild the job that is named with `fennel-core recover --job ID`, then run `fennel-core "
+    "integrity`: it checks the same keys again, and the alarm ends when they agree"
+)
 COLUMNS: Final = ("job", "part", "slot", "epoch", "status", "lag", "reported_s", "error")
 
 JobPartitionRow = dict[str, Any]
@@ -166,13 +170,15 @@ def print_drills(drills: Sequence[AlarmRow] | None) -> None:
 
 
 def print_integrity(differing: Sequence[AlarmRow] | None) -> None:
-    """Print one line per dataset whose lookups differed from a recompute."""
+    """Print one line per dataset whose lookups differed from a recompute, and what to do."""
     for row in differing or ():
         _console().print(
             f"Integrity check of {row['checked_at']}: {row['message']}",
             style="red",
             highlight=False,
         )
+    if differing:
+        _console().print(f"What to do: {INTEGRITY_REMEDY}", highlight=False)
 
 
 def print_failing_items(items: Sequence[AlarmRow] | None) -> None:

@@ -103,7 +103,10 @@ def test_lookups_that_differ_are_shown_with_the_time_of_the_check(
     rows = [{"message": message, "checked_at": "2026-01-01T04:00:00+00:00"}]
     status_tables.print_integrity(rows)
     shown = " ".join(capsys.readouterr().out.split())
-    assert shown == f"Integrity check of 2026-01-01T04:00:00+00:00: {message}"
+    assert shown == (
+        f"Integrity check of 2026-01-01T04:00:00+00:00: {message} "
+        f"What to do: {status_tables.INTEGRITY_REMEDY}"
+    )
     status_tables.print_integrity([])
     status_tables.print_integrity(None)
     assert capsys.readouterr().out == ""
