@@ -20,9 +20,10 @@ from fennel_core.blueprints.assembly import Assembly
 from fennel_core.blueprints.compiler_input import DatasetInput
 from fennel_core.blueprints.logical import AssetKey, Compiled, LogicalDataset, LogicalSource
 from fennel_core.blueprints.pipeline import PipelineCompiler, TopicContent
+from fennel_core.blueprints.streams import StreamTable, stream_of
 from fennel_core.operators import spec
 from fennel_core.vocab.ids import DatasetName, Identity
-from fennel_core.wire.connectors import KafkaTopic, Source, WebhookEndpoint
+from fennel_core.wire.connectors import Source, WebhookEndpoint
 
 
 def compile_datasets(
@@ -94,7 +95,7 @@ def _add_source_topic(
         topic = identity.source_topic((i for i, _ in named), dataset.schema, dataset.version)
     assembly.add_topic(topic, dataset.name, dataset.name)
     for i, s in named:
-        if isinstance(s.table, WebhookEndpoint | KafkaTopic):
+        if isinstance(s.table, WebhookEndpoint | StreamTable):
             sources.append(_source_binding(i, s, s.table, definition, topic, assembly))
             assembly.add_source_replay(sources[-1])
     return topic
@@ -103,7 +104,7 @@ def _add_source_topic(
 def _source_binding(
     identity_: Identity,
     source: Source,
-    table: WebhookEndpoint | KafkaTopic,
+    table: WebhookEndpoint | StreamTable,
     definition: DatasetInput,
     topic: AssetKey,
     assembly: Assembly,
@@ -113,9 +114,10 @@ def _source_binding(
         case WebhookEndpoint():
             stream, positions = table.endpoint, None
             raw = identity.raw_topic(name, stream)
-        case KafkaTopic():
-            stream = table.topic
-            raw = identity.stream_topic("kafka", name, stream)
+        case _:
+            read = stream_of(table)
+            stream = read.name
+            raw = identity.stream_topic(read.kind, name, stream)
             positions = identity.positions(raw)
     endpoint = f"{name}/{stream}"
     return LogicalSource(

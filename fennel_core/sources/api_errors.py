@@ -50,6 +50,19 @@ class SourceIsSent(SourceApiError):
         )
 
 
+class OrderNotServed(SourceApiError):
+    """This order is not served for sources of this kind."""
+
+    STATUS = 409
+    CODE = "source-order-not-served"
+
+    def __init__(self, name: str, title: str, what: str) -> None:
+        super().__init__(
+            f"source `{name}` reads {title}, which this platform cannot {what} yet; `list`, "
+            "`pause` and `resume` work for it"
+        )
+
+
 class SourceNotPaused(SourceApiError):
     """A stream is rewound while it is not read."""
 

@@ -29,6 +29,12 @@ class SourceRewound(SourceError):
     code: ClassVar[str] = "source-rewound"
 
 
+class ReaderSuperseded(SourceError):
+    """Another reader has moved the position since this one read it; begin again at the position."""
+
+    code: ClassVar[str] = "source-reader-superseded"
+
+
 class StreamReplaced(SourceError):
     """The connector leads to another stream than the rows before came from.
 

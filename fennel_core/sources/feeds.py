@@ -22,10 +22,10 @@ from dataclasses import dataclass, replace
 from typing import Final
 
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.blueprints.streams import Stream, StreamTable, is_stream, stream_of
 from fennel_core.sources.controls import FeedNews
 from fennel_core.sources.store import FeedPartition
 from fennel_core.vocab.ids import TopicName, WorkspaceId
-from fennel_core.wire.connectors import Kafka, KafkaTopic
 
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
@@ -40,21 +40,25 @@ class Feed:
     raw_topic: TopicName
     positions: TopicName
     partitions: int
-    connector: Kafka
-    stream: str
+    table: StreamTable
     generation: int = 0
     """See `sources.controls`; 0 where only the stream matters."""
 
     @property
+    def stream(self) -> Stream:
+        return stream_of(self.table)
+
+    @property
     def title(self) -> str:
-        return f"{self.connector.name}/{self.stream}"
+        return f"{self.table.db.name}/{self.stream.name}"
 
     def partition(self, number: int) -> FeedPartition:
         """Return partition `number` of the stream."""
         return FeedPartition(
             self.workspace,
-            self.connector.name,
-            self.stream,
+            f"{self.stream.title}[{number}]",
+            self.table.db.name,
+            self.stream.name,
             self.raw_topic,
             self.positions,
             self.partitions,
@@ -71,9 +75,9 @@ def feeds_of(catalogs: Iterable[Catalog]) -> dict[TopicName, Feed]:
     for catalog in catalogs:
         for source in catalog.sources:
             table = source.source.table
-            if source.positions is None or not isinstance(table, KafkaTopic):
+            if source.positions is None:
                 continue
-            assert isinstance(table.db, Kafka), "validation refuses connectors by name"
+            assert is_stream(table), "what has positions is a stream"
             found.setdefault(
                 source.raw_topic,
                 Feed(
@@ -81,8 +85,7 @@ def feeds_of(catalogs: Iterable[Catalog]) -> dict[TopicName, Feed]:
                     source.raw_topic,
                     source.positions,
                     catalog.partitions,
-                    table.db,
-                    table.topic,
+                    table,
                 ),
             )
     return found

@@ -32,15 +32,15 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import ConnectionsError, JvmExited, SystemUnavailable
-from fennel_core.connections.external_kafka import describe_topic, opened
 from fennel_core.connections.installation import require_ownership
 from fennel_core.connections.postgres import ListenStarted, Pool, connection_of
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, has_exited
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
+from fennel_core.sources import kafka_topics
 from fennel_core.sources import spark as sources_spark
 from fennel_core.sources.controls import FeedNews, SourceControls
-from fennel_core.sources.errors import SourceError, StreamReplaced
+from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import (
     Broken,
     Feed,
@@ -56,10 +56,8 @@ from fennel_core.sources.feeds import (
     to_start,
     to_stop,
 )
-from fennel_core.sources.kafka import read_positions
-from fennel_core.sources.positions import SourcePosition
+from fennel_core.sources.kinds import RunningFeed, StartedBy
 from fennel_core.sources.postgres import PostgresSourceControls
-from fennel_core.sources.spark import EARLIEST, FeedQuery, start_query
 from fennel_core.telemetry import logs, metrics
 from fennel_core.telemetry.endless_tasks import (
     in_daemon_thread,
@@ -68,7 +66,7 @@ from fennel_core.telemetry.endless_tasks import (
 )
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import TopicName, WorkspaceId
-from fennel_core.wire.connectors import SealedSecret
+from fennel_core.wire.connectors import KafkaTopic, SealedSecret
 
 T = TypeVar("T")
 PROCESS: Final = "sources"
@@ -112,7 +110,7 @@ class SourceHost:
         key_file = settings.secrets_key_file
         self._sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
         self._states: dict[TopicName, FeedState] = {}
-        self._queries: dict[TopicName, FeedQuery] = {}
+        self._queries: dict[TopicName, RunningFeed] = {}
         self._catalogs: dict[str, Catalog] = {}
         self._work: dict[TopicName, asyncio.Task[None]] = {}
         self._spark: SparkSession | None = None
@@ -279,24 +277,9 @@ class SourceHost:
         self._states[topic] = started(feed, self._states.get(topic), time.monotonic())
         log.info("source is read", source=feed.title, workspace=feed.workspace)
 
-    def _started(self, feed: Feed) -> FeedQuery:
-        kafka = opened(feed.connector, lambda secret: self._open(feed.workspace, secret))
-        topic = describe_topic(kafka, feed.stream)
-        positions: dict[bytes, SourcePosition] = {}
-        for number in range(min(feed.partitions, topic.partitions)):
-            positions |= read_positions(self._settings, feed.positions, number)
-        starts: dict[int, int] = {}
-        rewinds: dict[int, int] = {}
-        for number in range(topic.partitions):
-            position = positions.get(feed.partition(number).key)
-            if position is not None and position.origin != topic.origin:
-                raise StreamReplaced(feed.title, position.origin, topic.origin)
-            starts[number] = EARLIEST if position is None else position.next
-            rewinds[number] = 0 if position is None else position.rewinds
+    def _started(self, feed: Feed) -> RunningFeed:
         assert self._spark is not None, "Spark is started before its first query"
-        return start_query(
-            self._spark, self._settings, feed, kafka, topic.origin, starts, rewinds, count_rows
-        )
+        return start_feed(StartedBy(self._spark, self._settings, feed, self._open, count_rows))
 
     def _open(self, workspace: WorkspaceId, secret: SealedSecret) -> str:
         if self._sealer is None:
@@ -349,6 +332,13 @@ def _reason(failed: BaseException) -> str:
     """Return one line about an unexpected error, whatever its text is."""
     lines = [line.strip() for line in str(failed).splitlines() if line.strip()]
     return ": ".join([type(failed).__name__, *lines[:REASON_LINES]])[: sources_spark.REASON_CHARS]
+
+
+def start_feed(by: StartedBy) -> RunningFeed:
+    """Start to read a feed of any kind; blocks."""
+    match by.feed.table:
+        case KafkaTopic() as table:
+            return kafka_topics.start(by, table)
 
 
 def count_rows(counts: pa.Table) -> None:

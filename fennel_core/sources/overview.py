@@ -98,7 +98,7 @@ def source_row(
     parked = state is SourceState.PARKED and status is not None
     return {
         "source": view.name,
-        "kind": "webhook" if view.feed is None else "kafka",
+        "kind": "webhook" if view.feed is None else view.feed.stream.kind,
         "branches": sorted(view.branches),
         "state": state.value,
         "paused_by": None if pause is None else pause.by,

@@ -1,13 +1,16 @@
 """How far a partition of a source was read: the value that is written with the rows it covers.
 
-Theory. A *position* says which message of a source partition is next, and how far each source
-dataset progressed by this partition. It is one record on the feed's positions topic, in the
+Theory. A *position* says which message or row of a source partition is next, and how far each
+source dataset progressed by this partition. It is one record on the feed's positions topic, in the
 transaction that holds the rows before it. So rows and position are there together or not at all,
 and a reader that starts, anywhere and with no memory, continues after the last committed row.
 
 Lateness is judged per partition of the source: its messages are in order, while partitions are
 read at different speeds. A partition that is a month behind the others is not late. Progress is
 part of the position, so a restart judges rows as the reader before it did.
+
+What "next" means to a source that has no offsets is in its *cursor*: a text that only the source
+reads, such as a file and a row in it. Then the number next to it counts the rows that were read.
 
 Example: partition 3 was read up to offset 41, and `Users` has seen an event of 12:00 there:
 
@@ -51,6 +54,8 @@ class DatasetPosition(msgspec.Struct, frozen=True):
 class SourcePosition(msgspec.Struct, frozen=True):
     """The next offset of a source partition, and the stream in which that offset has a meaning:
     the ids of the external cluster and topic.
+
+    `cursor`: see the module; empty for a topic of Kafka, whose offset says it all.
     """
 
     next: int
@@ -60,6 +65,7 @@ class SourcePosition(msgspec.Struct, frozen=True):
     """How often a user has moved the position: a reader that began before a move must begin again,
     because what it delivers next does not follow the position any more.
     """
+    cursor: str = ""
 
     def progress(self) -> dict[Identity, SourceProgress]:
         """Return the progress of each source of a dataset."""
@@ -76,12 +82,16 @@ def advanced(
     next_offset: int,
     now_us: Micros,
     present: Collection[Identity],
+    cursor: str = "",
 ) -> SourcePosition:
     """Return the position after a transaction with the messages before `next_offset`.
 
-    `present`: the sources of datasets that the feed has now; others are forgotten.
+    `present`: the sources of datasets that the feed has now; others are forgotten. A file without
+    rows moves the `cursor` only.
     """
-    assert next_offset > position.next, "a position only moves forward"
+    assert next_offset > position.next or (
+        next_offset == position.next and cursor != position.cursor
+    ), "a position only moves forward"
     accepted = _rows((a.binding, a.rows) for a in transaction.accepted)
     dead = _rows(transaction.dead)
     advances = {a.identity: a for a in transaction.advances}
@@ -100,10 +110,10 @@ def advanced(
             before.late + (0 if advance is None else advance.discarded),
             before.dead + dead.get(identity, 0),
         )
-    return SourcePosition(next_offset, position.origin, datasets, position.rewinds)
+    return SourcePosition(next_offset, position.origin, datasets, position.rewinds, cursor)
 
 
-def rewound(position: SourcePosition, next_offset: int) -> SourcePosition:
+def rewound(position: SourcePosition, next_offset: int, cursor: str = "") -> SourcePosition:
     """Return the position after a user has moved it to `next_offset`.
 
     Moved back, the partition is read again as at first: nothing is late by what was read later.
@@ -116,7 +126,7 @@ def rewound(position: SourcePosition, next_offset: int) -> SourcePosition:
             )
             for identity, each in datasets.items()
         }
-    return SourcePosition(next_offset, position.origin, datasets, position.rewinds + 1)
+    return SourcePosition(next_offset, position.origin, datasets, position.rewinds + 1, cursor)
 
 
 def _rows(counted: Iterable[tuple[SourceBinding, int]]) -> dict[Identity, int]:

@@ -49,7 +49,7 @@ from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import Feed
 from fennel_core.sources.overview import SourceView
 from fennel_core.sources.positions import SourcePosition, rewound
-from fennel_core.sources.service import SourceService
+from fennel_core.sources.service import SourceService, topic_of
 from fennel_core.sources.store import SourceLog
 from fennel_core.sources.trial import OpenSecret
 from fennel_core.vocab.ids import WorkspaceId
@@ -169,8 +169,8 @@ class SourceRewinds:
     ) -> dict[str, Any]:
         """Move a stream to a place; return the moves with the numbers of messages.
 
-        Raises SourceUnknown, SourceIsSent, SourceNotReadable, SourceNotPaused, RewindPlaceInvalid,
-        RewindNeedsConsent and RewindEndedEarly.
+        Raises SourceUnknown, SourceIsSent, OrderNotServed, SourceNotReadable, SourceNotPaused,
+        RewindPlaceInvalid, RewindNeedsConsent and RewindEndedEarly.
         """
         view, feed = await self._sources.feed(workspace, name, "rewind")
         if not dry_run and feed.raw_topic not in await self._controls.pauses():
@@ -210,9 +210,11 @@ class SourceRewinds:
             ) from lost
 
     async def _bounds(self, workspace: WorkspaceId, name: str, feed: Feed, to: str) -> StreamBounds:
+        topic = topic_of(name, feed, "rewind")
+
         def read() -> StreamBounds:
-            kafka = opened(feed.connector, lambda secret: self._open(workspace, secret))
-            return self._read(kafka, feed.stream, time_of(to))
+            kafka = opened(topic.db, lambda secret: self._open(workspace, secret))
+            return self._read(kafka, topic.topic, time_of(to))
 
         try:
             return await asyncio.to_thread(read)

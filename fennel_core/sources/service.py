@@ -5,20 +5,42 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
 from typing import Any, Final
 
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.ingest.store import Branches, CatalogDirectory
-from fennel_core.sources.api_errors import SourceIsSent, SourceUnknown
+from fennel_core.sources.api_errors import OrderNotServed, SourceIsSent, SourceUnknown
 from fennel_core.sources.controls import SourceControls
 from fennel_core.sources.feeds import Feed
 from fennel_core.sources.overview import PositionsOf, SourceView, source_row, source_views
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
+from fennel_core.wire.connectors import Kafka, KafkaTopic
 
 WORKSPACES_KEPT: Final = 100
 ReadPositions = Callable[[Collection[Feed]], PositionsOf]
 """Blocks; raises `SystemUnavailable`."""
+
+
+@dataclass(frozen=True, slots=True)
+class ReadTopic:
+    """A topic of a user's Kafka cluster."""
+
+    db: Kafka
+    topic: str
+
+
+def topic_of(name: str, feed: Feed, what: str) -> ReadTopic:
+    """Return the topic that a source reads. Raises OrderNotServed for a stream of another kind.
+
+    `name`: of the source; `what`: the verb of the order.
+    """
+    match feed.table:
+        case KafkaTopic(Kafka() as db, topic):
+            return ReadTopic(db, topic)
+        case _:
+            raise OrderNotServed(name, feed.stream.title, what)
 
 
 class SourceService:

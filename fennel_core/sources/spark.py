@@ -136,15 +136,15 @@ def start_query(
     before it writes a batch of a topic that was created again since. `count` gets what became of
     the rows of each batch.
     """
-    inspector = TopicInspector(kafka, feed.stream)
+    inspector = TopicInspector(kafka, feed.stream.name)
     checkpoint = checkpoints(settings) / uuid.uuid4().hex
-    offsets = {feed.stream: {str(number): offset for number, offset in starts.items()}}
+    offsets = {feed.stream.name: {str(number): offset for number, offset in starts.items()}}
 
     query = (
         spark.readStream.format("kafka")
         .options(**kafka.spark_options())
         .option("kafka.isolation.level", "read_committed")
-        .option("subscribe", feed.stream)
+        .option("subscribe", feed.stream.name)
         .option("startingOffsets", json.dumps(offsets))
         .option("maxOffsetsPerTrigger", settings.source_batch_messages)
         .option("failOnDataLoss", True)

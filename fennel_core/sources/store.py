@@ -25,6 +25,8 @@ class FeedPartition:
     """One partition of a feed: of an external stream that feeds datasets of a workspace."""
 
     workspace: WorkspaceId
+    title: str
+    """For people: `Kafka topic `orders`[3]`."""
     name: str
     """Of the connector."""
     stream: str
@@ -35,10 +37,6 @@ class FeedPartition:
     """Of the platform's topics."""
     number: int
     """Of the partition in the external stream."""
-
-    @property
-    def title(self) -> str:
-        return f"Kafka topic `{self.stream}`[{self.number}]"
 
     @property
     def key(self) -> bytes:

@@ -31,7 +31,7 @@ from fennel_core.ingest.log_service import ReadSecret
 from fennel_core.sources.api_errors import SourceNotReadable
 from fennel_core.sources.messages import DecodedMessages, decode_messages
 from fennel_core.sources.overview import SourceView
-from fennel_core.sources.service import SourceService
+from fennel_core.sources.service import SourceService, topic_of
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.vocab.schema import Schema
@@ -69,14 +69,15 @@ class SourceTrials:
     async def run(self, workspace: WorkspaceId, name: str) -> dict[str, Any]:
         """Return what would become of the newest messages of a stream.
 
-        Raises SourceUnknown, SourceIsSent, SourceNotReadable, and SourceCodeFailed.
+        Raises SourceUnknown, SourceIsSent, OrderNotServed, SourceNotReadable, and SourceCodeFailed.
         """
         view, feed = await self._sources.feed(workspace, name, "test")
+        topic = topic_of(name, feed, "test")
         branches = await self._sources.branches(workspace)
 
         def read() -> list[ExternalMessage]:
-            kafka = opened(feed.connector, lambda secret: self._open(workspace, secret))
-            return self._read(kafka, feed.stream, MESSAGES)
+            kafka = opened(topic.db, lambda secret: self._open(workspace, secret))
+            return self._read(kafka, topic.topic, MESSAGES)
 
         try:
             messages = await asyncio.to_thread(read)

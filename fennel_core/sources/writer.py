@@ -5,6 +5,11 @@ an unknown outcome, or by an earlier one. The position says so, because it is co
 rows: messages before it are skipped. So a reader may deliver messages as often as it likes, in
 order and without gaps from a position that it has read.
 
+Rows of a file or a table have no offsets that say where they belong, so a batch of them names the
+place that it follows (`read_rows.RowBatch`). It is written only if that is the position: compare
+and set. A batch whose end is the position was written before; at any other position its reader was
+superseded, and begins again.
+
 A session that is kept between batches may be fenced by then, so it cannot commit. Where a batch
 does not begin at the position of the session, that is likely, and a new one is opened at once.
 """
@@ -15,32 +20,39 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Final
 
-import numpy as np
-
-from fennel_core.admission.payload import Payload
 from fennel_core.admission.validator import CodeRunner, DeadLetter, Validator
 from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
 from fennel_core.executors.client import Callbacks
 from fennel_core.ingest.batches import (
     IngestTransaction,
     PreparedRequest,
-    SourceRows,
     build_transaction,
 )
 from fennel_core.ingest.catalogs import Catalogs, EndpointTarget
 from fennel_core.ingest.log_service import ReadSecret
 from fennel_core.ingest.preparation import ReadFrom, Received, prepare
 from fennel_core.ingest.store import CatalogVersion, IngestClock, boot_s
-from fennel_core.sources.errors import FeedRemoved, RowsNotWritten, SourceRewound, StreamReplaced
-from fennel_core.sources.messages import SHOWN_BYTES, MessageBatch, decode_messages, raw_body
+from fennel_core.sources.errors import (
+    FeedRemoved,
+    ReaderSuperseded,
+    RowsNotWritten,
+    SourceRewound,
+    StreamReplaced,
+)
+from fennel_core.sources.messages import MessageBatch
 from fennel_core.sources.positions import SourcePosition, advanced
+from fennel_core.sources.read_rows import (
+    MessageRows,
+    ReadPart,
+    RefusedRows,
+    RowBatch,
+    StreamPlace,
+    requests_of,
+)
 from fennel_core.sources.store import FeedPartition, SourceLog, SourceSession
-from fennel_core.wire.json_data import json_table
 
 ATTEMPTS: Final = 5
 """Attempts to write one part of a batch: fenced sessions, lost responses, changed definitions."""
-VALUE: Final = "value"
-"""The column with a message that is no row, in its dead letter."""
 
 
 class PartitionWriter:
@@ -87,27 +99,43 @@ class PartitionWriter:
             await self._write_part(part)
         return None if self._session is None else self._session.position
 
+    async def write_rows(self, batch: RowBatch) -> SourcePosition:
+        """Write the rows behind `batch.after`, unless they are written; return the position.
+
+        As `write`; also raises `ReaderSuperseded`, if the position is neither end of the batch.
+        """
+        if self._session is not None and _place(self._session.position) != batch.after:
+            self.close()
+        await self._write_part(batch)
+        assert self._session is not None, "a batch was written in a session"
+        assert self._session.position is not None, "a written batch has moved the position"
+        return self._session.position
+
+    async def position(self) -> SourcePosition | None:
+        """Return the position to read on from; every earlier writer is fenced.
+
+        Raises `StreamReplaced`, `SourceRewound` and `SystemUnavailable`.
+        """
+        if self._session is None:
+            self._session = await self._log.open(self._partition)
+        self._checked(self._session)
+        return self._session.position
+
     def close(self) -> None:
         """Release the session."""
         if self._session is not None:
             self._session.close()
             self._session = None
 
-    async def _write_part(self, part: MessageBatch) -> None:
+    async def _write_part(self, part: MessageBatch | RowBatch) -> None:
         reason = ""
         for _ in range(ATTEMPTS):
             if self._session is None:
                 self._session = await self._log.open(self._partition)
             session = self._session
-            position = session.position or SourcePosition(0, self._origin)
-            if position.origin != self._origin:
-                raise StreamReplaced(self._partition.title, position.origin, self._origin)
-            if position.rewinds != self._rewinds:
-                raise SourceRewound(
-                    f"{self._partition.title} was rewound to {position.next} while it was read"
-                )
-            rest = part.since(position.next)
-            if not len(rest):
+            position = self._checked(session)
+            rest = self._left(part, position)
+            if rest is None:
                 return
             try:
                 if await self._commit(session, position, rest):
@@ -124,8 +152,37 @@ class PartitionWriter:
             f"{self._partition.title}: rows could not be written in {ATTEMPTS} attempts ({reason})"
         )
 
+    def _checked(self, session: SourceSession) -> SourcePosition:
+        """Return the position of a session, which must be of the stream and of this reader."""
+        position = session.position or SourcePosition(0, self._origin)
+        if position.origin != self._origin:
+            raise StreamReplaced(self._partition.title, position.origin, self._origin)
+        if position.rewinds != self._rewinds:
+            raise SourceRewound(
+                f"{self._partition.title} was rewound to {position.next} while it was read"
+            )
+        return position
+
+    def _left(self, part: MessageBatch | RowBatch, position: SourcePosition) -> RowBatch | None:
+        """Return what of a part is not written at `position`; None if all of it is."""
+        if isinstance(part, MessageBatch):
+            rest = part.since(position.next)
+            if not len(rest):
+                return None
+            end = StreamPlace(int(rest.offsets[-1]) + 1)
+            return RowBatch(_place(position), end, (MessageRows(self._partition.title, rest),))
+        at = _place(position)
+        if at == part.after:
+            return part
+        if at == part.end:
+            return None
+        raise ReaderSuperseded(
+            f"{self._partition.title} is at row {at.next}, and the rows that were read follow row "
+            f"{part.after.next}: another reader has read it in between"
+        )
+
     async def _commit(
-        self, session: SourceSession, position: SourcePosition, batch: MessageBatch
+        self, session: SourceSession, position: SourcePosition, batch: RowBatch
     ) -> bool:
         """Commit the batch; return False if the definitions changed in between."""
         workspace = self._partition.workspace
@@ -136,28 +193,30 @@ class PartitionWriter:
             targets = table.feeds.get(self._partition.raw_topic)
         if targets is None:
             raise FeedRemoved(f"{self._partition.title} is not the source of a dataset any more")
-        requests = await self._prepared(table.version, targets, batch)
+        requests = await self._prepared(table.version, targets, batch.parts)
         deadline_s = boot_s() + self._commit_within_s
         start = await self._clock.begin(workspace, ())
         if start.version != table.version:
             await self._catalogs.reload(workspace)
             return False
         # Progress is that of this partition, and not that of all of them (`positions.py`).
-        start = replace(start, progress=position.progress())
+        start = replace(start, progress={} if batch.never_late else position.progress())
         transaction = build_transaction(requests, start, self._server)
         present = [target.binding.identity for target in targets]
         following = advanced(
-            position, transaction, int(batch.offsets[-1]) + 1, start.now_us, present
+            position, transaction, batch.end.next, start.now_us, present, batch.end.cursor
         )
-        await session.commit(transaction.messages, following, deadline_s)
+        messages = (*transaction.messages, *batch.remembered)
+        await session.commit(messages, following, deadline_s)
         self._on_commit(transaction)
         return True
 
     async def _prepared(
-        self, version: CatalogVersion, targets: tuple[EndpointTarget, ...], batch: MessageBatch
+        self,
+        version: CatalogVersion,
+        targets: tuple[EndpointTarget, ...],
+        parts: tuple[ReadPart, ...],
     ) -> list[PreparedRequest]:
-        decoded = decode_messages(batch.values)
-        title, requests = self._partition.title, []
         code, workspace = f"sources@{version}", self._partition.workspace
         callbacks = Callbacks(
             secret=lambda name: self._secret(workspace, code, name),
@@ -165,38 +224,34 @@ class PartitionWriter:
             version=code,
         )
         validator = Validator(self._executors, callbacks)
-        for part in decoded.tables():
-            rows, numbers = decoded.rows[part], decoded.numbers[part]
-            received = Received(
-                raw_body(
-                    self._partition.name,
-                    self._partition.stream,
-                    [batch.values[number] for number in numbers],
-                ),
-                Payload(json_table(rows).columns, np.arange(len(rows), dtype=np.int64)),
-                self._partition.number,
-                ReadFrom(SourceRows(title, batch.offsets[numbers])),
-            )
-            requests.append(await prepare(validator, version, targets, received))
-        for unreadable in decoded.unreadable:
-            numbers = np.array(unreadable.numbers, dtype=np.int64)
-            texts = [
-                (batch.values[n] or b"")[:SHOWN_BYTES].decode(errors="replace")
-                for n in unreadable.numbers
-            ]
-            payload = Payload({VALUE: texts}, np.arange(len(texts), dtype=np.int64))
-            letter = DeadLetter(unreadable.reason, payload, unreadable.reason)
-            requests.append(
-                PreparedRequest(
-                    version,
-                    b"",
-                    len(texts),
-                    self._partition.number,
-                    raw=(),
-                    judged_for=frozenset(),
-                    entries=(),
-                    dead=tuple((target, letter) for target in targets),
-                    source=SourceRows(title, batch.offsets[numbers]),
-                )
-            )
-        return requests
+        found = []
+        for part in parts:
+            for request in requests_of(self._partition.name, self._partition.stream, part):
+                if isinstance(request, RefusedRows):
+                    found.append(self._refused(version, targets, request))
+                    continue
+                number = self._partition.number
+                origin = ReadFrom(request.source)
+                received = Received(request.body, request.payload, number, origin)
+                found.append(await prepare(validator, version, targets, received))
+        return found
+
+    def _refused(
+        self, version: CatalogVersion, targets: tuple[EndpointTarget, ...], rows: RefusedRows
+    ) -> PreparedRequest:
+        letter = DeadLetter(rows.reason, rows.payload, rows.reason)
+        return PreparedRequest(
+            version,
+            b"",
+            len(rows.payload),
+            self._partition.number,
+            raw=(),
+            judged_for=frozenset(),
+            entries=(),
+            dead=tuple((target, letter) for target in targets),
+            source=rows.source,
+        )
+
+
+def _place(position: SourcePosition | None) -> StreamPlace:
+    return StreamPlace() if position is None else StreamPlace(position.next, position.cursor)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
+import pyarrow as pa
 
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.errors import TransactionOutcomeUnknown
@@ -15,12 +16,14 @@ from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.store import ProducerRecord
 from fennel_core.sources.messages import MessageBatch
 from fennel_core.sources.positions import SourcePosition
+from fennel_core.sources.read_rows import ArrowRows, RowBatch, StreamPlace
 from fennel_core.sources.store import FeedPartition, MemorySession, MemorySourceLog
 from fennel_core.sources.writer import PartitionWriter
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.connectors import JsonFormat, Kafka, KafkaTopic, Login
 from tests.support.ingest_world import PARTITIONS, WORKSPACE, NoExecutors, World, binding, source
 
+AT_US = 1_700_000_000_000_000
 ORIGIN = "cluster/topic"
 POSITIONS = TopicName("w.positions.orders.1")
 RAW = TopicName("w.raw.orders.1")
@@ -41,12 +44,40 @@ def stream_source(dataset: str = "Users", **changes: object) -> SourceBinding:
 
 
 def partition(number: int = 0) -> FeedPartition:
-    return FeedPartition(WORKSPACE, "kafka", "orders", RAW, POSITIONS, PARTITIONS, number)
+    return FeedPartition(
+        WORKSPACE,
+        f"Kafka topic `orders`[{number}]",
+        "kafka",
+        "orders",
+        RAW,
+        POSITIONS,
+        PARTITIONS,
+        number,
+    )
 
 
 def batch(messages: Sequence[bytes | None], first: int = 0) -> MessageBatch:
     """Return messages at consecutive offsets."""
     return MessageBatch(np.arange(first, first + len(messages), dtype=np.int64), list(messages))
+
+
+def users(first: int, count: int, title: str = "file `a`") -> ArrowRows:
+    """Return typed rows; the n-th of the stream has age n."""
+    ages = range(first, first + count)
+    rows = pa.record_batch(
+        {
+            "user": [f"u{n}" for n in ages],
+            "age": pa.array(ages, pa.int32()),
+            "at": pa.array([AT_US + n for n in ages], pa.timestamp("us", "UTC")),
+        }
+    )
+    return ArrowRows(title, rows, np.arange(first, first + count, dtype=np.int64))
+
+
+def row_batch(first: int, count: int, **changes: object) -> RowBatch:
+    """Return `count` rows that follow row `first`."""
+    after, end = (StreamPlace(n, f"row {n}" if n else "") for n in (first, first + count))
+    return replace(RowBatch(after, end, (users(first, count),)), **changes)
 
 
 def message(**columns: object) -> bytes:
@@ -123,7 +154,15 @@ class SourceWorld:
 
     def read(self) -> list[dict]:
         """Return every row of the raw requests, in the order of the log."""
-        return [row for raw in self.world.raw(RAW) for row in json.loads(raw.body)["data"]]
+        return [row for raw in self.world.raw(RAW) for row in rows_of(raw.body)]
+
+
+def rows_of(body: bytes) -> list[dict]:
+    """Return the rows of a raw request, which are sent as rows or as columns."""
+    data = json.loads(body)["data"]
+    if isinstance(data, list):
+        return data
+    return [dict(zip(data, values, strict=True)) for values in zip(*data.values(), strict=True)]
 
 
 LOST_AFTER = Fault(TransactionOutcomeUnknown("the response was lost"), committed=True)

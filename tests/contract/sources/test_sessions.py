@@ -49,6 +49,7 @@ def partition() -> FeedPartition:
 def of(number: int, name: str) -> FeedPartition:
     return FeedPartition(
         WorkspaceId(f"t{name}"),
+        f"Kafka topic `orders`[{number}]",
         "kafka",
         "orders",
         TopicName(f"t{name}.raw.orders.1"),

@@ -79,7 +79,7 @@ async def test_the_credentials_of_a_stream_are_those_of_the_newest_commit(newest
         found.append(replace(branch, catalog=made, created_us=created))
     (view,) = source_views(replace(WORLD, branches=tuple(found)))
     assert view.feed is not None
-    assert view.feed.connector.bootstrap_servers == f"{newest}:9092"
+    assert view.feed.table.db.bootstrap_servers == f"{newest}:9092"
 
 
 async def test_a_stream_that_is_not_read_is_behind_by_an_unknown_number() -> None:

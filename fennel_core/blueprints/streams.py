@@ -1,0 +1,37 @@
+"""External streams: the tables that the platform reads by itself, and the name of each.
+
+A stream is known by its kind, its connector's name, and a text for what is read there. These three
+are the identity of its raw topic, so what they are for a kind never changes: another text would be
+another stream, which is read from its beginning.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TypeGuard
+
+from fennel_core.wire.connectors import KafkaTopic, Table
+
+StreamTable = KafkaTopic
+"""The tables that are streams: one case in `stream_of` for each."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stream:
+    """What is read of a connector. `title` is for people: `Kafka topic `orders``."""
+
+    kind: str
+    name: str
+    title: str
+
+
+def is_stream(table: Table) -> TypeGuard[StreamTable]:
+    """Return whether `table` is a stream."""
+    return isinstance(table, StreamTable)
+
+
+def stream_of(table: StreamTable) -> Stream:
+    """Return the stream that `table` is."""
+    match table:
+        case KafkaTopic():
+            return Stream("kafka", table.topic, f"Kafka topic `{table.topic}`")

@@ -1,0 +1,182 @@
+"""The writer of rows that have no offsets: each batch names the place that it follows."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from dataclasses import replace
+
+import numpy as np
+import pyarrow as pa
+import pytest
+
+from fennel_core.ingest.store import ProducerRecord
+from fennel_core.sources import positions
+from fennel_core.sources.errors import ReaderSuperseded, SourceRewound, StreamReplaced
+from fennel_core.sources.messages import MESSAGE_BYTES
+from fennel_core.sources.positions import SourcePosition
+from fennel_core.sources.read_rows import (
+    ArrowRows,
+    MessageRows,
+    RowBatch,
+    StreamPlace,
+    UnreadableRows,
+)
+from fennel_core.vocab.dead_letters import origin_of
+from fennel_core.vocab.versions import decode
+from tests.support.ingest_world import DAY_US, catalog
+from tests.support.source_world import (
+    AT_US,
+    LOST_AFTER,
+    LOST_BEFORE,
+    ORIGIN,
+    POSITIONS,
+    Fault,
+    SourceWorld,
+    batch,
+    message,
+    row_batch,
+    stream_source,
+    users,
+)
+
+
+@pytest.fixture
+async def sources() -> AsyncIterator[SourceWorld]:
+    made = SourceWorld()
+    made.world.commit(main=catalog(stream_source()))
+    yield made
+    await made.world.close()
+
+
+def ages(sources: SourceWorld) -> list[int]:
+    assert sorted(r["age"] for r in sources.read()) == sorted(
+        r["age"] for r in sources.world.rows("w.topic.users.1")
+    )
+    return [row["age"] for row in sources.read()]
+
+
+async def test_rows_their_request_and_the_cursor_are_in_one_transaction(
+    sources: SourceWorld,
+) -> None:
+    writer = sources.writer()
+    assert await writer.position() is None
+    position = await writer.write_rows(row_batch(0, 3))
+    assert (position.next, position.cursor) == (3, "row 3")
+    await writer.write_rows(row_batch(3, 2))
+    assert ages(sources) == [0, 1, 2, 3, 4]
+    again = await sources.writer().position()
+    assert again is not None
+    assert (again.next, again.cursor) == (5, "row 5")
+
+
+@pytest.mark.parametrize("fault", [LOST_AFTER, LOST_BEFORE])
+async def test_a_batch_is_written_once_whatever_becomes_of_its_responses(
+    sources: SourceWorld, fault: Fault
+) -> None:
+    faults = [fault]
+    sources.fault = lambda: faults.pop() if faults else None
+    await sources.writer().write_rows(row_batch(0, 2))
+    await sources.writer().write_rows(row_batch(0, 2))
+    assert ages(sources) == [0, 1]
+
+
+async def test_a_reader_that_was_superseded_writes_nothing(sources: SourceWorld) -> None:
+    first, second = sources.writer(), sources.writer()
+    await first.write_rows(row_batch(0, 2))
+    # As many rows of another file: the ordinals agree, and the cursor does not.
+    await second.write_rows(row_batch(2, 3))
+    other = replace(row_batch(2, 3), end=StreamPlace(5, "other file"))
+    with pytest.raises(ReaderSuperseded, match=r"is at row 5.* follow row 2"):
+        await first.write_rows(other)
+    with pytest.raises(ReaderSuperseded):
+        await first.write_rows(replace(row_batch(5, 1), after=StreamPlace(5, "other file")))
+    assert ages(sources) == [0, 1, 2, 3, 4]
+
+
+async def test_a_file_without_rows_moves_the_cursor(sources: SourceWorld) -> None:
+    empty = RowBatch(StreamPlace(), StreamPlace(0, "file a"), ())
+    position = await sources.writer().write_rows(empty)
+    assert (position.next, position.cursor) == (0, "file a")
+    await sources.writer().write_rows(replace(row_batch(0, 2), after=empty.end))
+    assert ages(sources) == [0, 1]
+
+
+async def test_what_a_source_remembers_is_written_with_its_rows(sources: SourceWorld) -> None:
+    note = ProducerRecord(POSITIONS, 0, b"seen", (), b"file/1")
+    await sources.writer().write_rows(replace(row_batch(0, 2), remembered=(note,)))
+    kept = [record.key for _, record in sources.world.messages(POSITIONS)]
+    assert sorted(kept) == [b"0", b"file/1"]
+    assert (await sources.writer().position()) is not None
+
+
+async def test_rows_of_the_first_read_are_not_late(sources: SourceWorld) -> None:
+    def old(first: int, **changes: object) -> RowBatch:
+        part = users(first, 1)
+        times = pa.array([AT_US - 400 * DAY_US], pa.timestamp("us", "UTC"))
+        rows = part.rows.set_column(2, "at", times)
+        return row_batch(first, 1, parts=(replace(part, rows=rows),), **changes)
+
+    writer = sources.writer()
+    for first in (0, 1):
+        await writer.write_rows(row_batch(first, 1, never_late=True))
+    await writer.write_rows(old(2, never_late=True))
+    position = await writer.write_rows(old(3))
+    counts = position.datasets[stream_source().identity]
+    assert (counts.accepted, counts.late) == (3, 1)
+
+
+async def test_parts_without_rows_are_dead_letters_with_their_place(sources: SourceWorld) -> None:
+    lines = batch([message(user="bob", age=7, at=AT_US // 1000), b"broken"], first=40)
+    places = np.array([7], dtype=np.int64)
+    parts = (
+        users(0, 2),
+        MessageRows("file `b`", lines),
+        UnreadableRows("file `c`", "no Parquet", ["c.parquet"], places),
+    )
+    position = await sources.writer().write_rows(row_batch(0, 5, parts=parts))
+    assert [row["age"] for row in sources.read()] == [0, 1, 7]
+    letters = [record for _, record in sources.world.messages("w.dead.1")]
+    assert [origin_of(each.headers).source for each in letters] == [
+        "file `b` at 41",
+        "file `c` at 7",
+    ]
+    texts = [decode(each.value).get_column("row")[0] for each in letters]
+    assert texts == ['{"value":"broken"}', '{"value":"c.parquet"}']
+    assert position.datasets[stream_source().identity].dead == 2
+
+
+async def test_a_table_is_cut_until_its_requests_fit(sources: SourceWorld) -> None:
+    long = "x" * (MESSAGE_BYTES // 3)
+    rows = pa.record_batch(
+        {"user": [long, "u", long, long + long + long], "age": [0, 1, 2, 3], "at": [AT_US] * 4}
+    )
+    part = ArrowRows("file `a`", rows, np.arange(4))
+    position = await sources.writer().write_rows(row_batch(0, 4, parts=(part,)))
+    assert [row["age"] for row in sources.read()] == [0, 1, 2]
+    assert position.datasets[stream_source().identity].dead == 1
+
+
+async def test_bytes_that_are_no_text_cost_only_their_row(sources: SourceWorld) -> None:
+    rows = pa.record_batch({"user": [b"a", b"\xff", b"c"], "age": [0, 1, 2], "at": [AT_US] * 3})
+    part = ArrowRows("file `a`", rows, np.arange(3))
+    await sources.writer().write_rows(row_batch(0, 3, parts=(part,)))
+    assert [row["age"] for row in sources.read()] == [0, 2]
+    ((_, letter),) = sources.world.messages("w.dead.1")
+    assert "not UTF-8" in origin_of(letter.headers).reason
+
+
+async def test_a_reader_of_another_stream_or_before_a_rewind_gets_no_position(
+    sources: SourceWorld,
+) -> None:
+    await sources.writer().write_rows(row_batch(0, 1))
+    with pytest.raises(StreamReplaced):
+        await sources.writer(origin="other").position()
+    with pytest.raises(SourceRewound):
+        await sources.writer(rewinds=1).position()
+
+
+def test_positions_of_earlier_releases_are_read() -> None:
+    old = b'{"datasets":{},"next":42,"origin":"cluster/topic","rewinds":3}'
+    assert positions.decode(old) == SourcePosition(42, "cluster/topic", rewinds=3)
+    new = SourcePosition(1, ORIGIN, cursor="file a, row 7")
+    assert positions.decode(positions.encode(new)) == new
