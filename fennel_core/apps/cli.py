@@ -194,6 +194,7 @@ def status(as_json: bool) -> None:
             "differing_lookups": answers.integrity,
             "failing_reconcile_items": answers.failing,
             "sources": answers.sources,
+            "sinks": answers.sinks,
             "dead_letters": answers.dead_letters,
             "lost_query_log_rows": answers.lost_rows,
             "executors": None if answers.executors is None else asdict(answers.executors),
@@ -208,6 +209,7 @@ def status(as_json: bool) -> None:
             status_tables.print_history(answers.history)
             status_tables.print_erasures(answers.erasures)
         status_tables.print_sources(answers.sources)
+        status_tables.print_sinks(answers.sinks)
         status_tables.print_dead_letters(answers.dead_letters)
         status_tables.print_lost_rows(answers.lost_rows)
         status_tables.print_retained(answers.retained)

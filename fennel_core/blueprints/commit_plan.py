@@ -316,8 +316,8 @@ def _leaving(
 def measured_topics(facts: BankFacts, compiled: Compiled) -> frozenset[AssetId]:
     """Return the topics whose size a plan mentions.
 
-    They are endpoints that leave or whose source is removed, inputs of new jobs, and topics that a
-    dataset takes over.
+    They are endpoints that leave or whose source is removed, inputs of new jobs and sinks, and
+    topics that a dataset takes over.
     """
     existing = {**facts.alive, **revivable(compiled, facts.alive, facts.retained)}
     endpoints = {id_ for id_, b in facts.leaving.items() if b.key.kind is AssetKind.RAW}
@@ -327,6 +327,11 @@ def measured_topics(facts: BankFacts, compiled: Compiled) -> frozenset[AssetId]:
         if job.key not in existing
         for key in job.inputs
         if key in existing
+    }
+    inputs |= {
+        existing[sink.topic]
+        for sink in compiled.sinks
+        if sink.key not in existing and sink.topic in existing
     }
     removed = requests_left_out(facts.before, compiled).values()
     adopted = set[AssetId]().union(*(topics for _, topics in _adopted(facts, compiled, existing)))
@@ -366,9 +371,9 @@ def new_replays(facts: BankFacts, compiled: Compiled) -> tuple[NewReplay, ...]:
 def rows_to_recompute(
     compiled: Compiled, existing: Mapping[AssetKey, AssetId], messages: Mapping[AssetId, int]
 ) -> dict[AssetKey, RowAmount]:
-    """Return how much each new job over existing data has to read.
+    """Return how much each new job or sink over existing data has to read.
 
-    `existing`: assets that the commit does not create. The amount of a job whose input is computed
+    `existing`: assets that the commit does not create. The amount of one whose input is computed
     by another such job is unknown.
     """
     found: dict[AssetKey, RowAmount] = {}
@@ -383,6 +388,11 @@ def rows_to_recompute(
             known = [count for count in counts if count is not None]
             found[job.key] = RowAmount(sum(known) if len(known) == len(counts) else None)
             recomputed_topics |= {output.topic for output in job.outputs}
+    for sink in compiled.sinks:
+        if sink.key not in existing and sink.topic in recomputed_topics:
+            found[sink.key] = RowAmount(None)
+        elif sink.key not in existing and sink.topic in existing:
+            found[sink.key] = RowAmount(messages.get(existing[sink.topic]))
     return found
 
 

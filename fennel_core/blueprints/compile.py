@@ -13,17 +13,23 @@ content that begins with the sources of the dataset.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from fennel_core.blueprints import identity
 from fennel_core.blueprints.assembly import Assembly
 from fennel_core.blueprints.compiler_input import DatasetInput
-from fennel_core.blueprints.logical import AssetKey, Compiled, LogicalDataset, LogicalSource
+from fennel_core.blueprints.logical import (
+    AssetKey,
+    Compiled,
+    LogicalDataset,
+    LogicalSink,
+    LogicalSource,
+)
 from fennel_core.blueprints.pipeline import PipelineCompiler, TopicContent
 from fennel_core.blueprints.streams import StreamTable, stream_of
 from fennel_core.operators import spec
 from fennel_core.vocab.ids import DatasetName, Identity
-from fennel_core.wire.connectors import Source, WebhookEndpoint
+from fennel_core.wire.connectors import KafkaTopic, Source, WebhookEndpoint
 
 
 def compile_datasets(
@@ -41,6 +47,7 @@ def compile_datasets(
     contents: dict[DatasetName, TopicContent] = {}
     datasets: list[LogicalDataset] = []
     sources: list[LogicalSource] = []
+    sinks: list[LogicalSink] = []
     if inputs:
         assembly.dead_letters()
     for definition in inputs:
@@ -64,6 +71,7 @@ def compile_datasets(
             contents[definition.dataset.name] = TopicContent(
                 topic, definition.dataset.schema, definition.dataset.schema.key_names
             )
+            sinks += _sinks(definition, topic, assembly)
         datasets.append(
             _logical_dataset(definition, topic, _serving_job(definition, topic, writer, assembly))
         )
@@ -74,7 +82,26 @@ def compile_datasets(
         tuple(sources),
         partitions,
         tuple(assembly.replays.values()),
+        tuple(sinks),
     )
+
+
+def _sinks(definition: DatasetInput, topic: AssetKey, assembly: Assembly) -> Iterator[LogicalSink]:
+    """Yield the sinks of a dataset whose content is on `topic`."""
+    dataset = definition.dataset
+    for sink in definition.sinks:
+        table = sink.table
+        assert isinstance(table, KafkaTopic), "validation refuses other sinks"
+        key = identity.sink("kafka", table.db.name, table.topic, topic)
+        title = f"{dataset.name} into {table.db.name}/{table.topic}"
+        yield LogicalSink(
+            key=assembly.add_topic(key, title, dataset.name),
+            sink=sink,
+            dataset=dataset.name,
+            schema=dataset.schema,
+            erase_keys=dataset.erase_keys,
+            topic=topic,
+        )
 
 
 def _add_source_topic(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import Source
+from fennel_core.wire.connectors import Sink, Source
 from fennel_core.wire.entities import Dataset
 from fennel_core.wire.operators import OperatorKind
 from fennel_core.wire.pycode import PyCode
@@ -43,3 +43,4 @@ class DatasetInput:
     online: bool
     offline: bool
     looked_up: bool
+    sinks: tuple[Sink, ...] = ()

@@ -85,6 +85,15 @@ def positions(raw: AssetKey) -> AssetKey:
     return AssetKey(AssetKind.POSITIONS, _hash("positions", raw.identity))
 
 
+def sink(kind: str, name: str, place: str, topic: AssetKey) -> AssetKey:
+    """Return the key of a sink, common to all branches that write the same content there.
+
+    `kind` is that of the system, `name` the connector's, `place` what is written there, `topic` the
+    content.
+    """
+    return AssetKey(AssetKind.SINK, _hash("sink", kind, name, place, topic.identity))
+
+
 def dead_letters() -> AssetKey:
     """Return the key of the workspace's dead-letter topic."""
     return AssetKey(AssetKind.DEAD, _hash("dead"))

@@ -18,7 +18,7 @@ from enum import StrEnum
 from fennel_core.operators.spec import SourceReplaySpec, StepSpec
 from fennel_core.vocab.ids import DatasetName, Identity
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import Source
+from fennel_core.wire.connectors import Sink, Source
 
 
 class AssetKind(StrEnum):
@@ -36,6 +36,10 @@ class AssetKind(StrEnum):
     QUERY_LOG = "querylog"
     """Features of logged queries. One topic per workspace, which no version refers to: it is made
     for the first logged query and lives as long as the workspace (`ledger.query_logs`).
+    """
+    SINK = "sink"
+    """How far each partition of a dataset's topic is known to be in a sink: a copy, the last record
+    of each key. What counts is stored where the sink writes.
     """
     JOB = "job"
 
@@ -133,6 +137,21 @@ class LogicalSource:
 
 
 @dataclass(frozen=True, slots=True)
+class LogicalSink:
+    """A place outside of the platform that gets every change of a dataset's topic.
+
+    `key`: of the sink itself, which branches with the same content and the same place share.
+    """
+
+    key: AssetKey
+    sink: Sink
+    dataset: DatasetName
+    schema: Schema
+    erase_keys: tuple[str, ...]
+    topic: AssetKey
+
+
+@dataclass(frozen=True, slots=True)
 class SourceReplay:
     """A job that recomputes the rows of a source from raw requests, with its replaylog."""
 
@@ -153,6 +172,7 @@ class Compiled:
     sources: tuple[LogicalSource, ...]
     partitions: int
     replays: tuple[SourceReplay, ...] = ()
+    sinks: tuple[LogicalSink, ...] = ()
 
     def __post_init__(self) -> None:
         known = {t.key for t in self.topics}

@@ -81,6 +81,8 @@ class ReasonFinder:
                 return "the branch has datasets now"
             case AssetKind.RAW:
                 return "its endpoint has a source now"
+            case AssetKind.SINK:
+                return f"dataset {blueprint.entity} has this sink now"
             case _:
                 return self._why_dataset_changed(blueprint) or self._why_rebuilt(blueprint)
 
@@ -95,6 +97,8 @@ class ReasonFinder:
         match blueprint.key.kind:
             case AssetKind.RAW:
                 return "its endpoint has no source any more"
+            case AssetKind.SINK:
+                return f"dataset {name} does not have this sink any more, or another content"
             case AssetKind.DEAD:
                 return "the branch has no datasets any more"
             case _:

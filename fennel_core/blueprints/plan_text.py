@@ -24,6 +24,7 @@ _NOUN: Final = {
     AssetKind.REPLAYLOG: "replaylog",
     AssetKind.DEAD: "dead letters",
     AssetKind.QUERY_LOG: "query log",
+    AssetKind.SINK: "sink",
     AssetKind.JOB: "job",
 }
 
@@ -103,7 +104,9 @@ def _why(entry: PlanEntry) -> str:
 
 
 def _recomputed(entry: PlanEntry, amount: RowAmount) -> str:
-    """Return what a new job reads. A message of an endpoint holds one request or several."""
+    """Return what a new job or sink reads. A message of an endpoint holds requests."""
+    if entry.kind is AssetKind.SINK:
+        return f"rows from history that it starts with: {amount_text(amount)}"
     if entry.requests_of is None:
         return f"rows to recompute: {amount_text(amount)}"
     if amount.messages is None:

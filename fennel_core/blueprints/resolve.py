@@ -15,9 +15,17 @@ from fennel_core.blueprints.logical import (
     Compiled,
     LogicalDataset,
     LogicalJob,
+    LogicalSink,
     LogicalSource,
 )
-from fennel_core.blueprints.spec import Catalog, DatasetView, Job, Output, SourceBinding
+from fennel_core.blueprints.spec import (
+    Catalog,
+    DatasetView,
+    Job,
+    Output,
+    SinkBinding,
+    SourceBinding,
+)
 from fennel_core.vocab.ids import AssetId, JobId, TopicName, WorkspaceId
 
 Names = Mapping[AssetKey, AssetId]
@@ -48,6 +56,7 @@ def resolve_catalog(compiled: Compiled, workspace: WorkspaceId, names: Names) ->
         sources=tuple(_source(s, names) for s in compiled.sources),
         jobs=tuple(JobId(names[j.key]) for j in compiled.jobs),
         partitions=compiled.partitions,
+        sinks=tuple(_sink(s, names) for s in compiled.sinks),
     )
 
 
@@ -78,4 +87,15 @@ def _source(source: LogicalSource, names: Names) -> SourceBinding:
         raw_topic=TopicName(names[source.raw_topic]),
         dead_letters=TopicName(names[source.dead_letters]),
         positions=None if source.positions is None else TopicName(names[source.positions]),
+    )
+
+
+def _sink(sink: LogicalSink, names: Names) -> SinkBinding:
+    return SinkBinding(
+        positions=TopicName(names[sink.key]),
+        sink=sink.sink,
+        dataset=sink.dataset,
+        schema=sink.schema,
+        erase_keys=sink.erase_keys,
+        topic=TopicName(names[sink.topic]),
     )

@@ -7,6 +7,7 @@ that of a new asset that was computed from everything accepted:
 - A raw topic or the dead-letter topic: nothing was accepted for it, because no version had it. That
   of a stream is revived with its positions, or not at all: the stream is read on from there, and a
   raw topic without them would get its first messages again.
+- A sink: it says by physical name of whose topic it got how much, and continues there.
 - The topic of a source dataset: if it missed no row. Ingest wrote to it as long as it wrote to the
   raw topics of its endpoints, so it missed none if all of these were released together with it and
   have been retained since. Otherwise its endpoint may have accepted rows in the meantime; the topic
@@ -22,11 +23,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Final
 
 from fennel_core.blueprints.logical import AssetKey, AssetKind, Compiled, LogicalJob
 from fennel_core.blueprints.spec import Job
 from fennel_core.operators.spec import SourceReplaySpec
 from fennel_core.vocab.ids import AssetId, TopicName
+
+_KEPT: Final = frozenset({AssetKind.RAW, AssetKind.POSITIONS, AssetKind.SINK, AssetKind.DEAD})
+"""Nothing is missing in these after a time without a version that has them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +60,7 @@ def revivable(
     written = {output.topic for job in compiled.jobs for output in job.outputs}
     for topic in compiled.topics:
         together = _read_together(topic.key, compiled)
-        kept = topic.key.kind in (AssetKind.RAW, AssetKind.POSITIONS, AssetKind.DEAD)
+        kept = topic.key.kind in _KEPT
         if kept and topic.key in candidates and all(k in alive or k in retained for k in together):
             names[topic.key] = candidates[topic.key].id
     for source in compiled.sources:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from fennel_core.operators.spec import StepSpec
 from fennel_core.vocab.ids import DatasetName, Identity, JobId, TopicName, WorkspaceId
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import Source
+from fennel_core.wire.connectors import Sink, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,6 +100,22 @@ class SourceBinding:
 
 
 @dataclass(frozen=True, slots=True)
+class SinkBinding:
+    """A place outside of the platform that gets every change of a dataset's topic.
+
+    `positions`: the topic with a copy of how far it got; its name is that of the sink. `dataset`:
+    whose erasures count.
+    """
+
+    positions: TopicName
+    sink: Sink
+    dataset: DatasetName
+    schema: Schema
+    erase_keys: tuple[str, ...]
+    topic: TopicName
+
+
+@dataclass(frozen=True, slots=True)
 class Catalog:
     """One branch version as ingest and query servers load it."""
 
@@ -109,3 +125,5 @@ class Catalog:
     jobs: tuple[JobId, ...]
     """All jobs of this branch version in topological order, in which a barrier visits them."""
     partitions: int
+    sinks: tuple[SinkBinding, ...] = ()
+    """Empty where an earlier version stored the catalog: it refused sinks."""

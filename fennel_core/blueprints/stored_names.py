@@ -17,7 +17,14 @@ from fennel_core.blueprints.logical import (
     LogicalOutput,
     LogicalTopic,
 )
-from fennel_core.blueprints.spec import Catalog, DatasetView, Job, Output, SourceBinding
+from fennel_core.blueprints.spec import (
+    Catalog,
+    DatasetView,
+    Job,
+    Output,
+    SinkBinding,
+    SourceBinding,
+)
 from fennel_core.operators import spec as s
 from fennel_core.vocab.canonical import Stored, StoredNames
 from fennel_core.wire import stored_names as wire
@@ -48,7 +55,7 @@ _JOBS: Final = (
         "id workspace inputs outputs step replaylog dead_letters partitions title",
     ),
     Stored("output", Output, "topic partition_by watermark"),
-    Stored("catalog", Catalog, "workspace datasets sources jobs partitions"),
+    Stored("catalog", Catalog, "workspace datasets sources jobs partitions sinks"),
     Stored(
         "catalog.dataset",
         DatasetView,
@@ -59,11 +66,12 @@ _JOBS: Final = (
         SourceBinding,
         "identity webhook endpoint source dataset schema topic raw_topic dead_letters positions",
     ),
+    Stored("catalog.sink", SinkBinding, "positions sink dataset schema erase_keys topic"),
 )
 
 _BLUEPRINTS: Final = (
     Stored("asset_key", AssetKey, "kind identity"),
-    Stored("asset_kind", AssetKind, "topic raw positions replaylog dead query_log job"),
+    Stored("asset_kind", AssetKind, "topic raw positions replaylog dead query_log sink job"),
     Stored("logical_topic", LogicalTopic, "key partitions title entity"),
     Stored(
         "logical_job",

@@ -50,13 +50,26 @@ def committed_records(
     Raises `SystemUnavailable`, also if for some time nothing arrives, as while a transaction that a
     dead process left open has not ended.
     """
+    patience_s = REQUEST_S + 2 * settings.transaction_timeout_ms / 1000
+    return records_before(consumer_config(settings), ends, patience_s, batch)
+
+
+def records_before(
+    config: Mapping[str, Any],
+    ends: Mapping[TopicPartition, Offset],
+    patience_s: float,
+    batch: int = BATCH,
+) -> Iterator[tuple[TopicPartition, Message]]:
+    """Yield the same of any cluster, with a consumer of `config`, which reports ends of partitions.
+
+    `patience_s`: for how long nothing may arrive.
+    """
     left = {at: 0 for at, end in ends.items() if end > 0}
     if not left:
         return
-    consumer: Any = Consumer(consumer_config(settings))
+    consumer: Any = Consumer(dict(config))
     try:
         consumer.assign([RdTopicPartition(*at, OFFSET_BEGINNING) for at in left])
-        patience_s = REQUEST_S + 2 * settings.transaction_timeout_ms / 1000
         deadline_s = time.monotonic() + patience_s
         while left:
             if time.monotonic() > deadline_s:

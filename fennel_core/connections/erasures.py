@@ -30,6 +30,10 @@ COUNTS: Final[LiteralString] = (
     "SELECT workspace, dataset, count(*), max(id), jsonb_agg(DISTINCT to_jsonb(columns)) "
     "FROM erasure GROUP BY 1, 2 ORDER BY 1, 2"
 )
+NEWEST: Final[LiteralString] = "SELECT workspace, dataset, max(id) FROM erasure GROUP BY 1, 2"
+NUMBERED: Final[LiteralString] = (
+    "SELECT id, columns, key FROM erasure WHERE workspace = %s AND dataset = %s ORDER BY id"
+)
 LEFT: Final[LiteralString] = """
     SELECT count(*), min(created_at) FROM erasure e
     WHERE workspace = %(workspace)s AND dataset = %(dataset)s AND EXISTS (
@@ -159,6 +163,34 @@ async def read_over(
             erased,
         )
     return found
+
+
+async def newest(pool: Pool) -> dict[tuple[WorkspaceId, DatasetName], int]:
+    """Return the number of the last erasure of each dataset that has one.
+
+    Raises SystemUnavailable.
+    """
+    async with connection_of(pool) as connection:
+        rows = await (await connection.execute(NEWEST)).fetchall()
+    return {
+        (WorkspaceId(str(workspace)), DatasetName(str(dataset))): cast(int, number)
+        for workspace, dataset, number in rows
+    }
+
+
+async def numbered(
+    pool: Pool, workspace: WorkspaceId, dataset: DatasetName
+) -> list[tuple[int, tuple[str, ...], bytes]]:
+    """Return the erasures of a dataset in order: number, columns and key bytes.
+
+    Raises SystemUnavailable.
+    """
+    async with connection_of(pool) as connection:
+        rows = await (await connection.execute(NUMBERED, (workspace, dataset))).fetchall()
+    return [
+        (cast(int, number), tuple(cast(list[str], columns)), bytes(cast(bytes, key)))
+        for number, columns, key in rows
+    ]
 
 
 async def add(

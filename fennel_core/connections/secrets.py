@@ -187,3 +187,13 @@ async def reseal(pool: Pool, sealer: Sealer) -> int:
         return len(rows)
 
     return await in_transaction(pool, work)
+
+
+def opened_credential(sealer: Sealer | None, workspace: WorkspaceId, token: str) -> str:
+    """Return the text of a sealed credential of a connector. Raises `SecretUnreadable`."""
+    if sealer is None:
+        raise SecretUnreadable(
+            "a connector has a password and this server has no key to decrypt it; set "
+            "FENNEL_SECRETS_KEY_FILE"
+        )
+    return sealer.open(workspace, CREDENTIAL, token.encode("ascii"))

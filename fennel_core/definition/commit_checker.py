@@ -17,6 +17,7 @@ from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.commit_request import CommitRequest, digest_of
 from fennel_core.definition.errors import WindowSpecsUnavailable
 from fennel_core.definition.sealed_request import seal_request
+from fennel_core.definition.sink_check import added_sinks, sink_problems
 from fennel_core.definition.source_check import added_streams, source_problems
 from fennel_core.definition.validation import (
     CheckedDefinitions,
@@ -33,7 +34,7 @@ from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.store import Commit, LedgerTransaction
 from fennel_core.ledger.transitions import open_branch
 from fennel_core.vocab.ids import BranchName, CommitId
-from fennel_core.wire.connectors import Source
+from fennel_core.wire.connectors import Sink, Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,13 +99,20 @@ class CommitChecker:
             validate_definitions, received, before, incremental=incremental
         )
         known = () if before is None else before.request.sources
-        await self._reach(added_streams(definitions.graph, known), request)
+        known_sinks = () if before is None else before.request.sinks
+        await self._reach(
+            added_streams(definitions.graph, known),
+            added_sinks(definitions.graph, known_sinks),
+            request,
+        )
         digest = digest_of(request, sealed.comparable)
         return CheckedRequest(completed, digest, CheckedDefinitions(target, definitions))
 
-    async def _reach(self, added: Sequence[Source], request: CommitRequest) -> None:
-        """Check that streams can be read. Raises ApiError with all problems."""
-        if not added:
+    async def _reach(
+        self, added: Sequence[Source], sinks: Sequence[Sink], request: CommitRequest
+    ) -> None:
+        """Check that streams can be read and sinks written. Raises ApiError with all problems."""
+        if not added and not sinks:
             return
 
         async def catalogs(tx: LedgerTransaction) -> dict[BranchName, bytes]:
@@ -118,7 +126,10 @@ class CommitChecker:
 
         stored = await self._context.ledger.run(catalogs)
         others = {name: stored_names.loads(encoded, Catalog) for name, encoded in stored.items()}
-        problems = await source_problems(added, others, request.workspace, self._sealer)
+        problems = [
+            *await source_problems(added, others, request.workspace, self._sealer),
+            *await sink_problems(sinks, others, request.workspace, self._sealer),
+        ]
         if problems:
             raise problems_error(problems)
 

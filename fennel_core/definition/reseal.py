@@ -14,7 +14,7 @@ from functools import partial
 from typing import Final, LiteralString, cast
 
 from fennel_core.blueprints import stored_names
-from fennel_core.blueprints.spec import Catalog, SourceBinding
+from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.audit_events import Action, audited, user_of_this_machine
 from fennel_core.connections.postgres import AsyncConnection, Pool, connection_of, in_transaction
@@ -23,7 +23,14 @@ from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.definition.sealed_request import reseal_body
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import WorkspaceId
-from fennel_core.wire.connectors import Credential, Kafka, KafkaTopic, Login, SealedSecret
+from fennel_core.wire.connectors import (
+    Credential,
+    Kafka,
+    KafkaTopic,
+    Login,
+    SealedSecret,
+    Table,
+)
 
 WITH_SECRETS: Final[LiteralString] = """
     SELECT id FROM commit
@@ -83,15 +90,21 @@ def resealed_catalog(stored: bytes, workspace: WorkspaceId, sealer: Sealer) -> b
         token = sealer.seal(workspace, CREDENTIAL, value).decode("ascii")
         return SealedSecret(sealer.fingerprint(workspace, value), token)
 
-    def with_login(source: SourceBinding) -> SourceBinding:
-        table = source.source.table
+    def sealed_again(table: Table) -> Table:
         if not isinstance(table, KafkaTopic) or not isinstance(table.db, Kafka):
-            return source
+            return table
         login = Login(again(table.db.login.user), again(table.db.login.password))
-        table = replace(table, db=replace(table.db, login=login))
-        return replace(source, source=replace(source.source, table=table))
+        return replace(table, db=replace(table.db, login=login))
 
-    return stored_names.dumps(replace(catalog, sources=tuple(map(with_login, catalog.sources))))
+    sources = tuple(
+        replace(each, source=replace(each.source, table=sealed_again(each.source.table)))
+        for each in catalog.sources
+    )
+    sinks = tuple(
+        replace(each, sink=replace(each.sink, table=sealed_again(each.sink.table)))
+        for each in catalog.sinks
+    )
+    return stored_names.dumps(replace(catalog, sources=sources, sinks=sinks))
 
 
 def reseal_installation(settings: Settings) -> Resealed:

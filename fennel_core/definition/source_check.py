@@ -16,7 +16,12 @@ from typing import Final
 from fennel_core.blueprints.asset_names import is_asset_name
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import secrets
-from fennel_core.connections.external_kafka import ExternalKafkaUnusable, describe_topic, opened
+from fennel_core.connections.external_kafka import (
+    ExternalKafkaUnusable,
+    OpenSecret,
+    describe_topic,
+    opened,
+)
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.graph.entity_graph import Graph
@@ -49,7 +54,7 @@ async def source_problems(
     for source in added:
         assert isinstance(source.table, KafkaTopic), "streams only"
         found += _disagreements(source, source.table, others)
-        if is_asset_name(source.table.topic) or source.table.topic.startswith(NOT_READ):
+        if is_platform_topic(source.table.topic):
             found.append(_own_topic(source, source.table))
         else:
             reached.setdefault(source.table, source)
@@ -96,18 +101,28 @@ def _own_topic(source: Source, table: KafkaTopic) -> Problem:
     return Problem("connector-not-served", source.dataset, text)
 
 
-def _unreachable(
-    table: KafkaTopic, source: Source, workspace: WorkspaceId, sealer: Sealer | None
-) -> list[Problem]:
-    assert isinstance(table.db, Kafka), "validation refuses connectors by name"
+def is_platform_topic(topic: str) -> bool:
+    """Return whether a topic is named as those of a platform, or as Kafka's own."""
+    return is_asset_name(topic) or topic.startswith(NOT_READ)
+
+
+def secret_opener(workspace: WorkspaceId, sealer: Sealer | None) -> OpenSecret:
+    """Return what opens the sealed secrets of a workspace."""
 
     def open_secret(secret: SealedSecret) -> str:
         if sealer is None:
             raise SecretsNotConfigured
         return sealer.open(workspace, secrets.CREDENTIAL, secret.token.encode("ascii"))
 
+    return open_secret
+
+
+def _unreachable(
+    table: KafkaTopic, source: Source, workspace: WorkspaceId, sealer: Sealer | None
+) -> list[Problem]:
+    assert isinstance(table.db, Kafka), "validation refuses connectors by name"
     try:
-        describe_topic(opened(table.db, open_secret), table.topic)
+        describe_topic(opened(table.db, secret_opener(workspace, sealer)), table.topic)
     except ExternalKafkaUnusable as unusable:
         text = f"Dataset `{source.dataset}`: {unusable}"
         return [Problem("source-unreachable", source.dataset, text)]

@@ -270,6 +270,7 @@ def _dataset_input(graph: Graph, dataset: Dataset, looked_up: bool) -> DatasetIn
         online=graph.has_index(dataset.name, IndexSide.ONLINE),
         offline=graph.has_index(dataset.name, IndexSide.OFFLINE),
         looked_up=looked_up,
+        sinks=graph.sinks_of(dataset.name),
     )
 
 

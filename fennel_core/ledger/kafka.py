@@ -92,7 +92,7 @@ class KafkaTopicAdmin:
         return self._admin
 
     def _config(self, kind: AssetKind) -> dict[str, str]:
-        if kind is AssetKind.POSITIONS:
+        if kind in (AssetKind.POSITIONS, AssetKind.SINK):
             return _COMPACTED
         return {
             "cleanup.policy": "delete",

@@ -69,11 +69,13 @@ ACCESS: Final[Mapping[str, Mapping[AssetKind, Operations]]] = {
     # `/barrier` asks for the ends of raw topics, which source replays read.
     "query": {AssetKind.RAW: DESCRIBE, AssetKind.TOPIC: READ, AssetKind.QUERY_LOG: WRITE},
     "history": {AssetKind.RAW: READ, AssetKind.TOPIC: READ, AssetKind.QUERY_LOG: READ},
+    # It hosts the sinks, too, which read what datasets have.
     "sources": {
         AssetKind.RAW: WRITE,
-        AssetKind.TOPIC: WRITE,
+        AssetKind.TOPIC: READ | WRITE,
         AssetKind.DEAD: WRITE,
         AssetKind.POSITIONS: READ | WRITE,
+        AssetKind.SINK: READ | WRITE,
     },
     # It replays dead letters, which writes rows and what is settled, and rewinds streams.
     "definition": {kind: CONTROL for kind in AssetKind if kind is not AssetKind.JOB}

@@ -20,7 +20,7 @@ import shutil
 import time
 from collections.abc import Callable, Coroutine
 from dataclasses import replace
-from typing import Final, TypeVar, cast
+from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 import structlog
@@ -28,12 +28,10 @@ from confluent_kafka import KafkaException
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from fennel_core.blueprints import stored_names
-from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import ConnectionsError, JvmExited, SystemUnavailable
 from fennel_core.connections.installation import require_ownership
-from fennel_core.connections.postgres import ListenStarted, Pool, connection_of
+from fennel_core.connections.postgres import ListenStarted, Pool
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, has_exited
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
@@ -58,6 +56,7 @@ from fennel_core.sources.feeds import (
 )
 from fennel_core.sources.kinds import RunningFeed, StartedBy
 from fennel_core.sources.postgres import PostgresSourceControls
+from fennel_core.sources.target_catalogs import TargetCatalogs
 from fennel_core.telemetry import logs, metrics
 from fennel_core.telemetry.endless_tasks import (
     in_daemon_thread,
@@ -83,12 +82,6 @@ PROBE_S: Final = 10.0
 REASON_LINES: Final = 3
 """Lines of the text of an unexpected error: in Spark's, the second has the cause."""
 MICROS: Final = 1e6
-CATALOGS: Final = """
-    SELECT c.id, CASE WHEN c.id = ANY(%(known)s) THEN NULL ELSE c.catalog END
-    FROM commit c WHERE c.catalog IS NOT NULL AND c.id IN (SELECT target FROM branch)
-    ORDER BY c.created_at DESC, c.id
-"""
-"""The newest first: its credentials of a connector count."""
 FEEDS = metrics.gauge(
     "fennel_stream_sources",
     "Streaming sources by state: `running`, `broken` or `paused`.",
@@ -111,7 +104,7 @@ class SourceHost:
         self._sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
         self._states: dict[TopicName, FeedState] = {}
         self._queries: dict[TopicName, RunningFeed] = {}
-        self._catalogs: dict[str, Catalog] = {}
+        self._catalogs = TargetCatalogs(pool)
         self._work: dict[TopicName, asyncio.Task[None]] = {}
         self._spark: SparkSession | None = None
         self._wanted: dict[TopicName, Feed] = {}
@@ -145,7 +138,7 @@ class SourceHost:
             pauses, generations = await self._controls.pauses(), await self._controls.generations()
             found = {
                 topic: replace(feed, generation=generations.get(topic, 0))
-                for topic, feed in feeds_of(await self._targets()).items()
+                for topic, feed in feeds_of(await self._catalogs.read()).items()
             }
             self._paused = [feed for topic, feed in found.items() if topic in pauses]
             self._wanted = {t: feed for t, feed in found.items() if t not in pauses}
@@ -252,19 +245,6 @@ class SourceHost:
         progress = await self._in_thread(query.progress)
         self._states[topic] = seen(state, progress, time.monotonic())
 
-    async def _targets(self) -> list[Catalog]:
-        async with connection_of(self._pool) as connection:
-            rows = await (
-                await connection.execute(CATALOGS, {"known": list(self._catalogs)})
-            ).fetchall()
-        self._catalogs = {
-            str(commit): self._catalogs[str(commit)]
-            if data is None
-            else stored_names.loads(cast(bytes, data), Catalog)
-            for commit, data in rows
-        }
-        return list(self._catalogs.values())
-
     async def _start(self, feed: Feed) -> None:
         topic = feed.raw_topic
         await self._end(topic)  # the query of a feed that an unexpected error parked
@@ -282,12 +262,7 @@ class SourceHost:
         return start_feed(StartedBy(self._spark, self._settings, feed, self._open, count_rows))
 
     def _open(self, workspace: WorkspaceId, secret: SealedSecret) -> str:
-        if self._sealer is None:
-            raise secrets.SecretUnreadable(
-                "a connector has a password and this server has no key to decrypt it; set "
-                "FENNEL_SECRETS_KEY_FILE"
-            )
-        return self._sealer.open(workspace, secrets.CREDENTIAL, secret.token.encode("ascii"))
+        return secrets.opened_credential(self._sealer, workspace, secret.token)
 
     async def _failed(self, feed: Feed, reason: str) -> None:
         await self._end(feed.raw_topic)
@@ -355,26 +330,48 @@ def count_rows(counts: pa.Table) -> None:
             )
 
 
-async def run_sources(settings: Settings) -> None:
-    """Run until SIGTERM; raises when Spark's JVM has exited."""
+class Companion(Protocol):
+    """What runs beside the sources in their process, and is reported below its own path."""
+
+    @property
+    def path(self) -> str: ...
+
+    def report(self) -> object: ...
+
+    async def run(self) -> None:
+        """Run until cancelled."""
+        ...
+
+    def close(self) -> None:
+        """Release what it holds; may block."""
+        ...
+
+
+async def run_sources(settings: Settings, companion: Callable[[Settings, Pool], Companion]) -> None:
+    """Run sources and a companion until SIGTERM; raises when Spark's JVM has exited."""
     logs.configure(PROCESS, settings.log_level, hidden=logs.secrets_of(settings))
     stop, changed = stop_signals(), asyncio.Event()
     dsn = settings.postgres_dsn.get_secret_value()
     async with postgres.pool(dsn, name=PROCESS, size=2) as pool:
         await require_ownership(settings, pool, None)
-        host = SourceHost(settings, pool)
+        host, beside = SourceHost(settings, pool), companion(settings, pool)
 
         async def following() -> str | None:
             return host.problem
 
-        health = HealthEndpoint(PROCESS, {"catalogs": following}, {REPORT: host.report})
+        def close() -> None:
+            beside.close()
+            host.close()
+
+        reports = {REPORT: host.report, beside.path: beside.report}
+        health = HealthEndpoint(PROCESS, {"catalogs": following}, reports)
         rules = host_rules(settings, PROCESS, public=False)
         server = await health.serve(settings.host, settings.sources_port, rules)
         await run_until_stopped(
             PROCESS,
             stop,
-            [host.run(changed), _wake(dsn, changed)],
-            host.close,
+            [host.run(changed), beside.run(), _wake(dsn, changed)],
+            close,
             server.cleanup,
             close_s=settings.shutdown_grace_s / 2,
         )

@@ -1,4 +1,4 @@
-"""Encode typed columns as the JSON values that the client's readers accept.
+"""Encode typed columns as the JSON values that the client's readers, or others, accept.
 
 Theory. The client parses a datetime column with one format for all rows, so timestamps have fixed
 width and an explicit offset. A date is ISO text; a decimal is a number, because some code paths of
@@ -9,7 +9,8 @@ and structs are assembled in Python, row by row.
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import Any, Final
 
 import polars as pl
 import pyarrow as pa
@@ -24,7 +25,26 @@ EXACT_IN_FLOAT = 2**53
 """Up to this unscaled value, division of a decimal yields the nearest double."""
 
 
-def encode_column(column: pl.Series | pa.Array | pa.ChunkedArray, dtype: Dtype) -> list[Any]:
+@dataclass(frozen=True, slots=True)
+class Dialect:
+    """What differs between the readers of JSON values.
+
+    `dates`: the days since 1970 instead of text. `exact`: decimals as text instead of numbers.
+    """
+
+    timestamp_text: str
+    dates: bool = False
+    exact: bool = False
+
+
+CLIENT: Final = Dialect(TIMESTAMP_TEXT)
+DEBEZIUM: Final = Dialect("%Y-%m-%dT%H:%M:%S%.6fZ", dates=True, exact=True)
+"""As Debezium's types ZonedTimestamp and Date, and with `decimal.handling.mode=string`."""
+
+
+def encode_column(
+    column: pl.Series | pa.Array | pa.ChunkedArray, dtype: Dtype, dialect: Dialect = CLIENT
+) -> list[Any]:
     """Return the JSON values of a column, one per row; null is None.
 
     The column has the Arrow or Polars layout of `dtype`.
@@ -33,11 +53,11 @@ def encode_column(column: pl.Series | pa.Array | pa.ChunkedArray, dtype: Dtype) 
     if isinstance(array, pa.ChunkedArray):
         array = array.combine_chunks()
     return _encode(
-        array if array.type == arrow_type(dtype) else array.cast(arrow_type(dtype)), dtype
+        array if array.type == arrow_type(dtype) else array.cast(arrow_type(dtype)), dtype, dialect
     )
 
 
-def _encode(array: pa.Array, dtype: Dtype) -> list[Any]:
+def _encode(array: pa.Array, dtype: Dtype, dialect: Dialect) -> list[Any]:
     match base(dtype):
         case dtypes.Int() | dtypes.Str() | dtypes.Bool() | dtypes.Null():
             return _plain(array)
@@ -48,21 +68,25 @@ def _encode(array: pa.Array, dtype: Dtype) -> list[Any]:
                 else _plain(pc.if_else(pc.is_finite(array), array, None))
             )
         case dtypes.Timestamp():
-            return _series(array).dt.strftime(TIMESTAMP_TEXT).to_list()
+            return _series(array).dt.strftime(dialect.timestamp_text).to_list()
+        case dtypes.Date() if dialect.dates:
+            return _series(array).to_physical().to_list()
         case dtypes.Date():
             return _series(array).dt.strftime(DATE_TEXT).to_list()
+        case dtypes.Decimal() if dialect.exact:
+            return _series(array).cast(pl.String).to_list()
         case dtypes.Decimal(scale):
             return _decimals(array, scale)
         case dtypes.Bytes():
             return _series(array).bin.encode("base64").to_list()
         case dtypes.List(of):
-            return _lists(array, _encode(_children(array), of))
+            return _lists(array, _encode(_children(array), of, dialect))
         case dtypes.Embedding():
-            return _lists(array, _encode(_children(array), dtypes.Float()))
+            return _lists(array, _encode(_children(array), dtypes.Float(), dialect))
         case dtypes.Map(value):
-            return _maps(array, value)
+            return _maps(array, value, dialect)
         case dtypes.Struct(_, fields):
-            return _structs(array, fields)
+            return _structs(array, fields, dialect)
         case other:
             raise AssertionError(f"{other} is not a base type")
 
@@ -111,10 +135,10 @@ def _lists(array: pa.Array, children: list[Any]) -> list[list[Any] | None]:
     )
 
 
-def _maps(array: pa.Array, value: Dtype) -> list[dict[str, Any] | None]:
+def _maps(array: pa.Array, value: Dtype, dialect: Dialect) -> list[dict[str, Any] | None]:
     entries = _children(array)
-    keys = _encode(entries.field("key"), dtypes.Str())
-    values = _encode(entries.field("value"), value)
+    keys = _encode(entries.field("key"), dtypes.Str(), dialect)
+    values = _encode(entries.field("value"), value, dialect)
     at, valid = _bounds(array)
     rows: list[dict[str, Any] | None] = [
         dict(zip(keys[at[i] : at[i + 1]], values[at[i] : at[i + 1]], strict=True))
@@ -127,9 +151,11 @@ def _maps(array: pa.Array, value: Dtype) -> list[dict[str, Any] | None]:
     )
 
 
-def _structs(array: pa.Array, fields: tuple[dtypes.Field, ...]) -> list[dict[str, Any] | None]:
+def _structs(
+    array: pa.Array, fields: tuple[dtypes.Field, ...], dialect: Dialect
+) -> list[dict[str, Any] | None]:
     names = [field.name for field in fields]
-    columns = [_encode(array.field(field.name), field.dtype) for field in fields]
+    columns = [_encode(array.field(field.name), field.dtype, dialect) for field in fields]
     rows: list[dict[str, Any] | None] = [
         dict(zip(names, values, strict=True)) for values in zip(*columns, strict=True)
     ]

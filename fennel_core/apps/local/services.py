@@ -104,7 +104,8 @@ SECRETS_OF: Final[Mapping[str, frozenset[str]]] = MappingProxyType(
         "engine": _DATABASE_AND_KAFKA | {"secrets_key_file", "s3_secret_key"},
         "query": _DATABASE_AND_KAFKA | {"secrets_key_file"},
         "history": _DATABASE_AND_KAFKA | {"s3_secret_key"},
-        "sources": _DATABASE_AND_KAFKA | {"secrets_key_file"},
+        # Its sinks begin with history.
+        "sources": _DATABASE_AND_KAFKA | {"secrets_key_file", "s3_secret_key"},
         # Its page reads the database.
         "airflow-api": frozenset({"postgres_dsn"}),
         # Runs the tasks: commits, snapshots, and the reconciliation, which asks Airflow for runs.

@@ -46,6 +46,10 @@ class StatusAnswers:
     """The streams that are read: workspace, source, failures in a row and in all, messages behind,
     and the reason if it is broken.
     """
+    sinks: Rows | None
+    """The sinks: workspace, dataset, sink, failures in a row, events written, messages behind, and
+    the reason if it is broken.
+    """
     lost_rows: dict[str, dict[str, int]] | None
     """Rows that the query log lost since the query server started, by workspace and reason."""
 
@@ -67,6 +71,7 @@ def read(settings: Settings) -> StatusAnswers:
         dead_letters=_rows(settings, f"{operations}/dead_letters", "dead_letters"),
         executors=_executors(settings),
         sources=_report(settings, settings.sources_port, "sources"),
+        sinks=_report(settings, settings.sources_port, "sinks"),
         lost_rows=_metrics(settings, settings.query_metrics_port, parse_lost_rows),
     )
 

@@ -338,6 +338,31 @@ def print_lost_rows(lost: Mapping[str, Mapping[str, int]] | None) -> None:
         )
 
 
+def print_sinks(sinks: Sequence[AlarmRow] | None) -> None:
+    """Print how many sinks are written, how far those with a backlog are behind, and why others are
+    not written; at most `MAX_ROWS` of each.
+    """
+    broken = [row for row in sinks or () if row["reason"] is not None]
+    if sinks:
+        _console().print(f"\nSinks: {len(sinks) - len(broken)} written, {len(broken)} broken")
+    behind = sorted((row for row in sinks or () if row["behind"]), key=_by_backlog)
+    for row in behind[:MAX_ROWS]:
+        _console().print(
+            f"Sink {row['sink']} of {row['workspace']} is {row['behind']} messages behind "
+            f"{row['dataset']}",
+            highlight=False,
+            markup=False,
+        )
+    for row in broken[:MAX_ROWS]:
+        _console().print(
+            f"Sink {row['sink']} of {row['workspace']} cannot be written ({row['failures']} "
+            f"attempts): {row['reason']}",
+            style="red",
+            highlight=False,
+            markup=False,
+        )
+
+
 def print_sources(sources: Sequence[AlarmRow] | None) -> None:
     """Print how many streams are read, how far those with a backlog are behind, which are paused,
     and why others are not read; at most `MAX_ROWS` of each.

@@ -1,5 +1,6 @@
 """Refuse what this platform does not serve: sources other than webhooks and the streams that it
-reads (`streams.py`), sinks, and options and combinations of operators without a defined result.
+reads (`streams.py`), sinks other than topics of Kafka, and options and combinations of operators
+without a defined result.
 
 The client can express more than the platform runs. Without this pass such a definition would be
 accepted and have no effect, which looks like success while rows are lost. The client's defaults are
@@ -13,7 +14,8 @@ from typing import Final, assert_never
 
 from fennel_core.graph.derived_schemas import derive_known_schemas
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.passes.streams import check_stream, reads
+from fennel_core.graph.passes.streams import check_stream, connector_problems, reads
+from fennel_core.graph.passes.terminals import is_terminal_dataset
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
 from fennel_core.wire import operators as o
@@ -35,7 +37,7 @@ def refuse_unserved(graph: Graph, before: Graph | None) -> Iterator[Problem]:
             elif not isinstance(source.table, c.HttpPath):  # `check_sources` reports it
                 yield _source(dataset, source.table)
         for sink in graph.sinks_of(dataset.name):
-            yield _sink(dataset, sink.table)
+            yield from _sink(graph, dataset, sink)
     for pipeline in graph.pipelines:
         yield from _operators(graph, pipeline)
 
@@ -98,12 +100,28 @@ def _source(dataset: Dataset, table: c.Table) -> Problem:
     return Problem("source-not-served", dataset.name, text)
 
 
-def _sink(dataset: Dataset, table: c.Table) -> Problem:
-    text = (
-        f"Dataset `{dataset.name}` has a sink into {table_title(table)}, and this platform does "
-        "not write to sinks yet. Remove the sink, or give it an `env` and commit with another one."
-    )
-    return Problem("sink-not-served", dataset.name, text)
+def _sink(graph: Graph, dataset: Dataset, sink: c.Sink) -> Iterator[Problem]:
+    """Yield why a sink would have no effect, or another one than its definition says."""
+    table = sink.table
+    into = f"Dataset `{dataset.name}` has a sink into {table_title(table)}"
+    if not isinstance(table, c.KafkaTopic):
+        text = (
+            f"{into}, which this platform does not write to yet: sinks are topics of Kafka. Remove "
+            "the sink, or give it an `env` and commit with another one."
+        )
+        yield Problem("sink-not-served", dataset.name, text)
+        return
+    if is_terminal_dataset(graph, dataset.name):
+        text = (
+            f"{into}, but it ends in an aggregation whose values are computed when they are read, "
+            "so it has no changes to write. Aggregate in `groupby(…, window=…)`, or put the sink "
+            "on the dataset that is aggregated."
+        )
+        yield Problem("sink-not-served", dataset.name, text)
+    for option in (name for name in ("create", "stacked") if getattr(sink, name)):
+        text = f"{into} with `{option}`, which has no effect on a Kafka topic; remove the option"
+        yield Problem("sink-option-not-served", dataset.name, text)
+    yield from connector_problems(dataset, table)
 
 
 def _webhook(dataset: Dataset, source: c.Source) -> Iterator[Problem]:

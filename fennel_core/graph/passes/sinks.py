@@ -11,8 +11,11 @@ from fennel_core.wire.entities import Dataset
 
 
 def check_sinks(graph: Graph, before: Graph | None) -> Iterator[Problem]:
-    """Yield one problem per dataset with a sink but without a pipeline, and per invalid option."""
+    """Yield one problem per dataset with a sink but without a pipeline, per invalid option, and per
+    topic that two sinks would write to.
+    """
     del before
+    writers: dict[tuple[str, str], str] = {}
     for dataset in graph.datasets:
         sinks = graph.sinks_of(dataset.name)
         if sinks and not graph.pipelines_of(dataset.name):
@@ -21,6 +24,16 @@ def check_sinks(graph: Graph, before: Graph | None) -> Iterator[Problem]:
         for sink in sinks:
             for text in _options(dataset, sink):
                 yield Problem("sink-option", dataset.name, f"Dataset `{dataset.name}`: {text}")
+            if isinstance(sink.table, c.KafkaTopic):
+                topic = (sink.table.db.name, sink.table.topic)
+                if topic in writers:
+                    text = (
+                        f"Dataset `{dataset.name}` and dataset `{writers[topic]}` have a sink into "
+                        f"Kafka topic `{sink.table.topic}` of connector `{sink.table.db.name}`, "
+                        "where keys of both would mix; give each sink a topic of its own"
+                    )
+                    yield Problem("sink-twice", dataset.name, text)
+                writers[topic] = dataset.name
 
 
 def _options(dataset: Dataset, sink: c.Sink) -> Iterator[str]:

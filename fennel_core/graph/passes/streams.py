@@ -47,6 +47,11 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
                 f"`{option}`, which this platform does not serve for Kafka; remove the option"
             )
             yield Problem("source-option-not-served", dataset.name, text)
+    yield from connector_problems(dataset, table)
+
+
+def connector_problems(dataset: Dataset, table: c.KafkaTopic) -> Iterator[Problem]:
+    """Yield one problem per property of a connector with which no cluster can be reached."""
     for what in _unusable(table.db):
         text = (
             f"Dataset `{dataset.name}`: connector `{table.db.name}` of Kafka topic "

@@ -141,6 +141,9 @@ def test_components_read_and_write_their_topics_only(cluster: Settings) -> None:
         ("sources", "writes", "shop.raw"),
         ("sources", "writes", "shop.topic"),
         ("sources", "writes", "shop.dead"),
+        ("sources", "reads", "shop.topic"),
+        ("sources", "reads", "shop.sink"),
+        ("sources", "writes", "shop.sink"),
         ("sources", "reads", "shop.positions"),
         ("sources", "writes", "shop.positions"),
     }

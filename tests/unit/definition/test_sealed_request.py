@@ -9,17 +9,26 @@ from pathlib import Path
 import pytest
 
 from fennel_core.blueprints import stored_names
-from fennel_core.blueprints.spec import Catalog
+from fennel_core.blueprints.spec import Catalog, SinkBinding
 from fennel_core.connections.secrets import CREDENTIAL, Sealer, SecretUnreadable, make_key_file
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.definition.reseal import resealed_catalog
 from fennel_core.definition.sealed_request import reseal_body, seal_request
 from fennel_core.graph.entity_graph import build_graph
 from fennel_core.graph.rebase import units
-from fennel_core.vocab.ids import WorkspaceId
-from fennel_core.wire.connectors import JsonFormat, KafkaTopic, Login, PlainSecret, SealedSecret
+from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
+from fennel_core.wire.connectors import (
+    Cdc,
+    JsonFormat,
+    KafkaTopic,
+    Login,
+    PlainSecret,
+    SealedSecret,
+    Sink,
+)
 from fennel_core.wire.decode import decode_sync_request
 from fennel_core.wire.gen import services_pb2
+from tests.support.compiler_inputs import schema
 from tests.support.definition_world import recorded
 from tests.support.ingest_world import binding, catalog, source
 from tests.support.source_world import CONNECTOR
@@ -132,22 +141,28 @@ def test_after_a_change_of_the_key_the_new_one_opens_everything(
     assert one == two, "the same commit, sent again, is no change"
 
 
-def test_the_password_of_a_stream_is_sealed_again_inside_a_catalog(
+def test_the_passwords_of_streams_and_sinks_are_sealed_again_inside_a_catalog(
     sealer: Sealer, tmp_path: Path
 ) -> None:
     token = sealer.seal(SHOP, CREDENTIAL, "password").decode()
     login = Login(PlainSecret("ann"), SealedSecret(sealer.fingerprint(SHOP, "password"), token))
     table = KafkaTopic(replace(CONNECTOR, login=login), "orders", JsonFormat())
-    before = catalog(binding(of=source(table=table)), binding(dataset="Others"))
+    name = DatasetName("Users")
+    written = Sink(name, 1, table, Cdc.DEBEZIUM, None, None, False, False, (), None, None)
+    topic = TopicName("w.topic.users.1")
+    before = replace(
+        catalog(binding(of=source(table=table)), binding(dataset="Others")),
+        sinks=(SinkBinding(TopicName("w.sink.a.1"), written, name, schema("user"), (), topic),),
+    )
     make_key_file(tmp_path / "new")
     keys = (tmp_path / "new").read_text() + (tmp_path / "key").read_text()
     (tmp_path / "key").write_text(keys)
     both, new = Sealer.from_file(tmp_path / "key"), Sealer.from_file(tmp_path / "new")
     after = stored_names.loads(resealed_catalog(stored_names.dumps(before), SHOP, both), Catalog)
-    (stream, _) = after.sources
-    assert isinstance(stream.source.table, KafkaTopic)
-    found = stream.source.table.db.login
-    assert found.user == PlainSecret("ann")
-    assert isinstance(found.password, SealedSecret)
-    assert new.open(SHOP, CREDENTIAL, found.password.token.encode()) == "password"
+    for changed in (after.sources[0].source.table, after.sinks[0].sink.table):
+        assert isinstance(changed, KafkaTopic)
+        found = changed.db.login
+        assert found.user == PlainSecret("ann")
+        assert isinstance(found.password, SealedSecret)
+        assert new.open(SHOP, CREDENTIAL, found.password.token.encode()) == "password"
     assert after.sources[1] == before.sources[1]

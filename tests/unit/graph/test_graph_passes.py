@@ -114,14 +114,26 @@ def test_all_problems_are_collected():
     assert {p.code for p in validate(g, None)} >= {"dataset-missing", "cdc-keys"}
 
 
-def test_every_source_that_is_not_read_and_every_sink_is_refused():
+def test_every_source_that_is_not_read_and_every_sink_that_is_not_written_is_refused():
     g = graph("connectors")
     refused = [p.code for p in refuse_unserved(g, None)]
     others = [s for s in g.sources if not isinstance(s.table, WebhookEndpoint)]
     kinds = {type(s.table) for s in others}
     assert len(kinds) == 10, "the recorded commit has every kind of source"
     assert refused.count("source-not-served") == len([s for s in others if not reads(s.table)])
-    assert refused.count("sink-not-served") == len(g.sinks) == 4
+    others = [s for s in g.sinks if not isinstance(s.table, KafkaTopic)]
+    assert refused.count("sink-not-served") == len(others) == len(g.sinks) - 1 == 3
+
+
+def test_a_sink_needs_a_dataset_with_changes_and_options_with_an_effect():
+    g = graph("connectors")
+    (sink,) = [s for s in g.sinks if isinstance(s.table, KafkaTopic)]
+    alone = replace(served(g), sinks=(sink,))
+    assert [p.code for p in validate(alone, None)] == ["connector-not-served"] * 1
+    stacked = replace(alone, sinks=(replace(sink, stacked=True),))
+    assert "sink-option-not-served" in [p.code for p in validate(stacked, None)]
+    twice = replace(alone, sinks=(sink, sink))
+    assert "sink-twice" in [p.code for p in validate(twice, None)]
 
 
 def test_a_webhook_beside_another_source_does_not_hide_it():

@@ -196,7 +196,7 @@ def test_each_service_has_only_the_secrets_that_it_needs(context: PlatformContex
         "engine": {"postgres", "s3", "key"},
         "query": {"postgres", "key"},
         "history": {"postgres", "s3"},
-        "sources": {"postgres", "key"},
+        "sources": {"postgres", "key", "s3"},
         "airflow-api": {"postgres"},
         "airflow-scheduler": {"postgres", "s3", "airflow", "key"},
     }

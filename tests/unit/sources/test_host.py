@@ -86,8 +86,9 @@ class Host(SourceHost):
         self._started = cluster.start  # type: ignore[method-assign,assignment]  # no Spark
         self._controls = MemorySourceControls(lambda: datetime.now(UTC), {RAW, OTHER})
         self._spark = object()  # type: ignore[assignment]  # not used
+        self._catalogs = self  # type: ignore[assignment]  # no database
 
-    async def _targets(self) -> list[Catalog]:
+    async def read(self) -> list[Catalog]:
         if self.lost is not None:
             raise self.lost
         return self.catalogs

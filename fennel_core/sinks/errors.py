@@ -1,0 +1,66 @@
+"""Errors of sinks: why the changes of a dataset cannot be written."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import ClassVar
+
+
+class SinkError(Exception):
+    """Base class. `code` is stable and never reused."""
+
+    code: ClassVar[str] = "sink"
+
+
+class SinkTopicReplaced(SinkError):
+    """The connector leads to another topic than the one that has what was written so far."""
+
+    code: ClassVar[str] = "sink-topic-replaced"
+
+    def __init__(self, title: str, before: str, now: str) -> None:
+        super().__init__(
+            f"sink {title} wrote to `{before}` (cluster/topic), and that is `{now}` now, because "
+            "the topic was created again or the connector has another address; give the connector "
+            "its earlier address, or another name to write everything again"
+        )
+
+
+class SinkPositionsLost(SinkError):
+    """The cluster knows less than what it had acknowledged."""
+
+    code: ClassVar[str] = "sink-positions-lost"
+
+    def __init__(self, title: str, lost: Mapping[int, tuple[int, int]]) -> None:
+        (partition, (stored, known)), *_ = sorted(lost.items())
+        super().__init__(
+            f"sink {title}: its cluster has position {stored} of partition {partition}, but had "
+            f"{known} before, so its positions were deleted or restored; going on would write "
+            "changes twice. Restore the topic of positions, or give the connector another name to "
+            "write everything again"
+        )
+
+
+class SinkAhead(SinkError):
+    """The sink has changes that the dataset's topic lacks."""
+
+    code: ClassVar[str] = "sink-ahead"
+
+    def __init__(self, title: str, partition: int, position: int, end: int) -> None:
+        super().__init__(
+            f"sink {title} has changes up to offset {position} of partition {partition}, but the "
+            f"dataset ends at {end}: the platform was restored to an earlier time. Give the "
+            "connector another name to write everything again"
+        )
+
+
+class SinkRowsLost(SinkError):
+    """Changes that were not written are in neither history nor Kafka."""
+
+    code: ClassVar[str] = "sink-rows-lost"
+
+    def __init__(self, title: str, partition: int, first: int, following: int) -> None:
+        super().__init__(
+            f"sink {title}: the records {first} to {following - 1} of partition {partition} are "
+            "neither in history nor in Kafka, so their changes cannot be written. Restore them "
+            "from a backup, or give the dataset a new version"
+        )

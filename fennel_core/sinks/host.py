@@ -1,0 +1,251 @@
+"""Run the sinks of an installation: a thread for each, in the process of the streaming sources.
+
+A sink that fails, for whatever reason, holds up itself alone: it is tried again after a pause.
+Correctness needs no leader: of two processes that write one sink, each fences the other, and no
+change is written twice. An idle sink waits for its consumer and asks the database for nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+import time
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Final, TypeVar
+
+import structlog
+from confluent_kafka import KafkaException
+
+from fennel_core.connections import erasures, postgres, secrets
+from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
+from fennel_core.connections.external_kafka import opened
+from fennel_core.connections.installation import installation_of
+from fennel_core.connections.postgres import Pool
+from fennel_core.history.topic_slices import TopicSlice, plan_slices
+from fennel_core.settings.model import Settings
+from fennel_core.sinks.errors import SinkError
+from fennel_core.sinks.kafka import KafkaPositionCopy, KafkaSinkLog
+from fennel_core.sinks.reader import TopicVersions
+from fennel_core.sinks.targets import SinkReport, SinkTarget, pause_s, targets_of
+from fennel_core.sinks.writer import NO_ERASURES, ChangeReader, KeyErasures, SinkWriter
+from fennel_core.sources.target_catalogs import TargetCatalogs
+from fennel_core.telemetry import metrics
+from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
+from fennel_core.wire.connectors import SealedSecret
+
+T = TypeVar("T")
+LOOK_S: Final = 30.0
+"""How often catalogs and erasures are read if no notification says that they changed."""
+STOPPING_S: Final = 0.2
+"""How often they are read while a sink ends, so that its successor starts soon."""
+REQUEST_S: Final = 60.0
+"""How long a thread waits for the database."""
+STOP_S: Final = 5.0
+"""How long the end of the process waits for the sinks; what they had open is aborted."""
+REASON_CHARS: Final = 500
+MILLIS: Final = 1000
+SINKS = metrics.gauge("fennel_sinks", "Sinks by state: `running` or `broken`.", ("state",))
+EVENTS = metrics.counter(
+    "fennel_sink_events", "Changes written to a sink.", ("workspace", "dataset", "sink")
+)
+UNKNOWN = metrics.counter(
+    "fennel_sink_unknown_changes",
+    "Retracted deletes, whose earlier row a sink does not know and does not write.",
+    ("workspace", "dataset", "sink"),
+)
+BEHIND = metrics.gauge(
+    "fennel_sink_behind_messages",
+    "Messages of the dataset that were not written at the end of the last step of a sink.",
+    ("workspace", "dataset", "sink"),
+)
+log = structlog.get_logger(__name__)
+
+
+class SinkHost:
+    """Starts and stops the sinks. Use from one event loop."""
+
+    path = "/sinks"
+
+    def __init__(self, settings: Settings, pool: Pool) -> None:
+        self._settings, self._pool = settings, pool
+        key_file = settings.secrets_key_file
+        self._sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
+        self._catalogs = TargetCatalogs(pool)
+        self._running: dict[TopicName, SinkThread] = {}
+        self._newest: Mapping[tuple[WorkspaceId, DatasetName], int] = {}
+        self._ending = False
+        """A sink was asked to end and has not ended yet."""
+        self._loop: asyncio.AbstractEventLoop | None = None
+
+    def report(self) -> list[SinkReport]:
+        """Return what is known of each sink, the broken ones first."""
+        found = [thread.report for thread in self._running.values()]
+        return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.sink))
+
+    async def run(self) -> None:
+        """Follow the catalogs and the erasures until cancelled."""
+        self._loop = asyncio.get_running_loop()
+        changed = asyncio.Event()
+        waking = asyncio.create_task(self._wake(changed))
+        try:
+            while True:
+                changed.clear()
+                try:
+                    await self._follow()
+                except SystemUnavailable as lost:
+                    log.warning("the catalogs could not be read; retrying", reason=str(lost))
+                except Exception:  # last line of defence: the sinks that are written go on
+                    log.exception("the catalogs could not be read; retrying")
+                self._measure()
+                pause_s = STOPPING_S if self._ending else LOOK_S
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(changed.wait(), pause_s)
+        finally:
+            waking.cancel()
+
+    def close(self) -> None:
+        """Stop every sink; each continues from its position in the next process."""
+        for thread in self._running.values():
+            thread.stop()
+        deadline_s = time.monotonic() + STOP_S
+        for thread in self._running.values():
+            thread.join(max(0.0, deadline_s - time.monotonic()))
+
+    async def _wake(self, changed: asyncio.Event) -> None:
+        """Set `changed` when a catalog or an erasure may have changed."""
+        dsn = self._settings.postgres_dsn.get_secret_value()
+        channels = ("catalog", erasures.CHANNEL)
+        async for _ in postgres.listen(dsn, channels, name="fennel-sinks-wakeups"):
+            changed.set()
+
+    async def _follow(self) -> None:
+        wanted = targets_of(await self._catalogs.read())
+        if wanted:
+            self._newest = await erasures.newest(self._pool)
+        self._ending = False
+        for name, thread in list(self._running.items()):
+            if wanted.get(name) == thread.target:
+                continue
+            thread.stop()
+            if thread.is_alive():
+                self._ending = True
+            else:
+                del self._running[name]
+                with contextlib.suppress(KeyError):
+                    BEHIND.remove(*thread.labels)
+        for name, target in wanted.items():
+            if name not in self._running:
+                self._running[name] = SinkThread(self, target)
+                self._running[name].start()
+
+    def _measure(self) -> None:
+        broken = sum(each.reason is not None for each in self.report())
+        SINKS.labels("broken").set(broken)
+        SINKS.labels("running").set(len(self._running) - broken)
+
+    def writer(self, target: SinkTarget) -> SinkWriter:
+        """Return a writer of a sink; called in its thread. Raises `SecretUnreadable`."""
+        kafka = opened(target.connector, lambda sealed: self._open(target.workspace, sealed))
+        installation = self.wait(installation_of(self._pool))
+
+        def plan() -> Sequence[TopicSlice]:
+            found = self.wait(plan_slices(self._settings, self._pool, [target.topic]))
+            return found[target.topic]
+
+        def reader(following: Mapping[int, int]) -> ChangeReader:
+            return TopicVersions(self._settings, target.title, target.schema, plan, following)
+
+        return SinkWriter(
+            target.title,
+            target.source,
+            KafkaSinkLog(kafka, target.place, installation, target.name, target.topic),
+            KafkaPositionCopy(self._settings, target.name, target.topic),
+            reader,
+            lambda: int(time.time() * MILLIS),
+        )
+
+    def erasures_of(self, target: SinkTarget, known: KeyErasures) -> KeyErasures:
+        """Return the erasures of a sink's dataset; those that are `known` unless there are more."""
+        newest = self._newest.get((target.workspace, target.dataset), 0)
+        if newest <= known.newest:
+            return known
+        found = self.wait(erasures.numbered(self._pool, target.workspace, target.dataset))
+        return KeyErasures(found[-1][0], found)
+
+    def wait(self, work: Coroutine[None, None, T]) -> T:
+        """Return what `work` returns on the event loop; for threads of sinks."""
+        assert self._loop is not None, "sinks start after the loop"
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(REQUEST_S)
+
+    def _open(self, workspace: WorkspaceId, secret: SealedSecret) -> str:
+        return secrets.opened_credential(self._sealer, workspace, secret.token)
+
+
+class SinkThread(threading.Thread):
+    """Writes one sink until it is stopped; parks it after a failure."""
+
+    def __init__(self, host: SinkHost, target: SinkTarget) -> None:
+        super().__init__(name=f"sink {target.title}", daemon=True)
+        self._host, self.target = host, target
+        self._stopping = threading.Event()
+        self.labels = (str(target.workspace), str(target.dataset), target.title)
+        self.report = SinkReport(target.workspace, target.dataset, target.title)
+        """Replaced as a whole, so other threads may read it."""
+
+    def stop(self) -> None:
+        """Ask the thread to end; it does within the longest step."""
+        self._stopping.set()
+
+    def run(self) -> None:
+        failures = 0
+        while not self._stopping.is_set():
+            writer: SinkWriter | None = None
+            try:
+                writer = self._host.writer(self.target)
+                for _ in self._steps(writer):
+                    failures = 0
+            except (ConnectionsError, SinkError, KafkaException) as failed:
+                failures += 1
+                self._park(failed, failures)
+            except Exception as unexpected:  # last line of defence: this parks one sink only
+                log.exception("unexpected error of a sink", sink=self.target.title)
+                failures += 1
+                self._park(unexpected, failures)
+            finally:
+                if writer is not None:
+                    writer.close()
+
+    def _steps(self, writer: SinkWriter) -> Iterator[None]:
+        """Write step after step until the thread is stopped."""
+        labels, known = self.labels, NO_ERASURES
+        while not self._stopping.is_set():
+            known = self._host.erasures_of(self.target, known)
+            step = writer.step(known)
+            EVENTS.labels(*labels).inc(step.events)
+            UNKNOWN.labels(*labels).inc(step.unknown)
+            BEHIND.labels(*labels).set(step.behind)
+            position = writer.position
+            self.report = replace(
+                self.report,
+                failures=0,
+                events=None if position is None else position.events,
+                behind=step.behind,
+                reason=None,
+            )
+            yield
+
+    def _park(self, failed: Exception, failures: int) -> None:
+        reason = " ".join(str(failed).split())[:REASON_CHARS] or type(failed).__name__
+        self.report = replace(self.report, failures=failures, behind=None, reason=reason)
+        log.error(
+            "sink is broken; it is tried again",
+            sink=self.target.title,
+            workspace=self.target.workspace,
+            dataset=self.target.dataset,
+            error=type(failed).__name__,
+            reason=reason,
+            failures=failures,
+        )
+        self._stopping.wait(pause_s(failures))

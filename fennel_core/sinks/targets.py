@@ -1,0 +1,97 @@
+"""Which sinks have to be written, and when a broken one is tried again: pure decisions.
+
+The catalogs of the branches' target versions say which sinks there are. Branches with the same
+content and the same place have the same sink, which is written once: a cloned branch writes nothing
+twice. A sink starts when the version that has it becomes a target and ends with the last such
+version.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Final
+
+from fennel_core.blueprints.spec import Catalog
+from fennel_core.sinks.debezium import ChangeSource
+from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire.connectors import Kafka, KafkaTopic
+
+FIRST_PAUSE_S: Final = 1.0
+LONGEST_PAUSE_S: Final = 60.0
+"""Back-off of a sink that cannot be written: a rotated password is noticed within a minute."""
+
+
+@dataclass(frozen=True, slots=True)
+class SinkTarget:
+    """A topic of an external Kafka that gets the changes of a dataset.
+
+    `name`: of the sink, and of the topic with the copy of its position.
+    """
+
+    workspace: WorkspaceId
+    name: TopicName
+    topic: TopicName
+    dataset: DatasetName
+    schema: Schema
+    connector: Kafka
+    place: str
+
+    @property
+    def title(self) -> str:
+        return f"{self.connector.name}/{self.place}"
+
+    @property
+    def source(self) -> ChangeSource:
+        """What its events say about where they are from."""
+        return ChangeSource(self.connector.name, self.workspace, self.dataset, self.schema)
+
+
+def targets_of(catalogs: Iterable[Catalog]) -> dict[TopicName, SinkTarget]:
+    """Return the sinks of the branches' versions, by name.
+
+    The first definition counts: the newest, whose credentials were tried last.
+    """
+    found: dict[TopicName, SinkTarget] = {}
+    for catalog in catalogs:
+        for binding in catalog.sinks:
+            table = binding.sink.table
+            assert isinstance(table, KafkaTopic), "validation refuses other sinks"
+            assert isinstance(table.db, Kafka), "validation refuses connectors by name"
+            found.setdefault(
+                binding.positions,
+                SinkTarget(
+                    catalog.workspace,
+                    binding.positions,
+                    binding.topic,
+                    binding.dataset,
+                    binding.schema,
+                    table.db,
+                    table.topic,
+                ),
+            )
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class SinkReport:
+    """What `fennel-core status` shows of a sink. `reason`: why it is broken, else None.
+
+    `events`: written since the sink began; `behind`: messages of the dataset that are not written;
+    both None if not known.
+    """
+
+    workspace: WorkspaceId
+    dataset: DatasetName
+    sink: str
+    failures: int = 0
+    """How often in a row it could not be written."""
+    events: int | None = None
+    behind: int | None = None
+    reason: str | None = None
+
+
+def pause_s(failures: int) -> float:
+    """Return how long a sink rests that has failed so often in a row."""
+    return min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(failures - 1, 30))

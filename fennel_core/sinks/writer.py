@@ -1,0 +1,174 @@
+"""Write the changes of one dataset to one sink: each once, in order per key.
+
+Theory. One step reads some whole messages of the dataset's topic, makes events of them and commits
+these with the position behind the messages. If anything fails, the session is over: the next step
+opens another one, which fences this writer's open transaction, and reads on from the position that
+the sink has. So what was committed is never read again, and what was not is. Erased keys are
+deleted in the same way: their number is part of the position, and no change of such a key follows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol
+
+import polars as pl
+
+from fennel_core.connections.erasures import ErasedKeys
+from fennel_core.history.asof import without_erased
+from fennel_core.sinks.changes import events_of
+from fennel_core.sinks.debezium import ChangeSource, SinkRecord, change_records, erasure_records
+from fennel_core.sinks.errors import SinkPositionsLost, SinkTopicReplaced
+from fennel_core.sinks.positions import SinkPosition, lost
+from fennel_core.sinks.store import PositionCopy, SinkLog, SinkSession
+
+
+@dataclass(frozen=True, slots=True)
+class Versions:
+    """Whole messages of a topic: their versions, as `changes.events_of` takes them, and the offset
+    behind the last message of each partition that was read.
+    """
+
+    frame: pl.DataFrame
+    following: Mapping[int, int]
+
+
+class ChangeReader(Protocol):
+    """Reads the messages of a topic from a position on. All calls block."""
+
+    def read(self) -> Versions:
+        """Return the next messages; an empty frame after a short time without any.
+
+        Raises `SystemUnavailable` and `SinkError`.
+        """
+        ...
+
+    def behind(self) -> int:
+        """Return how many offsets of the topic were not returned yet, as far as is known."""
+        ...
+
+    def close(self) -> None: ...
+
+
+OpenReader = Callable[[Mapping[int, int]], ChangeReader]
+"""Returns a reader that begins at the next offset of each partition (absent: 0)."""
+
+
+@dataclass(frozen=True, slots=True)
+class KeyErasures:
+    """The erased keys of a dataset, as numbers of erasures with columns and key bytes each."""
+
+    newest: int
+    keys: Sequence[tuple[int, tuple[str, ...], bytes]]
+
+    def hidden(self) -> tuple[ErasedKeys, ...]:
+        """Return the erasures as filters of rows."""
+        found: dict[tuple[str, ...], set[bytes]] = {}
+        for _, columns, key in self.keys:
+            found.setdefault(columns, set()).add(key)
+        return tuple(ErasedKeys(columns, frozenset(keys)) for columns, keys in found.items())
+
+    def since(self, number: int, columns: tuple[str, ...]) -> list[bytes]:
+        """Return the keys of exactly these columns that were erased after the number."""
+        return [key for n, own, key in self.keys if n > number and own == columns]
+
+
+NO_ERASURES = KeyErasures(0, ())
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """What a step wrote and read, and how far the sink is behind."""
+
+    events: int
+    unknown: int
+    behind: int
+    idle: bool
+    """Nothing was there to read."""
+
+
+class SinkWriter:
+    """Writes one sink. Use from one thread; `step` raises what its parts raise."""
+
+    def __init__(
+        self,
+        title: str,
+        of: ChangeSource,
+        log: SinkLog,
+        copy: PositionCopy,
+        reader: OpenReader,
+        now_ms: Callable[[], int],
+    ) -> None:
+        self._title, self._of = title, of
+        self._log, self._copy, self._open_reader, self._now_ms = log, copy, reader, now_ms
+        self._session: SinkSession | None = None
+        self._reader: ChangeReader | None = None
+        self._position: SinkPosition | None = None
+
+    @property
+    def position(self) -> SinkPosition | None:
+        """The last position that is known to be committed."""
+        return self._position
+
+    def step(self, erasures: KeyErasures) -> Step:
+        """Write the next changes, or the deletes of newly erased keys."""
+        try:
+            session, reader, position = self._opened(erasures)
+            if position.erased < erasures.newest:
+                return self._erase(session, reader, position, erasures)
+            read = reader.read()
+            kept = without_erased(read.frame, erasures.hidden())
+            events = events_of(kept, self._of.schema)
+            records = change_records(kept, events, self._of, self._now_ms())
+            count = events.frame.height
+            if records:
+                # Without a record the position moves in memory only: an idle sink writes nothing.
+                self._commit(session, records, position.moved(read.following, 0, count))
+        except BaseException:
+            self.close()
+            raise
+        return Step(count, events.unknown, reader.behind(), idle=read.frame.is_empty())
+
+    def close(self) -> None:
+        """Release session and reader."""
+        session, reader = self._session, self._reader
+        self._session = self._reader = None
+        if reader is not None:
+            reader.close()
+        if session is not None:
+            session.close()
+
+    def _opened(self, erasures: KeyErasures) -> tuple[SinkSession, ChangeReader, SinkPosition]:
+        if self._session is None or self._reader is None or self._position is None:
+            session = self._session = self._log.open()
+            stored, known = session.position, self._copy.read()
+            before = known if stored is None else stored
+            if before is not None and before.origin != session.origin:
+                raise SinkTopicReplaced(self._title, before.origin, session.origin)
+            if missing := lost(stored, known):
+                raise SinkPositionsLost(self._title, missing)
+            # A new sink never had the rows of keys that were erased before it.
+            self._position = stored or SinkPosition(session.origin, erased=erasures.newest)
+            self._reader = self._open_reader(self._position.next)
+        assert self._session is not None, "a reader is opened after its session"
+        return self._session, self._reader, self._position
+
+    def _erase(
+        self,
+        session: SinkSession,
+        reader: ChangeReader,
+        position: SinkPosition,
+        erasures: KeyErasures,
+    ) -> Step:
+        keys = erasures.since(position.erased, self._of.schema.key_names)
+        records = erasure_records(keys, self._of, self._now_ms()) if keys else []
+        self._commit(session, records, position.moved({}, erasures.newest, len(keys)))
+        return Step(len(keys), 0, reader.behind(), idle=False)
+
+    def _commit(
+        self, session: SinkSession, records: Sequence[SinkRecord], position: SinkPosition
+    ) -> None:
+        session.commit(records, position)
+        self._position = position
+        self._copy.write(position)

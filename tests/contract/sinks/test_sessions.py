@@ -1,0 +1,176 @@
+"""The contract of sink sessions, in memory and over Kafka's transactions."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import (
+    AdminClient,
+    AlterConfigOpType,
+    ConfigEntry,
+    ConfigResource,
+    ResourceType,
+)
+
+from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
+from fennel_core.connections.external_kafka import ExternalKafka, ExternalKafkaUnusable
+from fennel_core.connections.external_sinks import POSITIONS, check_sink_topic
+from fennel_core.connections.kafka import client_config
+from fennel_core.settings.model import Settings
+from fennel_core.sinks.debezium import SinkRecord
+from fennel_core.sinks.kafka import KafkaPositionCopy, KafkaSinkLog
+from fennel_core.sinks.positions import SinkPosition
+from fennel_core.sinks.store import MemorySinkLog, SinkLog
+from fennel_core.vocab.ids import TopicName
+from tests.support.external_topics import LOGIN, PARTITIONS, committed, created, external
+from tests.support.kafka import secured_kafka
+
+__all__ = ["secured_kafka"]
+
+
+@dataclass
+class Place:
+    """A sink, and what an independent reader of committed records finds there, by key."""
+
+    log: SinkLog
+    read: Callable[[], dict[bytes | None, list[bytes | None]]]
+
+
+def sink(cluster: Settings, topic: str) -> KafkaSinkLog:
+    name, of = TopicName(f"t.sink.{topic}.1"), TopicName("t.topic.x.1")
+    return KafkaSinkLog(external(cluster), topic, "installation", name, of)
+
+
+@pytest.fixture(params=["memory", "kafka"])
+def place(request: pytest.FixtureRequest) -> Place:
+    if request.param == "memory":
+        log = MemorySinkLog()
+
+        def written() -> dict[bytes | None, list[bytes | None]]:
+            found: dict[bytes | None, list[bytes | None]] = {}
+            for record in log.records:
+                found.setdefault(record.key, []).append(record.value)
+            return found
+
+        return Place(log, written)
+    cluster = request.getfixturevalue("secured_kafka")
+    topic = created(cluster)
+    return Place(sink(cluster, topic), lambda: committed(cluster, topic))
+
+
+def rows(*values: bytes) -> list[SinkRecord]:
+    return [SinkRecord(b"k", value) for value in values]
+
+
+def at(origin: str, offset: int) -> SinkPosition:
+    return SinkPosition(origin, {0: offset})
+
+
+def test_a_position_is_read_back_by_the_next_session(place: Place) -> None:
+    first = place.log.open()
+    assert first.position is None
+    first.commit(rows(b"a", b"b"), at(first.origin, 3))
+    first.commit([*rows(b"c"), SinkRecord(None, b"n", 5)], at(first.origin, 7))
+    assert first.position == at(first.origin, 7)
+    first.close()
+    assert place.log.open().position == at(first.origin, 7)
+    assert place.read() == {b"k": [b"a", b"b", b"c"], None: [b"n"]}
+
+
+def test_a_deleted_key_has_no_value(place: Place) -> None:
+    session = place.log.open()
+    session.commit([SinkRecord(b"k", b"a"), SinkRecord(b"k", None)], at(session.origin, 1))
+    assert place.read() == {b"k": [b"a", None]}
+
+
+def test_an_earlier_session_cannot_commit(place: Place) -> None:
+    zombie = place.log.open()
+    zombie.commit(rows(b"a"), at(zombie.origin, 1))
+    owner = place.log.open()
+    with pytest.raises((TransactionAborted, TransactionOutcomeUnknown)):
+        zombie.commit(rows(b"zombie"), at(zombie.origin, 2))
+    zombie.close()
+    assert owner.position == at(owner.origin, 1)
+    owner.commit(rows(b"b"), at(owner.origin, 2))
+    assert place.log.open().position == at(owner.origin, 2)
+    assert place.read() == {b"k": [b"a", b"b"]}
+
+
+def test_what_a_frozen_writer_had_sent_is_aborted(secured_kafka: Settings) -> None:
+    topic = created(secured_kafka)
+    log = sink(secured_kafka, topic)
+    frozen = log.open()
+    producer = frozen._producer
+    producer.begin_transaction()
+    producer.produce(topic, b"sent", key=b"k")
+    producer.produce(POSITIONS, b"{}", key=frozen._key, partition=0)
+    assert producer.flush(30) == 0
+    owner = log.open()
+    assert owner.position is None
+    owner.commit(rows(b"sent"), at(owner.origin, 1))
+    assert committed(secured_kafka, topic) == {b"k": [b"sent"]}
+
+
+def test_an_open_transaction_of_another_sink_hides_no_position(secured_kafka: Settings) -> None:
+    topic = created(secured_kafka)
+    log = sink(secured_kafka, topic)
+    session = log.open()
+    other = Producer(client_config(secured_kafka) | {"transactional.id": f"other-{topic}"})
+    other.init_transactions(30)
+    other.begin_transaction()
+    other.produce(POSITIONS, b"{}", key=b"other", partition=0)
+    assert other.flush(30) == 0
+    session.commit(rows(b"a"), at(session.origin, 5))
+    found: list[SinkPosition | None] = []
+    opening = threading.Thread(target=lambda: found.append(log.open().position), daemon=True)
+    opening.start()
+    opening.join(1.0)  # long enough to open a session that does not wait
+    assert opening.is_alive()
+    other.abort_transaction(30)
+    opening.join(60)
+    assert found == [at(session.origin, 5)]
+
+
+def test_a_cluster_is_checked_before_anything_is_written(secured_kafka: Settings) -> None:
+    kafka = external(secured_kafka)
+    with pytest.raises(ExternalKafkaUnusable, match="has no topic"):
+        check_sink_topic(kafka, "no-such-topic")
+    assert check_sink_topic(kafka, created(secured_kafka)).partitions == PARTITIONS
+    wrong = ExternalKafka("out", kafka.bootstrap_servers, *LOGIN, "somebody", "wrong")
+    with pytest.raises(ExternalKafkaUnusable, match="check its address"):
+        check_sink_topic(wrong, "any")
+
+
+def test_positions_that_would_be_deleted_are_refused(secured_kafka: Settings) -> None:
+    topic, kafka = created(secured_kafka), external(secured_kafka)
+    sink(secured_kafka, topic).open()
+    admin = AdminClient(client_config(secured_kafka))
+
+    def keep(policy: str) -> None:
+        entry = ConfigEntry("cleanup.policy", policy, incremental_operation=AlterConfigOpType.SET)
+        resource = ConfigResource(ResourceType.TOPIC, POSITIONS, incremental_configs=[entry])
+        admin.incremental_alter_configs([resource])[resource].result(30)
+
+    keep("delete")
+    try:
+        with pytest.raises(ExternalKafkaUnusable, match="would be deleted"):
+            check_sink_topic(kafka, topic)
+    finally:
+        keep("compact")
+    assert check_sink_topic(kafka, topic)
+
+
+def test_the_copy_of_a_position_is_that_of_its_topic(secured_kafka: Settings) -> None:
+    name = TopicName(created(secured_kafka))
+    copy = KafkaPositionCopy(secured_kafka, name, TopicName("t.topic.a.1"))
+    assert copy.read() is None
+    copy.write(at("cluster/topic", 4))
+    assert copy._producer is not None
+    assert copy._producer.flush(30) == 0
+    again = KafkaPositionCopy(secured_kafka, name, TopicName("t.topic.a.1"))
+    assert again.read() == at("cluster/topic", 4)
+    assert KafkaPositionCopy(secured_kafka, name, TopicName("t.topic.b.1")).read() is None

@@ -1,0 +1,185 @@
+"""Changes of a dataset in a topic of a user's own Kafka: from history on, each once."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, TopicPartition
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewTopic
+
+from fennel_core.apps.local import processes, status_requests
+from fennel_core.settings.model import Settings
+from tests.support.executors import commit_of
+from tests.support.polling import eventually
+from tests.support.workspaces import INLINE, Api
+
+pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(300)]
+PARTITIONS = 3
+KAFKA = """
+kafka = Kafka(
+    name="out",
+    bootstrap_servers="{bootstrap}",
+    security_protocol="PLAINTEXT",
+    sasl_mechanism="PLAIN",
+    sasl_plain_username=None,
+    sasl_plain_password=None,
+)
+"""
+DEFINITIONS = """
+from datetime import datetime
+
+from fennel.connectors import Kafka, Webhook, sink, source
+from fennel.datasets import Dataset, dataset, field, pipeline
+from fennel.expr import col
+from fennel.lib import inputs, meta
+
+{kafka}
+
+@source(Webhook(name="door", retention="14d").endpoint("people"), disorder="14d", cdc="upsert")
+@meta(owner="tests@example.com")
+@dataset
+class Person:
+    name: str = field(key=True)
+    age: int
+    at: datetime = field(timestamp=True)
+
+
+{sink}
+@meta(owner="tests@example.com")
+@dataset
+class Adult:
+    name: str = field(key=True, erase_key=True)
+    age: int
+    at: datetime = field(timestamp=True)
+
+    @pipeline
+    @inputs(Person)
+    def grown(cls, people: Dataset):
+        return people.filter(col("age") >= 18)
+"""
+
+
+@pytest.fixture
+def topic(settings: Settings) -> Iterator[str]:
+    name = f"adults-{uuid.uuid4().hex[:8]}"
+    admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap})
+    admin.create_topics([NewTopic(name, PARTITIONS, 1)])[name].result(30)
+    yield name
+    admin.delete_topics([name])
+
+
+def committed(settings: Settings, topic: str) -> list[tuple[str, dict[str, Any] | None]]:
+    """Return every message that an independent reader of committed records sees."""
+    consumer = Consumer(
+        {
+            "bootstrap.servers": settings.kafka_bootstrap,
+            "group.id": "independent",
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "enable.auto.commit": False,
+        }
+    )
+    left, found = set(range(PARTITIONS)), []
+    consumer.assign([TopicPartition(topic, part, OFFSET_BEGINNING) for part in left])
+    while left:
+        message = consumer.poll(30)
+        assert message is not None, "the topic can be read to its end"
+        error = message.error()
+        if error is None:
+            key, value = message.key(), message.value()
+            assert key is not None, "the dataset has keys"
+            found.append((json.loads(key)["name"], None if value is None else json.loads(value)))
+        else:
+            assert error.code() == KafkaError._PARTITION_EOF, error
+            left.discard(message.partition())
+    consumer.close()
+    return found
+
+
+def written(folder: Path, settings: Settings, topic: str | None) -> str:
+    kafka = KAFKA.format(bootstrap=settings.kafka_bootstrap)
+    sink = "" if topic is None else f'@sink(kafka.topic("{topic}"), cdc="debezium")'
+    file = folder / "adults.py"
+    file.write_text(DEFINITIONS.format(kafka=kafka, sink=sink))
+    return str(file)
+
+
+def kill_sinks(settings: Settings) -> None:
+    record = processes.read_record(settings.data_dir / "pids" / "sources")
+    assert record is not None
+    for pid in processes.session_members(record):
+        os.kill(pid, signal.SIGKILL)
+
+
+def people(first: int, count: int) -> dict[str, list[Any]]:
+    numbers = range(first, first + count)
+    return {
+        "name": [f"p{n}" for n in numbers],
+        "age": [10 + n % 20 for n in numbers],
+        "at": [f"2026-01-01T00:{n // 60:02}:{n % 60:02}Z" for n in numbers],
+    }
+
+
+async def test_changes_are_written_once_from_history_on_across_a_kill(
+    make: Callable[[], Awaitable[Api]], settings: Settings, topic: str, tmp_path: Path
+) -> None:
+    api, ages = await make(), {}
+
+    async def send(first: int, count: int) -> None:
+        data = people(first, count)
+        ages.update(
+            {name: age for name, age in zip(data["name"], data["age"], strict=True) if age >= 18}
+        )
+        status, text = await api.log(**data)
+        assert status == 200, text
+
+    async def all_there() -> bool:
+        return {name for name, event in committed(settings, topic) if event} >= set(ages)
+
+    async def wait() -> None:
+        def missing() -> str:
+            return f"{len(ages)} keys; sinks: {status_requests.read(settings).sinks}"
+
+        await eventually(all_there, within_s=90, interval_s=0.5, what=missing)
+
+    plain = await commit_of(written(tmp_path, settings, None), folder=tmp_path)
+    await api.good("POST", "/commit", plain, **INLINE)
+    await send(0, 60)
+    await api.settled(within_s=60)
+    # The sink begins with what is there, and the plan says how much that is.
+    definitions = await commit_of(written(tmp_path, settings, topic), folder=tmp_path)
+    answer = json.dumps(await api.good("POST", "/commit", definitions, **INLINE))
+    assert "rows from history that it starts with" in answer
+    await wait()
+    await send(60, 60)
+    kill_sinks(settings)
+    await send(120, 60)
+    # The same definitions in another branch write nothing twice.
+    await api.good("POST", "/init", {"clone_from": "main"}, **{"X-Fennel-Branch": "copy"})
+    await wait()
+    found = committed(settings, topic)
+    rows = [(name, event) for name, event in found if event and event["op"] == "c"]
+    assert sorted(name for name, _ in rows) == sorted(ages)
+    assert {name: event["after"]["age"] for name, event in rows} == ages
+    (own,) = [s for s in status_requests.read(settings).sinks or () if s["sink"].endswith(topic)]
+    assert (own["reason"], own["dataset"]) == (None, "Adult")
+
+
+async def test_a_topic_that_cannot_be_written_is_refused_at_commit(
+    make: Callable[[], Awaitable[Api]], settings: Settings, tmp_path: Path
+) -> None:
+    api = await make()
+    for name, text in (("no-such-topic", "has no topic"), ("w.raw.ab12.1", "no sink")):
+        definitions = await commit_of(written(tmp_path, settings, name), folder=tmp_path)
+        for path in ("/commit?preview=true", "/commit"):
+            status, answer = await api.call("POST", path, definitions, **INLINE)
+            assert status == 500, answer
+            assert text in answer

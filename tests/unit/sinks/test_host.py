@@ -1,0 +1,141 @@
+"""Each sink is written, parked and stopped on its own."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+from structlog.testing import capture_logs
+
+from fennel_core.blueprints.spec import Catalog, SinkBinding
+from fennel_core.connections.external_kafka import ExternalKafkaUnusable
+from fennel_core.settings.model import Settings
+from fennel_core.sinks import host as sinks_host
+from fennel_core.sinks import targets
+from fennel_core.sinks.host import SinkHost
+from fennel_core.sinks.targets import SinkTarget, pause_s, targets_of
+from fennel_core.sinks.writer import SinkWriter
+from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
+from fennel_core.wire.connectors import Cdc, JsonFormat, Kafka, KafkaTopic, Login, Sink
+from tests.support.polling import eventually
+from tests.support.sink_world import USERS, MemoryTopic, SinkWorld, frame
+
+CONNECTOR = Kafka("kafka", "broker:9092", "PLAINTEXT", "PLAIN", None, "", Login(None, None))
+SHOP = WorkspaceId("shop")
+
+
+def binding(topic: str, name: str, connector: Kafka = CONNECTOR) -> SinkBinding:
+    table = KafkaTopic(connector, topic, JsonFormat())
+    sink = Sink(
+        DatasetName("Users"), 1, table, Cdc.DEBEZIUM, None, None, False, False, (), None, None
+    )
+    place = (sink, DatasetName("Users"), USERS, (), TopicName("shop.topic.users.1"))
+    return SinkBinding(TopicName(name), *place)
+
+
+def catalog(*sinks: SinkBinding) -> Catalog:
+    return Catalog(SHOP, (), (), (), 1, sinks)
+
+
+ONE, TWO = binding("one", "shop.sink.a.1"), binding("two", "shop.sink.b.1")
+
+
+def slowly() -> int:
+    """Return how many messages a read takes; wait as a consumer does."""
+    time.sleep(0.005)  # or idle threads of sinks would use all of a core
+    return 1
+
+
+@dataclass
+class Listed:
+    """The catalogs, without a database."""
+
+    found: list[Catalog]
+
+    async def read(self) -> list[Catalog]:
+        return self.found
+
+
+class Host(SinkHost):
+    """A host without database and Kafka; sinks into `broken` topics cannot be reached."""
+
+    def __init__(self) -> None:
+        super().__init__(Settings(), None)  # type: ignore[arg-type]  # nothing is asked
+        self.listed = Listed([])
+        self._catalogs = self.listed  # type: ignore[assignment]  # no database
+        self.broken: set[str] = set()
+        self.worlds: dict[str, SinkWorld] = {}
+
+    def writer(self, target: SinkTarget) -> SinkWriter:
+        if target.place in self.broken:
+            raise ExternalKafkaUnusable("the cluster is away")
+        topic = MemoryTopic([[frame([(1, 10, 5, 1, 1)])]], slowly)
+        return self.worlds.setdefault(target.place, SinkWorld(topic)).writer()
+
+    async def _wake(self, changed: asyncio.Event) -> None:
+        """Nothing notifies."""
+
+    def reasons(self) -> dict[str, str | None]:
+        return {each.sink: each.reason for each in self.report()}
+
+    def written(self) -> dict[str, int | None]:
+        return {each.sink: each.events for each in self.report()}
+
+
+@pytest.fixture
+async def host(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:
+    async def none(_: object) -> dict[object, int]:
+        return {}
+
+    monkeypatch.setattr(sinks_host.erasures, "newest", none)
+    monkeypatch.setattr(sinks_host, "LOOK_S", 0.01)
+    monkeypatch.setattr(targets, "FIRST_PAUSE_S", 0.01)
+    monkeypatch.setattr(targets, "LONGEST_PAUSE_S", 0.05)
+    host = Host()
+    with capture_logs():
+        task = asyncio.create_task(host.run())
+        yield host
+        task.cancel()
+        await asyncio.to_thread(host.close)
+
+
+async def test_a_broken_sink_holds_up_no_other_and_is_tried_again(host: Host) -> None:
+    host.broken.add("one")
+    host.listed.found = [catalog(ONE, TWO)]
+    await eventually(lambda: host.written().get("kafka/two") == 1, within_s=20)
+    await eventually(lambda: host.reasons().get("kafka/one") == "the cluster is away", within_s=20)
+    assert host.reasons()["kafka/two"] is None
+    assert host.report()[0].sink == "kafka/one", "the broken ones come first"
+    host.broken.clear()
+    await eventually(lambda: host.written()["kafka/one"] == 1, within_s=20)
+    assert host.reasons() == {"kafka/one": None, "kafka/two": None}
+
+
+async def test_a_sink_ends_with_its_last_version(host: Host) -> None:
+    host.listed.found = [catalog(ONE), catalog(ONE, TWO)]
+    await eventually(lambda: len(host.report()) == 2, within_s=20)
+    host.listed.found = [catalog(ONE)]
+    await eventually(lambda: list(host.written()) == ["kafka/one"], within_s=20)
+
+
+async def test_a_changed_connector_starts_the_sink_again_where_it_was(host: Host) -> None:
+    host.listed.found = [catalog(ONE)]
+    await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
+    epoch = host.worlds["one"].log.epoch
+    moved = replace(CONNECTOR, login=Login(None, None), security_protocol="SASL_SSL")
+    host.listed.found = [catalog(binding("one", ONE.positions, moved))]
+    await eventually(lambda: host.worlds["one"].log.epoch > epoch, within_s=20)
+    assert len(host.worlds["one"].log.records) == 1
+
+
+def test_branches_with_the_same_sink_share_it_with_the_newest_credentials() -> None:
+    newest = replace(CONNECTOR, security_protocol="SASL_SSL")
+    found = targets_of([catalog(binding("one", ONE.positions, newest)), catalog(ONE, TWO)])
+    assert [each.connector for each in found.values()] == [newest, CONNECTOR]
+
+
+def test_a_sink_rests_for_longer_after_each_failure() -> None:
+    assert [pause_s(n) for n in (1, 2, 3, 100)] == [1.0, 2.0, 4.0, 60.0]

@@ -1,0 +1,83 @@
+"""A sink refuses to go on where it would write twice, and deletes what is erased."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+
+from fennel_core.sinks.errors import SinkPositionsLost, SinkTopicReplaced
+from fennel_core.sinks.positions import SinkPosition
+from fennel_core.sinks.writer import NO_ERASURES, KeyErasures
+from fennel_core.vocab.keys import key_bytes
+from tests.support.sink_world import USERS, MemoryTopic, SinkWorld, frame, shown
+
+ONE = frame([(1, 10, 5, 1, 1)])
+TWO = frame([(2, 20, 5, 2, 1)])
+KEYS = key_bytes(frame([(1, 0, 0, 0, 1)]), ["user"])
+
+
+def test_an_idle_sink_writes_nothing() -> None:
+    sink = SinkWorld(MemoryTopic([[]]))
+    assert sink.writer().step(NO_ERASURES).idle
+    assert sink.log.positions == []
+
+
+def test_a_topic_that_was_created_again_is_not_written() -> None:
+    sink = SinkWorld(MemoryTopic([[ONE]]))
+    sink.writer().step(NO_ERASURES)
+    sink.log.origin = "cluster/other"
+    with pytest.raises(SinkTopicReplaced, match=r"cluster/topic.*cluster/other"):
+        sink.writer().step(NO_ERASURES)
+
+
+def test_a_cluster_that_forgot_positions_is_not_written() -> None:
+    sink = SinkWorld(MemoryTopic([[ONE, TWO]]))
+    sink.writer().step(NO_ERASURES)
+    sink.log.positions.clear()
+    with pytest.raises(SinkPositionsLost, match=r"position 0 of partition 0, but had 2"):
+        sink.writer().step(NO_ERASURES)
+    assert len(sink.log.records) == 2
+
+
+def test_a_copy_that_is_older_does_no_harm() -> None:
+    sink = SinkWorld(MemoryTopic([[ONE, TWO]]))
+    sink.writer().step(NO_ERASURES)
+    sink.copy.position = SinkPosition("cluster/topic", {0: 1})
+    assert sink.writer().step(NO_ERASURES).idle
+
+
+def test_an_erased_key_is_deleted_once_and_never_written_again() -> None:
+    topic = MemoryTopic([[ONE, TWO]])
+    sink = SinkWorld(topic)
+    writer = sink.writer()
+    writer.step(NO_ERASURES)
+    erased = KeyErasures(4, [(4, ("user",), KEYS[0])])
+    writer.step(erased)
+    topic.partitions = [[ONE, TWO, frame([(1, 11, 6, 3, 1), (2, 21, 6, 4, 1)])]]
+    assert writer.step(erased).events == 1
+    assert sink.writer().step(erased).idle
+    assert shown(sink.log.records) == [
+        (1, "c", None, 10),
+        (2, "c", None, 20),
+        (1, "d", None, None),
+        (1, None),
+        (2, "c", None, 21),
+    ]
+    deleted = json.loads(sink.log.records[2].value or b"")
+    assert deleted["before"] == {"user": 1, "age": None, USERS.timestamp: None}
+
+
+def test_a_new_sink_deletes_nothing_that_it_never_wrote() -> None:
+    sink = SinkWorld(MemoryTopic([[ONE, TWO]]))
+    sink.writer().step(KeyErasures(4, [(4, ("user",), KEYS[0])]))
+    assert shown(sink.log.records) == [(2, "c", None, 20)]
+
+
+def test_an_erasure_by_other_columns_hides_rows_and_deletes_none() -> None:
+    sink = SinkWorld(MemoryTopic([[ONE]]))
+    writer = sink.writer()
+    writer.step(NO_ERASURES)
+    by_age = KeyErasures(9, [(9, ("age",), key_bytes(ONE, ["age"])[0])])
+    assert writer.step(by_age).events == 0
+    assert sink.log.positions[-1].erased == 9
