@@ -10,8 +10,9 @@ read waits for it, because a committed record of this partition may be hidden be
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Final
 
 from fennel_core.connections.committed_records import committed_records, log_ends
 from fennel_core.ingest.kafka import KafkaTransactionalProducer
@@ -21,6 +22,9 @@ from fennel_core.sources.feeds import Feed
 from fennel_core.sources.positions import SourcePosition, decode
 from fennel_core.sources.store import FeedPartition
 from fennel_core.vocab.ids import PartitionIndex, TopicName, TopicPartition, partition_indexes
+
+NOTE: Final = b"/"
+"""What the keys of notes have behind their partition, and those of positions do not."""
 
 
 class KafkaSourceLog:
@@ -34,14 +38,20 @@ class KafkaSourceLog:
             self._settings, f"{partition.raw_topic}.{partition.number}", self._threads
         )
         await producer.open()
-        positions = await asyncio.get_running_loop().run_in_executor(
+        values = await asyncio.get_running_loop().run_in_executor(
             self._threads,
-            read_positions,
+            _read_values,
             self._settings,
-            partition.positions,
-            partition.position_partition,
+            [(partition.positions, PartitionIndex(partition.position_partition))],
         )
-        return KafkaSession(partition, producer, positions.get(partition.key))
+        position, notes = None, {}
+        for key, value in values[0][1].items():
+            name = partition.note_name(key)
+            if name is not None:
+                notes[name] = value
+            elif key == partition.key:
+                position = decode(value)
+        return KafkaSession(partition, producer, position, notes)
 
 
 class KafkaSession:
@@ -52,9 +62,10 @@ class KafkaSession:
         partition: FeedPartition,
         producer: KafkaTransactionalProducer,
         position: SourcePosition | None,
+        notes: Mapping[str, bytes],
     ) -> None:
         self._partition, self._producer, self._over = partition, producer, False
-        self.position = position
+        self.position, self.notes = position, notes
 
     async def commit(
         self, messages: Sequence[ProducerRecord], position: SourcePosition, deadline_s: float
@@ -86,13 +97,23 @@ def read_all_positions(
     settings: Settings, partitions: Collection[TopicPartition]
 ) -> dict[TopicPartition, dict[bytes, SourcePosition]]:
     """Return the positions of several partitions; as `read_positions`."""
-    found: dict[TopicPartition, dict[bytes, SourcePosition]] = {at: {} for at in partitions}
+    return {
+        at: {key: decode(value) for key, value in values.items() if NOTE not in key}
+        for at, values in _read_values(settings, partitions)
+    }
+
+
+def _read_values(
+    settings: Settings, partitions: Collection[TopicPartition]
+) -> list[tuple[TopicPartition, dict[bytes, bytes]]]:
+    """Return the last committed value of each key of positions topics; positions and notes."""
+    found: dict[TopicPartition, dict[bytes, bytes]] = {at: {} for at in partitions}
     for at, record in committed_records(settings, log_ends(settings, partitions)):
         key, value = record.key(), record.value()
         assert isinstance(key, bytes), "a position has the key of its partition"
         assert value is not None, "positions are not deleted"
-        found[at][key] = decode(value)
-    return found
+        found[at][key] = value
+    return list(found.items())
 
 
 def positions_of_feeds(

@@ -10,7 +10,7 @@ again, which says what became of it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,6 +48,16 @@ class FeedPartition:
         """The partition of the positions topic that has its records."""
         return self.number % self.partitions
 
+    def note(self, name: str, value: bytes) -> ProducerRecord:
+        """Return a record with what a source remembers under `name`, beside its position."""
+        key = self.key + b"/" + name.encode()
+        return ProducerRecord(self.positions, self.position_partition, value, (), key)
+
+    def note_name(self, key: bytes) -> str | None:
+        """Return the name of the note of this partition with the key; None for another record."""
+        own, _, name = key.partition(b"/")
+        return name.decode() if own == self.key and name else None
+
     def record(self, position: SourcePosition) -> ProducerRecord:
         """Return the record of a position."""
         return ProducerRecord(
@@ -61,6 +71,11 @@ class SourceSession(Protocol):
     @property
     def position(self) -> SourcePosition | None:
         """The last committed position; None if nothing was committed yet."""
+        ...
+
+    @property
+    def notes(self) -> Mapping[str, bytes]:
+        """What the source remembered beside its position when the session was opened, by name."""
         ...
 
     async def commit(
@@ -98,7 +113,12 @@ class MemorySourceLog:
         epoch = self.epochs[partition] = self.epochs.get(partition, 0) + 1
         records = self.log.get((partition.positions, partition.position_partition), ())
         own = [record.value for record in records if record.key == partition.key]
-        return MemorySession(self, partition, epoch, decode(own[-1]) if own else None)
+        notes = {
+            name: record.value
+            for record in records
+            if (name := partition.note_name(record.key or b"")) is not None
+        }
+        return MemorySession(self, partition, epoch, decode(own[-1]) if own else None, notes)
 
 
 @dataclass(slots=True)
@@ -109,6 +129,7 @@ class MemorySession:
     partition: FeedPartition
     epoch: int
     position: SourcePosition | None
+    notes: Mapping[str, bytes]
 
     async def commit(
         self, messages: Sequence[ProducerRecord], position: SourcePosition, deadline_s: float

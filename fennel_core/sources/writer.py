@@ -16,7 +16,7 @@ does not begin at the position of the session, that is likely, and a new one is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
 
@@ -121,6 +121,11 @@ class PartitionWriter:
         self._checked(self._session)
         return self._session.position
 
+    def notes(self) -> Mapping[str, bytes]:
+        """Return what the source remembered when the session of `position` was opened, by name."""
+        assert self._session is not None, "the position is read first"
+        return self._session.notes
+
     def close(self) -> None:
         """Release the session."""
         if self._session is not None:
@@ -133,11 +138,11 @@ class PartitionWriter:
             if self._session is None:
                 self._session = await self._log.open(self._partition)
             session = self._session
-            position = self._checked(session)
-            rest = self._left(part, position)
-            if rest is None:
-                return
             try:
+                position = self._checked(session)
+                rest = self._left(part, position)
+                if rest is None:
+                    return
                 if await self._commit(session, position, rest):
                     return
                 reason = "the definitions kept changing"
@@ -145,7 +150,7 @@ class PartitionWriter:
                 reason = str(failed)
                 self.close()
             except BaseException:
-                # The transaction may be open: the next session ends it.
+                # The transaction may be open, or the position stale: a new session ends both.
                 self.close()
                 raise
         raise RowsNotWritten(
@@ -205,6 +210,9 @@ class PartitionWriter:
         present = [target.binding.identity for target in targets]
         following = advanced(
             position, transaction, batch.end.next, start.now_us, present, batch.end.cursor
+        )
+        assert all(self._partition.note_name(each.key or b"") for each in batch.remembered), (
+            "what is remembered has the key of a note, which is never that of a position"
         )
         messages = (*transaction.messages, *batch.remembered)
         await session.commit(messages, following, deadline_s)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -103,6 +103,10 @@ class FaultySession:
     @property
     def position(self) -> SourcePosition | None:
         return self.inner.position
+
+    @property
+    def notes(self) -> Mapping[str, bytes]:
+        return self.inner.notes
 
     async def commit(
         self, messages: Sequence[ProducerRecord], position: SourcePosition, deadline_s: float

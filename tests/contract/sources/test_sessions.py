@@ -94,6 +94,24 @@ async def test_partitions_of_a_source_have_positions_of_their_own(
     assert found == [at(10), at(11), at(12), None]
 
 
+async def test_what_a_source_remembers_is_read_back_by_the_next_session(
+    log: SourceLog, partition: FeedPartition
+) -> None:
+    session = await log.open(partition)
+    assert session.notes == {}
+    for name, value in (("file/a", b"1"), ("file/b", b"1"), ("file/a", b"2")):
+        note = partition.note(name, value)
+        place = SourcePosition(1, "cluster/topic", cursor=name + value.decode())
+        await session.commit([*rows(partition, b"a"), note], place, soon())
+    with pytest.raises(TransactionAborted):
+        await session.commit([partition.note("file/c", b"1")], at(4), boot_s() - 1)
+    found = await log.open(partition)
+    assert found.notes == {"file/a": b"2", "file/b": b"1"}
+    assert found.position == SourcePosition(1, "cluster/topic", cursor="file/a2")
+    other = await log.open(of(2, partition.workspace.removeprefix("t")))
+    assert (other.position, other.notes) == (None, {})
+
+
 async def test_an_earlier_session_cannot_commit(log: SourceLog, partition: FeedPartition) -> None:
     zombie = await log.open(partition)
     await zombie.commit(rows(partition, b"a"), at(1), soon())

@@ -34,6 +34,7 @@ from tests.support.source_world import (
     SourceWorld,
     batch,
     message,
+    partition,
     row_batch,
     stream_source,
     users,
@@ -93,6 +94,19 @@ async def test_a_reader_that_was_superseded_writes_nothing(sources: SourceWorld)
     assert ages(sources) == [0, 1, 2, 3, 4]
 
 
+async def test_a_superseded_reader_begins_again_at_the_position_of_that_moment(
+    sources: SourceWorld,
+) -> None:
+    first, second = sources.writer(), sources.writer()
+    await second.write_rows(row_batch(0, 2))
+    with pytest.raises(ReaderSuperseded):
+        await first.write_rows(row_batch(5, 1))
+    await second.write_rows(row_batch(2, 3))
+    position = await first.position()
+    assert position is not None
+    assert (position.next, position.cursor) == (5, "row 5")
+
+
 async def test_a_file_without_rows_moves_the_cursor(sources: SourceWorld) -> None:
     empty = RowBatch(StreamPlace(), StreamPlace(0, "file a"), ())
     position = await sources.writer().write_rows(empty)
@@ -102,11 +116,23 @@ async def test_a_file_without_rows_moves_the_cursor(sources: SourceWorld) -> Non
 
 
 async def test_what_a_source_remembers_is_written_with_its_rows(sources: SourceWorld) -> None:
-    note = ProducerRecord(POSITIONS, 0, b"seen", (), b"file/1")
+    note = partition().note("file/1", b"seen")
     await sources.writer().write_rows(replace(row_batch(0, 2), remembered=(note,)))
     kept = [record.key for _, record in sources.world.messages(POSITIONS)]
-    assert sorted(kept) == [b"0", b"file/1"]
-    assert (await sources.writer().position()) is not None
+    assert sorted(kept) == [b"0", b"0/file/1"]
+    writer = sources.writer()
+    assert (await writer.position()) is not None
+    assert writer.notes() == {"file/1": b"seen"}
+
+
+async def test_a_record_that_could_be_taken_for_a_position_is_not_remembered(
+    sources: SourceWorld,
+) -> None:
+    for key in (b"0", b"1", b"file"):
+        note = ProducerRecord(POSITIONS, 0, b"seen", (), key)
+        with pytest.raises(AssertionError, match="key of a note"):
+            await sources.writer().write_rows(replace(row_batch(0, 2), remembered=(note,)))
+    assert sources.world.messages(POSITIONS) == []
 
 
 async def test_rows_of_the_first_read_are_not_late(sources: SourceWorld) -> None:
