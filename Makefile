@@ -5,7 +5,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PREPARE := bash fennel_core/apps/local/prepare.sh
 CLI := .venv/bin/python -m fennel_core.apps.cli
 PYTEST_ARGS ?=
-TESTS := .venv/bin/pytest -q --ignore tests/tidy --ignore tests/conformance
+TESTS := .venv/bin/pytest -q --durations 20 --ignore tests/tidy --ignore tests/conformance
 # A file runs in one worker, so that its fixtures start their services once. Tests wait for processes
 # about as long as they compute, so there is one worker more than cores.
 WORKERS ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )))
