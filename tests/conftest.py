@@ -51,6 +51,8 @@ def own_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     own = OwnPlatform(tmp_path_factory.mktemp("platform"), FENNEL_ORCHESTRATOR="airflow")
     before = dict(os.environ)
     os.environ.update(own.settings)
+    # Tests look for what Spark leaves behind.
+    os.environ["SPARK_LOCAL_DIRS"] = str(tmp_path_factory.mktemp("spark"))
     own.run("up", "--only", "postgres")
     yield
     own.run("down")

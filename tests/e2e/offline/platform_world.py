@@ -11,7 +11,7 @@ import asyncio
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -36,9 +36,10 @@ STOPS_S: Final = 10.0
 OTHERS_S: Final = 120.0
 """How long folders may stay that another program has made in the meantime."""
 SEED: Final = int(os.environ.get("SEED", "1"))
-LOCAL: Final = ("spark-*", "blockmgr-*", "fennel-task-*", "fennel-offline-*", "fennel-publish-*")
-"""What a job makes in the folder for temporary files."""
 TMP: Final = Path(os.environ.get("TMPDIR", "/tmp"))  # noqa: S108  # as the programs choose it
+OURS: Final = ("fennel-task-*", "fennel-offline-*", "fennel-publish-*")
+SPARKS: Final = ("spark-*", "blockmgr-*")
+"""What a job makes in the folders for temporary files: ours, and that of Spark."""
 
 
 @dataclass(frozen=True)
@@ -81,7 +82,16 @@ def _family(root: psutil.Process) -> list[psutil.Process]:
 
 
 def local_folders() -> set[Path]:
-    return {path for pattern in LOCAL for path in TMP.glob(pattern)}
+    spark = Path(os.environ.get("SPARK_LOCAL_DIRS", TMP))
+    return {
+        path
+        for patterns, folder in ((OURS, TMP), (SPARKS, spark))
+        for path in _matching(patterns, folder)
+    }
+
+
+def _matching(patterns: Sequence[str], folder: Path) -> set[Path]:
+    return {path for pattern in patterns for path in folder.glob(pattern)}
 
 
 @dataclass(frozen=True)
