@@ -15,6 +15,7 @@ from typing import Any
 import pytest
 
 from fennel_core.connections import s3
+from tests.e2e.faults.strikes import frozen
 from tests.e2e.offline.platform_world import (
     ENDS_S,
     FEW,
@@ -37,6 +38,11 @@ ENDS = 3
 def test_while_its_tasks_run_user_code(shop: SlowShop) -> None:
     id_ = shop.submit()
     cancelled(shop, id_, shop.working(id_))
+
+
+def test_while_s3_does_not_answer(shop: SlowShop) -> None:
+    id_ = shop.submit()
+    cancelled(shop, id_, shop.working(id_), frozen(shop.settings, "s3"))
 
 
 def test_while_it_is_queued(shop: SlowShop) -> None:

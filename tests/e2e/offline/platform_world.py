@@ -12,7 +12,7 @@ import os
 import time
 import uuid
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -218,12 +218,21 @@ def runs_of(id_: str) -> tuple[int, int]:
     return int(str(starts)), int(str(epoch))
 
 
-def cancelled(shop: SlowShop, id_: str, known: set[Process]) -> None:
-    """Cancel a request, and wait until nothing of it is left."""
+def cancelled(
+    shop: SlowShop,
+    id_: str,
+    known: set[Process],
+    outage: AbstractContextManager[None] | None = None,
+) -> None:
+    """Cancel a request, and wait until nothing of it is left.
+
+    During the `outage` it is cancelled, and its processes end.
+    """
     folders, known = local_folders(), known | processes_of(id_)
-    status = shop.good("POST", f"/query_offline/cancel?request_id={id_}", {})
-    assert status["state"] == "cancelled"
-    took = gone(id_, known)
+    with outage or nullcontext():
+        status = shop.good("POST", f"/query_offline/cancel?request_id={id_}", {})
+        assert status["state"] == "cancelled"
+        took = gone(id_, known)
     no_object = f"{id_}: no object is left"
     eventually_sync(lambda: not shop.objects_of(id_), within_s=30, interval_s=0.2, what=no_object)
     eventually_sync(lambda: not shop.unfinished_tasks(id_), within_s=30, what="no task runs")
