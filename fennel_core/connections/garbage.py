@@ -129,7 +129,8 @@ class PostgresGarbageMarks:
                 (kind, names),
             )
             cursor = await connection.execute(
-                "SELECT name, now() - seen_at FROM garbage WHERE kind = %s", (kind,)
+                "SELECT name, now() - seen_at FROM garbage WHERE kind = %s AND name = ANY(%s)",
+                (kind, names),
             )
             rows = await cursor.fetchall()
         return {str(name): cast(timedelta, age) for name, age in rows}

@@ -11,6 +11,7 @@ a filter rejects becomes a tombstone, so that its key is deleted.
 from __future__ import annotations
 
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 
 import polars as pl
 import pyarrow as pa
@@ -24,7 +25,7 @@ from fennel_core.executors.calls import (
     RowCall,
     TransformCall,
 )
-from fennel_core.executors.errors import CallFailed, ExecutorTimeout, UserCodeFailed
+from fennel_core.executors.errors import CallFailed, ExecutorUnavailable, UserCodeFailed
 from fennel_core.executors.results import failures_of, frame_of
 from fennel_core.operators.spec import UserCodeSpec
 from fennel_core.operators.step import DeadRows, Outcome, OutputBatch
@@ -77,11 +78,13 @@ async def _processed(
         if len(rows) == 1:
             return [], [DeadRows(str(raised), rows)]
     failing = await _failing_rows(run, call, rows)
+    middle = len(rows) // 2
+    if len(failing) == len(rows) > 2 and await _runs(run, call, rows[:middle], rows[middle:]):
+        failing = {}  # Code that cannot be called with one row.
     if failing:
         rest = rows.filter(~pl.int_range(pl.len()).is_in(list(failing)))
         good, dead = await _processed(run, call, rest, spec)
         return good, [DeadRows(str(why), rows[row]) for row, why in failing.items()] + dead
-    middle = len(rows) // 2
     left, left_dead = await _processed(run, call, rows[:middle], spec)
     right, right_dead = await _processed(run, call, rows[middle:], spec)
     return left + right, left_dead + right_dead
@@ -96,8 +99,19 @@ async def _failing_rows(
     each = EachRowCall(call)
     try:
         return dict(failures_of(each, await run(each, rows.drop(META))))
-    except ExecutorTimeout:  # fewer at once may be in time
-        return {}
+    except CallFailed as failed:
+        if isinstance(failed, ExecutorUnavailable):
+            raise
+        return {}  # fewer rows at once may be in time and in memory
+
+
+async def _runs(run: ExecutorRun, call: RowCall, *parts: pl.DataFrame) -> bool:
+    """Return whether a call with one of the parts succeeds."""
+    for rows in parts:
+        with suppress(UserCodeFailed):
+            await run(call, rows.drop(META))
+            return True
+    return False
 
 
 def _rows(

@@ -158,13 +158,6 @@ class Worker:
             return {"op": "answer"}, self._result(call, header, payload)
         except CodeLoadFailed as failed:
             return failure(protocol.IMPORT, str(failed), failed.trace), b""
-        except UserCodeRaised as raised:
-            if isinstance(raised.cause, PeerClosed | ConnectionError):
-                raise raised.cause from raised
-            trace = self._code.trace(header.get("code", ""), raised.cause)
-            return failure(protocol.RAISED, str(raised), trace), b""
-        except ResultInvalid as wrong:
-            return failure(protocol.INVALID, str(wrong), ""), b""
         except MemoryError as error:
             # Retire: the state of the process is unreliable after a MemoryError.
             self._calls = self._limits.calls
@@ -173,8 +166,17 @@ class Worker:
         except (PeerClosed, ConnectionError):
             raise
         except BaseException as error:  # noqa: BLE001  # a result may be an object of user code
-            text = f"its result cannot be read: {message_of(error)}"
-            return failure(protocol.INVALID, text, ""), b""
+            return failure(*self._cause(error, header)), b""
+
+    def _cause(self, error: BaseException, header: dict[str, Any]) -> tuple[str, str, str]:
+        """Return the reason, the message and the traceback of a call that failed by its code."""
+        if isinstance(error, ResultInvalid):
+            return protocol.INVALID, str(error), ""
+        if not isinstance(error, UserCodeRaised):
+            return protocol.INVALID, f"its result cannot be read: {message_of(error)}", ""
+        if isinstance(error.cause, PeerClosed | ConnectionError):
+            raise error.cause from error
+        return protocol.RAISED, str(error), self._code.trace(header.get("code", ""), error.cause)
 
     def _result(self, call: CallChannel, header: dict[str, Any], payload: bytes) -> bytes:
         kind = header["kind"]
@@ -199,17 +201,14 @@ class Worker:
         for number in range(len(table)):
             try:
                 KINDS[header["kind"]](function, header, table.slice(number, 1))
-            except UserCodeRaised as raised:
-                if isinstance(raised.cause, PeerClosed | ConnectionError):
-                    raise
-                trace = self._code.trace(header["code"], raised.cause)
-                found = (number, protocol.RAISED, str(raised), trace)
-            except ResultInvalid as wrong:
-                found = (number, protocol.INVALID, str(wrong), "")
-            else:
-                continue
-            for column, value in zip(failures.values(), found, strict=True):
-                column.append(value[-REPORTED_CHARS:] if isinstance(value, str) else value)
+            except (MemoryError, PeerClosed, ConnectionError):
+                raise
+            except BaseException as error:  # noqa: BLE001  # a result may be an object of user code
+                texts = self._cause(error, header)
+                # Half of a surrogate pair is no text in Arrow.
+                shown = [text[-REPORTED_CHARS:].encode(errors="replace").decode() for text in texts]
+                for column, value in zip(failures.values(), (number, *shown), strict=True):
+                    column.append(value)
         return pa.table(
             [pa.array(failures[name], dtype) for name, dtype in FAILURE_COLUMNS.items()],
             names=list(FAILURE_COLUMNS),

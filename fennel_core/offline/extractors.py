@@ -178,6 +178,10 @@ class _Calls:
         except ROWS_AT_FAULT:
             return {}
 
+    def runs(self, *parts: pl.DataFrame) -> bool:
+        """Return whether a call with one of the parts succeeds."""
+        return any(isinstance(self.call(rows), pl.DataFrame) for rows in parts)
+
     def _failure(self, text: str) -> CallFailed:
         call = self.step.call
         name = f"{call.featureset}.{call.extractor}"
@@ -196,12 +200,17 @@ def _attempts(
     while waiting:
         rows = waiting.pop()
         match calls.call(rows):
-            case CallFailed() if rows.height > 1:
-                failing = calls.failing_rows(rows)
-                yield from ((rows[number], failed) for number, failed in failing.items())
-                rest = rows.filter(~pl.int_range(pl.len()).is_in(list(failing)))
-                half = rest.height if failing else rest.height // 2
-                waiting += [part for part in (rest[half:], rest[:half]) if part.height]
+            case CallFailed() as failed if rows.height > 1:
+                half = rows.height // 2
+                failing = calls.failing_rows(rows) if isinstance(failed, UserCodeFailed) else {}
+                if len(failing) == rows.height > 2 and calls.runs(rows[:half], rows[half:]):
+                    failing = {}  # Code that cannot be called with one row.
+                if failing:
+                    yield from ((rows[number], why) for number, why in failing.items())
+                    rest = rows.filter(~pl.int_range(pl.len()).is_in(list(failing)))
+                    waiting += [rest] if rest.height else []
+                else:
+                    waiting += [rows[half:], rows[:half]]
             case _Alone():
                 waiting += reversed(list(rows.iter_slices(1)))
             case _ByTime():

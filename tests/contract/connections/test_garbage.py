@@ -79,6 +79,7 @@ async def test_what_the_database_deletes_is_remembered_as_deleted(
         assert set(await marks.mark("snapshot-job", ["gone.job", "other"])) == {"gone.job", "other"}
         assert await marks.deleted("snapshot-job") == {"gone.job"}
         assert await marks.deleted("history-topic") == {"gone.topic", "gone.raw", "gone.querylog"}
+        assert await marks.mark("history-topic", []) == {}, "nothing of it is stored"
 
 
 async def test_deleted_items_of_which_nothing_is_stored_are_forgotten_after_a_day(

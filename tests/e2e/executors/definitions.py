@@ -65,6 +65,13 @@ def backwards(df: pd.DataFrame) -> pd.DataFrame:
     return df[["user", "amount", "at"]].sort_values("amount", ascending=False)
 
 
+def unreadable(df: pd.DataFrame) -> pd.DataFrame:
+    for user in df["user"]:
+        if user == "bob":
+            raise ValueError("\ud800")
+    return df[["user", "amount", "at"]]
+
+
 def with_secret(df: pd.DataFrame) -> pd.DataFrame:
     df["seen"] = secrets.get("salt")
     return df[["user", "seen", "at"]]
@@ -93,7 +100,12 @@ class Sorted:
     amount: float
     at: datetime
 
-    @pipeline
+    @pipeline(env="unreadable")
+    @inputs(Events)
+    def unreadable(cls, events: Dataset):
+        return events.transform(unreadable, schema={"user": str, "amount": float, "at": datetime})
+
+    @pipeline(env="sorted")
     @inputs(Events)
     def sort(cls, events: Dataset):
         return events.transform(backwards, schema={"user": str, "amount": float, "at": datetime})

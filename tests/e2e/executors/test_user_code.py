@@ -311,6 +311,11 @@ async def test_each_row_alone_reports_the_rows_on_which_code_of_any_kind_fails(c
     assert [number for number, _ in raised] == [0, 1]
     assert "with_secret" in raised[1][1].traceback
 
+    text = EachRowCall(pipeline_call(commit, "Sorted", "unreadable"))
+    ((row, error),) = await failing(executors, text, events(commit, {}, {"user": "bob"}))
+    assert row == 1
+    assert "ValueError: ?" in error.traceback
+
     older = extract_call(commit, "add")
     ages = feature_rows(older, (41,), (None,))
     assert await failing(executors, EachRowCall(older), ages) == []

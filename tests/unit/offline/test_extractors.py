@@ -104,7 +104,7 @@ def test_code_that_fails_on_every_row_needs_few_exchanges_with_the_executors() -
     assert rows.is_empty()
     assert failures.get_column(ROW).to_list() == list(range(100, 100 + len(values)))
     smallest = MOST_EACH_ROWS // 2
-    assert runner.calls <= 4 * len(values) / smallest
+    assert runner.calls <= 6 * len(values) / smallest
 
 
 class Together(Doubling):
