@@ -1,6 +1,6 @@
-"""Remove rows of erased keys from history and merge its small files, with Spark.
+"""Remove rows of erased keys, and rows that are too old, from history and merge its small files.
 
-It runs on the connection `spark_default`. See docs/history.md.
+It runs with Spark on the connection `spark_default`. See docs/history.md.
 """
 
 from airflow.sdk import dag

@@ -347,16 +347,27 @@ def snapshot(every: int | None) -> None:
     metavar="MINUTES",
     help="Repeat every so many minutes; stop with Ctrl-C.",
 )
-def maintain_history(every: int | None) -> None:
-    """Remove rows of erased keys from history and merge its small files, with Spark.
+@click.option(
+    "--dry-run",
+    is_flag=True,
+    help="Print per topic how many rows would be removed, and change nothing.",
+)
+def maintain_history(every: int | None, dry_run: bool) -> None:
+    """Remove rows of erased keys, and those that are older than `history`, from the files of
+    history, and merge small files, with Spark.
 
     Does the same as Airflow's DAG `history_maintenance`, for platforms without Airflow
     (FENNEL_ORCHESTRATOR=inline): from cron, or with --every.
     """
     from fennel_core.apps import state_commands
 
+    if dry_run and every is not None:
+        raise click.UsageError("--dry-run shows one run: omit --every")
     settings = select(())[0].settings
     try:
+        if dry_run:
+            state_commands.show_removable_rows(settings, click.echo)
+            return
         state_commands.merge_history(settings, click.echo, None if every is None else every * 60.0)
     except state_commands.FAILURES as error:
         fail(state_commands.failure_text(error))

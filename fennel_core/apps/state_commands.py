@@ -89,6 +89,19 @@ def merge_history(settings: Settings, report: Report, every_s: float | None) -> 
     _repeatedly(merge, "run", report, every_s)
 
 
+def show_removable_rows(settings: Settings, report: Report) -> None:
+    """Report per topic which rows `maintain-history` would remove, and change nothing."""
+    postgres.connect(settings.postgres_dsn.get_secret_value(), name="maintenance").close()
+    done = asyncio.run(maintain_history(settings, removable_records, dry_run=True))
+    for topic, each in sorted(done.expired.items()):
+        if each.rewritten or each.waiting:
+            report(
+                f"{topic}: {each.rows} rows older than `history` would leave {each.rewritten} "
+                f"files; {each.waiting} files with such rows wait"
+            )
+    report(f"nothing is changed; a run would do this: {done}")
+
+
 def _repeatedly(work: Callable[[], None], name: str, report: Report, every_s: float | None) -> None:
     """Run `work` once, or every `every_s` seconds and report its failures."""
     if every_s is None:

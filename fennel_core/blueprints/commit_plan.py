@@ -27,6 +27,7 @@ from fennel_core.blueprints.plan_entries import (
 )
 from fennel_core.blueprints.plan_reasons import ReasonFinder, dataset_forms
 from fennel_core.blueprints.plan_text import amount_text, duration_text, forecast_text
+from fennel_core.blueprints.retention_notices import retention_notices
 from fennel_core.blueprints.revival import RetainedAsset, revivable
 from fennel_core.blueprints.source_contents import requests_left_out, source_changes
 from fennel_core.blueprints.source_replays import with_needed_replays
@@ -40,13 +41,15 @@ class TopicAmounts:
     """What was measured of topics. `messages`: how many a topic ever held, where that is known.
 
     `unreadable`: how many of them are neither in Kafka nor in history, where that is known.
-    `removed_rows`: how many rows of erased keys were removed from the history of a topic.
+    `removed_rows`: how many rows of erased keys were removed from the history of a topic;
+    `expired_rows`: how many that were older than `history`.
     `dead_letters`: what was found out about the rows that a source replay reads, by its job.
     """
 
     messages: Mapping[AssetId, int] = field(default_factory=dict)
     unreadable: Mapping[AssetId, int] = field(default_factory=dict)
     removed_rows: Mapping[AssetId, int] = field(default_factory=dict)
+    expired_rows: Mapping[AssetId, int] = field(default_factory=dict)
     dead_letters: Mapping[AssetKey, DeadLetterForecast] = field(default_factory=dict)
 
 
@@ -156,9 +159,10 @@ def plan_commit(
     for id_, blueprint in sorted(facts.leaving.items()):
         why = reasons.why_leaving(blueprint)
         entries.append(_leaving(facts, id_, blueprint, why, allow_data_loss=allow_data_loss))
-    losses += _removed_rows(compiled, existing, facts.amounts.removed_rows)
+    losses += _rows_gone(compiled, existing, facts.amounts)
     losses += _removed_before(facts, compiled, existing)
     losses += [_loss(entry) for entry in entries if entry.loses_rows]
+    losses += retention_notices(compiled)
     changes = source_changes(facts.before, compiled, facts.amounts.messages)
     return CommitPlan(wanted, tuple(entries), (*notices, *changes, *losses))
 
@@ -216,10 +220,10 @@ def _unreadable(entry: PlanEntry, messages: int) -> Notice:
     return Notice("requests-unreadable", entry.entity, text)
 
 
-def _removed_rows(
-    compiled: Compiled, existing: Mapping[AssetKey, AssetId], removed: Mapping[AssetId, int]
+def _rows_gone(
+    compiled: Compiled, existing: Mapping[AssetKey, AssetId], amounts: TopicAmounts
 ) -> Iterator[Notice]:
-    """Yield which datasets are computed from topics that have lost rows of erased keys."""
+    """Yield which datasets are computed from topics whose history has lost rows."""
     read: dict[str, set[AssetId]] = {}
     origins: dict[AssetKey, set[AssetId]] = {key: {id_} for key, id_ in existing.items()}
     for job in compiled.jobs:
@@ -229,12 +233,19 @@ def _removed_rows(
             for output in job.outputs:
                 origins.setdefault(output.topic, set()).update(inputs)
     for entity, topics in read.items():
-        if rows := sum(removed.get(topic, 0) for topic in topics):
+        if rows := sum(amounts.removed_rows.get(topic, 0) for topic in topics):
             yield Notice(
                 "erased-rows-removed",
                 entity,
                 f"dataset `{entity}` is computed without {rows} rows of erased keys that were "
                 "removed from the history of what it reads",
+            )
+        if rows := sum(amounts.expired_rows.get(topic, 0) for topic in topics):
+            yield Notice(
+                "expired-rows-removed",
+                entity,
+                f"dataset `{entity}` is computed without {rows} rows that were older than the "
+                "`history` of what it reads",
             )
 
 

@@ -16,10 +16,8 @@ from fennel_core.vocab.dtypes import show
 from fennel_core.wire.entities import Dataset, ExpectedOf, IndexSide, Pipeline
 from fennel_core.wire.operators import Aggregate, Count, Quantile, WindowOp
 
-_DAY_US: Final = 86_400_000_000
-_UNITS: Final = (("d", _DAY_US), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000))
-DEFAULT_HISTORY_US: Final = 2 * 365 * _DAY_US
-"""The client's default `history` of a dataset, two years."""
+DAY_US: Final = 86_400_000_000
+_UNITS: Final = (("d", DAY_US), ("h", 3_600_000_000), ("m", 60_000_000), ("s", 1_000_000))
 
 
 def definition_notices(graph: Graph, before: Graph | None = None) -> tuple[Notice, ...]:
@@ -73,19 +71,12 @@ def _feature_types(graph: Graph, before: Graph) -> Iterator[Notice]:
 
 
 def _dataset(graph: Graph, dataset: Dataset) -> Iterator[Notice]:
-    if dataset.history_us != DEFAULT_HISTORY_US:
-        yield Notice(
-            "history-not-applied",
-            dataset.name,
-            f"dataset `{dataset.name}`: history {_duration(dataset.history_us)} is recorded; "
-            "rows are kept longer",
-        )
     for index in graph.indices_of(dataset.name):
         if index.duration_us is not None:
             yield Notice(
                 "index-duration-not-applied",
                 dataset.name,
-                f"dataset `{dataset.name}`: the duration {_duration(index.duration_us)} of its "
+                f"dataset `{dataset.name}`: the duration {duration(index.duration_us)} of its "
                 f"{index.side.value} index is recorded; lookups find older rows too",
             )
     if dataset.schema.keyed and not graph.has_index(dataset.name, IndexSide.ONLINE):
@@ -128,7 +119,7 @@ def _pipeline(graph: Graph, pipeline: Pipeline) -> Iterator[Notice]:
         )
 
 
-def _duration(micros: int) -> str:
+def duration(micros: int) -> str:
     """Return a duration in the client's notation, in the largest unit that divides it."""
     for unit, size_us in _UNITS:
         if micros % size_us == 0:

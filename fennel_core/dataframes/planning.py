@@ -9,9 +9,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from typing import Final
 
 from fennel_core.blueprints import stored_names
+from fennel_core.blueprints.row_retention import longest_window_us
 from fennel_core.blueprints.spec import Catalog, DatasetView, Job
 from fennel_core.connections import erasures, postgres
 from fennel_core.connections.erasures import ErasedKeys
@@ -27,7 +29,7 @@ from fennel_core.history.topics import catalog_layouts
 from fennel_core.operators.spec import AggregateSpec
 from fennel_core.query.postgres import PostgresReader
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import CommitId, DatasetName, TopicName, WorkspaceId
+from fennel_core.vocab.ids import CommitId, DatasetName, Micros, TopicName, WorkspaceId
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.decode import decode_sync_request
 
@@ -71,8 +73,12 @@ class DatasetSource:
     comments: dict[str, str]
 
     def plan(self, request: ReadRequest) -> ReadPlan:
-        """Return the plan of a read; ReadFailed for unknown columns."""
+        """Return the plan of a read; ReadFailed for unknown columns, and where rows have
+        expired.
+        """
         aggregate = None if self.job is None else _aggregate_of(self.job)
+        if request.mode is Mode.AS_OF:
+            _check_not_expired(self.view.name, self.topic.slices, aggregate, request.as_of)
         read = read_of(self.view.schema, aggregate, request, self.erased)
         return ReadPlan(read, self.topic, self.comments)
 
@@ -245,6 +251,25 @@ def _aggregate_of(job: Job) -> AggregateSpec:
     assert isinstance(step, AggregateSpec), "a dataset without a topic is a terminal aggregate"
     assert step.output.key_names == step.keys, "a result has the keys that it is grouped by"
     return step
+
+
+def _check_not_expired(
+    dataset: DatasetName,
+    slices: Sequence[TopicSlice],
+    aggregate: AggregateSpec | None,
+    as_of: Micros,
+) -> None:
+    """Raise ReadFailed if rows that a read as of a time needs were removed."""
+    reach_us = 0 if aggregate is None else 2 * (longest_window_us(aggregate) or 0)
+    expired_to = max((part.expired_to for part in slices if part.expired_rows), default=None)
+    if expired_to is not None and as_of < expired_to + reach_us:
+        rows = sum(part.expired_rows for part in slices)
+        complete = datetime.fromtimestamp((expired_to + reach_us) / 1e6, UTC)
+        raise ReadFailed(
+            f"`{dataset}` is complete as of {complete.isoformat()} or later: {rows} rows that are "
+            "older than its `history` were removed. Read it as of a later time, or in mode "
+            "`changelog` for the rows that are left [read-expired]"
+        )
 
 
 def _check_complete(topic: TopicName, slices: Sequence[TopicSlice]) -> None:

@@ -18,12 +18,13 @@ Raw requests keep their bodies, which are not rows of one dataset; they are dele
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass, field, replace
 from typing import Final
 
+from fennel_core.blueprints.retractions import only_adds
 from fennel_core.blueprints.spec import Catalog, DatasetView, Job
-from fennel_core.operators.spec import AggregateSpec, MapSpec, SourceReplaySpec, UserCodeSpec
+from fennel_core.operators.spec import AggregateSpec
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
 
 RETRACTED: Final = (
@@ -96,7 +97,7 @@ def erasable_topics(catalogs: Iterable[Catalog], jobs: Collection[Job]) -> list[
         reason = None
         if use.foreign or len(use.datasets) > 1:
             reason = SHARED
-        elif not _only_adds(topic, use.is_source, writers):
+        elif not only_adds(topic, use.is_source, writers):
             reason = RETRACTED
         found += [
             ErasableTopic(
@@ -135,24 +136,3 @@ def _uses(catalogs: Collection[Catalog], jobs: Collection[Job]) -> dict[TopicNam
             else:
                 use.foreign = True
     return uses | {topic: use for topic, use in private.items() if use.datasets}
-
-
-def _only_adds(
-    topic: TopicName, is_source: bool, writers: Mapping[TopicName, Collection[Job]]
-) -> bool:
-    """Return whether no row of a topic is ever retracted."""
-    jobs = writers.get(topic, ())
-    if not jobs:
-        return is_source
-    return all(_adds(job, writers) for job in jobs)
-
-
-def _adds(job: Job, writers: Mapping[TopicName, Collection[Job]]) -> bool:
-    """Return whether a job retracts no row. A topic that no job writes is written by ingest."""
-    match job.step:
-        case SourceReplaySpec():
-            return True
-        case MapSpec() | UserCodeSpec():
-            return all(_only_adds(topic, True, writers) for topic in job.inputs)
-        case _:
-            return False

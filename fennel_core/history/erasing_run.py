@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Protocol
 
 import structlog
@@ -28,7 +28,8 @@ import structlog
 from fennel_core.history.compaction_run import MERGES_AT_ONCE
 from fennel_core.history.erasing import TopicErasures
 from fennel_core.history.merging import MergeRefused
-from fennel_core.history.store import HistoryFile, HistoryFiles, searched_upto
+from fennel_core.history.removals import RemovedRows, Replacer
+from fennel_core.history.store import HistoryFile, searched_upto
 from fennel_core.vocab.ids import DatasetName, Offset, TopicName, TopicPartition
 
 log = structlog.get_logger(__name__)
@@ -44,35 +45,6 @@ class EraseWorker(Protocol):
         CompactionFailed.
         """
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class RemovedRows:
-    """What a run did.
-
-    `searched`: files that were searched; `rewritten`: those of them that were
-    replaced, without `rows` rows. `superseded`: files that another process had changed, or whose
-    deadline had passed. `refused`: files that cannot be read. `waiting`: files that a replay or
-    Kafka's log may still hold.
-    """
-
-    searched: int = 0
-    rewritten: int = 0
-    rows: int = 0
-    superseded: int = 0
-    refused: int = 0
-    waiting: int = 0
-
-    def plus(self, other: RemovedRows) -> RemovedRows:
-        """Return the sums of both."""
-        return RemovedRows(
-            self.searched + other.searched,
-            self.rewritten + other.rewritten,
-            self.rows + other.rows,
-            self.superseded + other.superseded,
-            self.refused + other.refused,
-            self.waiting + other.waiting,
-        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,22 +71,21 @@ class ErasedRowsRemoval:
 
     `erasures`: those of each topic. `bounds`: the first offset of a partition that must stay as it
     is; partitions that are absent stay as a whole. `grace`: after which an object without a row
-    may be deleted. `kept`: how long the objects of replaced files stay.
+    may be deleted.
     """
 
-    files: HistoryFiles
+    replacer: Replacer
     worker: EraseWorker
     erasures: Mapping[TopicName, TopicErasures]
     bounds: Mapping[TopicPartition, Offset]
     grace: timedelta
-    kept: timedelta
 
     async def run(self) -> RemovedRows:
         """Search what can be searched now. Raises SystemUnavailable or CompactionFailed."""
         done, planned = RemovedRows(), list[HistoryFile]()
-        for partition in sorted(await self.files.ends(list(self.erasures))):
+        for partition in sorted(await self.replacer.files.ends(list(self.erasures))):
             plan = plan_removal(
-                await self.files.files(*partition),
+                await self.replacer.files.files(*partition),
                 self.erasures[partition[0]],
                 self.bounds.get(partition, Offset(0)),
             )
@@ -129,7 +100,7 @@ class ErasedRowsRemoval:
 
     async def _run_batch(self, files: Sequence[HistoryFile]) -> RemovedRows:
         # Read before the first upload: no object of this batch can be an orphan for longer.
-        deadline = await self.files.now() + self.grace / 2
+        deadline = await self.replacer.files.now() + self.grace / 2
         made = await self.worker.remove_erased(files, self.erasures)
         done = RemovedRows()
         unchanged: dict[tuple[DatasetName, int], list[str]] = {}
@@ -139,9 +110,12 @@ class ErasedRowsRemoval:
                 unchanged.setdefault(searched, []).append(file.object_key)
                 done = done.plus(RemovedRows(searched=1))
             else:
-                done = done.plus(await self._replace(file, found, deadline))
+                done = done.plus(
+                    await self.replacer.replace(file, found, deadline, "rows of erased keys")
+                )
         for (dataset, upto), keys in unchanged.items():
-            await self.files.mark_searched(keys, dataset, upto)
+            if not self.replacer.dry_run:
+                await self.replacer.files.mark_searched(keys, dataset, upto)
         log.info(
             "files of history were searched for rows of erased keys",
             searched=done.searched,
@@ -149,24 +123,3 @@ class ErasedRowsRemoval:
             rows=done.rows,
         )
         return done
-
-    async def _replace(
-        self, file: HistoryFile, made: HistoryFile | MergeRefused, deadline: datetime
-    ) -> RemovedRows:
-        if isinstance(made, MergeRefused):
-            log.error(
-                "a file of history cannot be searched for rows of erased keys",
-                topic=file.topic,
-                part=file.part,
-                reason=made.reason,
-            )
-            return RemovedRows(refused=1)
-        if await self.files.replace([file], made, deadline, self.kept):
-            return RemovedRows(searched=1, rewritten=1, rows=made.removed_rows - file.removed_rows)
-        log.warning(
-            "a file of history was changed while it was searched for rows of erased keys",
-            topic=file.topic,
-            part=file.part,
-            orphan=made.object_key,
-        )
-        return RemovedRows(superseded=1)

@@ -66,6 +66,11 @@ LOST = metrics.gauge(
     "Messages of topics that Kafka deleted before they were in history.",
     GROUP,
 )
+EXPIRED = metrics.gauge(
+    "fennel_history_expired_rows",
+    "Rows that left history because they were older than the `history` of their datasets.",
+    GROUP,
+)
 WAITING = metrics.gauge(
     "fennel_history_waiting_seconds",
     "For how long the partition that waits longest has not got into history.",
@@ -106,7 +111,7 @@ class _State:
         self._topics = topics
         groups = count_groups(topics)
         for group in self._groups - groups.keys():
-            for gauge in (FILES, ROWS, LAG, LOST, WAITING):
+            for gauge in (FILES, ROWS, LAG, LOST, EXPIRED, WAITING):
                 gauge.remove(group.workspace, group.kind)
         for group, counts in groups.items():
             labels = (group.workspace, group.kind)
@@ -114,6 +119,7 @@ class _State:
             ROWS.labels(*labels).set(counts.totals.rows)
             LAG.labels(*labels).set(counts.lag_records)
             LOST.labels(*labels).set(counts.totals.lost_records)
+            EXPIRED.labels(*labels).set(counts.totals.expired_rows)
             WAITING.labels(*labels).set(counts.waiting_s)
         self._groups = frozenset(groups)
         LATE.set(sum(counts.late for counts in topics.values()))

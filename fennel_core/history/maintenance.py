@@ -1,9 +1,9 @@
 """Keep history in shape: one run of what the DAG `history_maintenance` does.
 
-First the rows of erased keys leave the files that no replay needs (`erasing_run`), then small files
-are merged (`compaction_run`). The same function runs under `spark-submit` in Airflow
-(`apps/spark_jobs/history_maintenance.py`) and in `fennel-core maintain-history` without it. Several
-runs at once are safe.
+First the rows of erased keys leave the files that no replay needs (`erasing_run`), and rows that
+are older than `history` do (`expiring_run`); then small files are merged (`compaction_run`). The
+same function runs under `spark-submit` in Airflow (`apps/spark_jobs/history_maintenance.py`) and in
+`fennel-core maintain-history` without it. Several runs at once are safe.
 """
 
 from __future__ import annotations
@@ -20,14 +20,17 @@ from fennel_core.connections.postgres import Pool
 from fennel_core.history.compaction import CompactionRule
 from fennel_core.history.compaction_run import Compaction, CompactionResult, Merger
 from fennel_core.history.erased_topic_keys import erasures_of
-from fennel_core.history.erasing_run import ErasedRowsRemoval, EraseWorker, RemovedRows
+from fennel_core.history.erasing_run import ErasedRowsRemoval, EraseWorker
 from fennel_core.history.errors import CompactionFailed
+from fennel_core.history.expired_topics import expiries_now
+from fennel_core.history.expiring_run import ExpiredRowsRemoval, ExpiryWorker
 from fennel_core.history.postgres import PostgresHistoryFiles
+from fennel_core.history.removals import RemovedRows, Replacer, sums
 from fennel_core.history.spark_merges import SparkMerger
 from fennel_core.history.topics import HistoryTopics
 from fennel_core.settings.model import MIB, Settings
 from fennel_core.telemetry.logs import logger
-from fennel_core.vocab.ids import Offset, TopicPartition
+from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
 SESSION: Final = "fennel-history-maintenance"
 MERGED: Final = CompactionRule(file_bytes=16 * MIB, file_rows=1_000_000)
@@ -41,82 +44,122 @@ ReadBounds = Callable[[Settings, Pool], Awaitable[Mapping[TopicPartition, Offset
 """Returns the offset of each partition below which neither a replay nor Kafka has records."""
 
 
-class FileWorker(Merger, EraseWorker, Protocol):
+class RowWorker(EraseWorker, ExpiryWorker, Protocol):
+    """Makes files with fewer rows."""
+
+
+class FileWorker(Merger, RowWorker, Protocol):
     """Makes files."""
 
 
 @dataclass(frozen=True, slots=True)
 class MaintenanceResult:
-    """What a run did."""
+    """What a run did: `removed` rows of erased keys, rows that `expired`, by topic, and merges.
+
+    `merged`: None in a dry run.
+    """
 
     removed: RemovedRows
-    merged: CompactionResult
+    expired: Mapping[TopicName, RemovedRows]
+    merged: CompactionResult | None
+
+    @property
+    def expired_rows(self) -> RemovedRows:
+        """The sums over all topics."""
+        return sums(self.expired.values())
 
     def __str__(self) -> str:
-        removed, merged = self.removed, self.merged
-        return (
+        removed, expired = self.removed, self.expired_rows
+        text = (
             f"rows of erased keys removed: {removed.rows} from {removed.rewritten} of "
-            f"{removed.searched} files searched; files that wait until snapshots and Kafka's "
-            f"retention have passed them: {removed.waiting}. Files merged: {merged.merged} into "
-            f"{merged.made}. Files that another process had changed: "
-            f"{removed.superseded + merged.superseded}"
+            f"{removed.searched} files searched. Rows older than `history` removed: {expired.rows} "
+            f"from {expired.rewritten} of {expired.searched} files searched. Files that wait until "
+            f"snapshots and Kafka's retention have passed them: "
+            f"{removed.waiting + expired.waiting}"
         )
+        superseded = removed.superseded + expired.superseded
+        if self.merged is not None:
+            superseded += self.merged.superseded
+            text += f". Files merged: {self.merged.merged} into {self.merged.made}"
+        return f"{text}. Files that another process had changed: {superseded}"
 
 
-async def maintain_history(settings: Settings, read_bounds: ReadBounds) -> MaintenanceResult:
-    """Remove the rows of erased keys and merge small files.
+async def maintain_history(
+    settings: Settings, read_bounds: ReadBounds, *, dry_run: bool = False
+) -> MaintenanceResult:
+    """Remove the rows of erased keys and those that have expired, and merge small files.
 
-    Raises SystemUnavailable, and CompactionFailed also if some files cannot be read or merged.
+    `dry_run`: rows that would be removed are counted, and nothing is changed. Raises
+    SystemUnavailable, and CompactionFailed also if some files cannot be read or merged.
     """
     dsn = settings.postgres_dsn.get_secret_value()
     async with postgres.pool(dsn, name=SESSION, size=2) as pool:
-        worker = SparkMerger(settings, installation_objects(settings, pool))
+        worker = SparkMerger(settings, installation_objects(settings, pool), dry_run=dry_run)
         try:
-            removed, merged = await remove_and_merge(settings, pool, worker, read_bounds)
+            if dry_run:
+                rows = await remove_rows(settings, pool, worker, read_bounds, dry_run=True)
+                done = MaintenanceResult(*rows, None)
+            else:
+                done = await remove_and_merge(settings, pool, worker, read_bounds)
         finally:
             worker.stop()
-    if refused := removed.refused + merged.refused:
+    merged = CompactionResult() if done.merged is None else done.merged
+    if refused := done.removed.refused + done.expired_rows.refused + merged.refused:
         raise CompactionFailed(
-            f"{refused} files or merges were refused, {merged.made} were made and {removed.rows} "
-            "rows of erased keys removed: the log names the files; restore damaged ones from a "
-            "backup of the bucket"
+            f"{refused} files or merges were refused, {merged.made} were made and "
+            f"{done.removed.rows} rows of erased keys and {done.expired_rows.rows} expired ones "
+            "removed: the log names the files; restore damaged ones from a backup of the bucket"
         )
-    return MaintenanceResult(removed, merged)
+    return done
 
 
 async def remove_and_merge(
     settings: Settings, pool: Pool, worker: FileWorker, read_bounds: ReadBounds
-) -> tuple[RemovedRows, CompactionResult]:
-    """Remove the rows of erased keys, then merge small files, also where nothing can be removed
-    now because a system is away. Raises SystemUnavailable, then too, or CompactionFailed.
+) -> MaintenanceResult:
+    """Remove rows, then merge small files, also where nothing can be removed now because a system
+    is away. Raises SystemUnavailable, then too, or CompactionFailed.
     """
     failed: SystemUnavailable | None = None
+    rows: tuple[RemovedRows, Mapping[TopicName, RemovedRows]] = RemovedRows(), {}
     try:
-        removed = await remove_erased_rows(settings, pool, worker, read_bounds)
+        rows = await remove_rows(settings, pool, worker, read_bounds)
     except SystemUnavailable as unavailable:
-        log.warning("rows of erased keys were not removed", reason=str(unavailable))
+        log.warning("rows were not removed from history", reason=str(unavailable))
         failed = unavailable
     merged = await compact(settings, pool, worker)
     if failed is not None:
         raise failed
-    return removed, merged
+    return MaintenanceResult(*rows, merged)
 
 
-async def remove_erased_rows(
-    settings: Settings, pool: Pool, worker: EraseWorker, read_bounds: ReadBounds
-) -> RemovedRows:
-    """Remove the rows of erased keys with `worker`, where they may be removed."""
-    by_topic = await erasures_of(pool, await HistoryTopics(pool).erasable())
-    if not by_topic:
-        return RemovedRows()
-    return await ErasedRowsRemoval(
-        PostgresHistoryFiles(pool),
-        worker,
-        by_topic,
-        await read_bounds(settings, pool),
-        timedelta(milliseconds=settings.history_grace_ms),
-        REPLACED_KEPT,
-    ).run()
+async def remove_rows(
+    settings: Settings,
+    pool: Pool,
+    worker: RowWorker,
+    read_bounds: ReadBounds,
+    *,
+    dry_run: bool = False,
+) -> tuple[RemovedRows, Mapping[TopicName, RemovedRows]]:
+    """Remove the rows of erased keys, then those that have expired, where they may be removed."""
+    topics = HistoryTopics(pool)
+    by_topic = await erasures_of(pool, await topics.erasable())
+    expiries = await expiries_now(pool, await topics.row_retention())
+    if not by_topic and not expiries:
+        return RemovedRows(), {}
+    bounds = await read_bounds(settings, pool)
+    replacer = Replacer(PostgresHistoryFiles(pool), REPLACED_KEPT, dry_run)
+    grace = timedelta(milliseconds=settings.history_grace_ms)
+    removed = await ErasedRowsRemoval(replacer, worker, by_topic, bounds, grace).run()
+    expired = await ExpiredRowsRemoval(replacer, worker, expiries, bounds, grace).run()
+    for topic, each in expired.items():
+        if each.rewritten:
+            log.info(
+                "rows older than `history` " + ("would be" if dry_run else "were") + " removed",
+                topic=topic,
+                files=each.rewritten,
+                rows=each.rows,
+            )
+    return removed, expired
 
 
 async def compact(settings: Settings, pool: Pool, merger: Merger) -> CompactionResult:

@@ -14,7 +14,14 @@ from fennel_core.history.store import (
     require_replaceable,
     searched_upto,
 )
-from fennel_core.vocab.ids import DatasetName, Offset, PartitionIndex, TopicName, TopicPartition
+from fennel_core.vocab.ids import (
+    DatasetName,
+    Micros,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    TopicPartition,
+)
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
 
@@ -107,6 +114,13 @@ class MemoryHistoryFiles:
                 for row in rows
             ]
 
+    async def mark_expired(self, keys: Sequence[str], to: Micros) -> None:
+        for rows in self._rows.values():
+            rows[:] = [
+                replace(row, expired_to=max(row.expired_to, to)) if row.object_key in keys else row
+                for row in rows
+            ]
+
     async def searched(self, topic: TopicName) -> list[SearchedFiles]:
         files = [file for at, rows in self._rows.items() if at[0] == topic for file in rows]
         gone = [file for file, _ in self._retired.values() if file.topic == topic]
@@ -157,6 +171,7 @@ class MemoryHistoryFiles:
                     for first, following in ranges
                     if name == topic
                 ),
+                sum(f.expired_rows for f in of),
             )
             for topic, of in by_topic.items()
         }

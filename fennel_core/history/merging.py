@@ -97,4 +97,6 @@ def merge_files(merge: Merge, get: Get, put: Put) -> HistoryFile | MergeRefused:
         sum(file.removed_rows for file in chosen),
         min(file.min_stamp for file in full),
         dataset,
+        sum(file.expired_rows for file in chosen),
+        max(file.expired_to for file in chosen),
     )

@@ -1,4 +1,4 @@
-"""The index of history in Postgres (migrations 0006, 0015, 0018 and 0019).
+"""The index of history in Postgres (migrations 0006, 0015, 0018, 0019 and 0022).
 
 Theory. Every change of a partition's files changes the partition's own row in the same transaction,
 and locks that row first. So changes of a partition happen one after the other, by all processes,
@@ -38,11 +38,11 @@ from fennel_core.vocab.ids import (
 
 COLUMNS: Final = (
     "topic, part, first_offset, next_offset, object_key, row_count, size_bytes, min_ts, max_ts, "
-    "searched_to, removed_rows, min_stamp, searched_for"
+    "searched_to, removed_rows, min_stamp, searched_for, expired_rows, expired_to"
 )
 VALUES: Final = """%(topic)s, %(part)s, %(first_offset)s, %(next_offset)s, %(object_key)s,
     %(row_count)s, %(size_bytes)s, %(min_ts)s, %(max_ts)s, %(searched_to)s, %(removed_rows)s,
-    %(min_stamp)s, %(searched_for)s"""
+    %(min_stamp)s, %(searched_for)s, %(expired_rows)s, %(expired_to)s"""
 ADD: Final = f"""
     WITH begun AS (
         INSERT INTO history_partition (topic, part, next_offset, files, row_count, size_bytes)
@@ -106,12 +106,17 @@ REPLACEMENT: Final = f"""
 REPLACED_TOTALS: Final = """
     UPDATE history_partition SET files = files - %(old_files)s + 1,
         row_count = row_count - %(old_rows)s + %(row_count)s,
-        size_bytes = size_bytes - %(old_bytes)s + %(size_bytes)s
+        size_bytes = size_bytes - %(old_bytes)s + %(size_bytes)s,
+        expired_rows = expired_rows - %(old_expired)s + %(expired_rows)s
     WHERE topic = %(topic)s AND part = %(part)s
 """
 MARK_SEARCHED: Final = """
     UPDATE history_file SET searched_for = %(dataset)s, searched_to =
         CASE WHEN searched_for = %(dataset)s THEN greatest(searched_to, %(upto)s) ELSE %(upto)s END
+    WHERE object_key = ANY(%(keys)s) RETURNING true
+"""
+MARK_EXPIRED: Final = """
+    UPDATE history_file SET expired_to = greatest(expired_to, %(to)s)
     WHERE object_key = ANY(%(keys)s) RETURNING true
 """
 SEARCHED: Final = """
@@ -141,12 +146,13 @@ REMOVE_BEFORE: Final = """
         DELETE FROM history_file
         WHERE topic = %(topic)s AND part = %(part)s AND next_offset <= %(offset)s
           AND next_offset < %(end)s
-        RETURNING first_offset, object_key, row_count, size_bytes
+        RETURNING first_offset, object_key, row_count, size_bytes, expired_rows
     ), counted AS (
         UPDATE history_partition p SET files = p.files - r.files, row_count = p.row_count - r.rows,
-            size_bytes = p.size_bytes - r.bytes
+            size_bytes = p.size_bytes - r.bytes, expired_rows = p.expired_rows - r.expired
         FROM (SELECT count(*) AS files, coalesce(sum(row_count), 0) AS rows,
-            coalesce(sum(size_bytes), 0) AS bytes FROM removed) AS r
+            coalesce(sum(size_bytes), 0) AS bytes,
+            coalesce(sum(expired_rows), 0) AS expired FROM removed) AS r
         WHERE p.topic = %(topic)s AND p.part = %(part)s
     )
     SELECT first_offset, object_key FROM removed ORDER BY first_offset
@@ -157,7 +163,8 @@ REMOVE: Final = (
     "DELETE FROM history_retired WHERE topic = ANY(%s)",
 )
 TOTALS: Final = """
-    SELECT topic, sum(files), sum(row_count), sum(size_bytes), sum(lost_offsets)
+    SELECT topic, sum(files), sum(row_count), sum(size_bytes), sum(lost_offsets),
+        sum(expired_rows)
     FROM history_partition GROUP BY topic
 """
 
@@ -208,6 +215,7 @@ class PostgresHistoryFiles:
             "old": [file.object_key for file in old],
             "old_files": len(old),
             "old_rows": sum(file.row_count for file in old),
+            "old_expired": sum(file.expired_rows for file in old),
             "old_bytes": sum(file.size_bytes for file in old),
             "deadline": deadline,
             "kept": kept,
@@ -224,6 +232,9 @@ class PostgresHistoryFiles:
 
     async def mark_searched(self, keys: Sequence[str], dataset: DatasetName, upto: int) -> None:
         await self._rows(MARK_SEARCHED, {"keys": list(keys), "dataset": dataset, "upto": upto})
+
+    async def mark_expired(self, keys: Sequence[str], to: Micros) -> None:
+        await self._rows(MARK_EXPIRED, {"keys": list(keys), "to": to})
 
     async def searched(self, topic: TopicName) -> list[SearchedFiles]:
         return [
@@ -245,8 +256,8 @@ class PostgresHistoryFiles:
 
     async def totals(self) -> Mapping[TopicName, HistoryTotals]:
         return {
-            TopicName(topic): HistoryTotals(int(files), int(count), int(size), int(lost))
-            for topic, files, count, size, lost in await self._rows(TOTALS)
+            TopicName(topic): HistoryTotals(*map(int, counts))
+            for topic, *counts in await self._rows(TOTALS)
         }
 
     async def remove_before(
@@ -275,7 +286,7 @@ class PostgresHistoryFiles:
 
 def _file(row: tuple[Any, ...]) -> HistoryFile:
     topic, part, first, following, key, count, size, smallest, largest, *erasing = row
-    searched_to, removed_rows, min_stamp, dataset = erasing
+    searched_to, removed_rows, min_stamp, dataset, expired_rows, expired_to = erasing
     return HistoryFile(
         TopicName(topic),
         PartitionIndex(part),
@@ -290,4 +301,6 @@ def _file(row: tuple[Any, ...]) -> HistoryFile:
         int(removed_rows),
         int(min_stamp),
         DatasetName(dataset),
+        int(expired_rows),
+        Micros(expired_to),
     )

@@ -108,11 +108,11 @@ def _upload(content: FileSlice, layout: TopicLayout, put: Put) -> HistoryFile:
         len(body),
         None if smallest is None else Micros(smallest),
         None if largest is None else Micros(largest),
-        min_stamp=_earliest_stamp(frame),
+        min_stamp=earliest_stamp(frame),
     )
 
 
-def _earliest_stamp(frame: pl.DataFrame) -> int:
+def earliest_stamp(frame: pl.DataFrame) -> int:
     """Return the stamp of the row that was accepted first; 0 without positions."""
     first = frame[POS].min() if POS in frame.columns else None
     return position.hlc_of(first) if isinstance(first, bytes) else 0

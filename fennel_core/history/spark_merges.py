@@ -1,4 +1,4 @@
-"""Make files of history with Spark: one task per merge, or per file with rows of erased keys.
+"""Make files of history with Spark: one task per merge, or per file that may lose rows.
 
 A task reads, sorts and uploads; the driver replaces the rows of the index. So a
 task that Spark repeats uploads an object more, and changes nothing.
@@ -21,7 +21,9 @@ from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder
 from fennel_core.history.compaction import Merge
 from fennel_core.history.erasing import TopicErasures, remove_erased
 from fennel_core.history.errors import CompactionFailed
-from fennel_core.history.merging import MergeRefused, merge_files
+from fennel_core.history.expiring import TopicExpiry, remove_expired
+from fennel_core.history.merging import Get, MergeRefused, merge_files
+from fennel_core.history.roll import Put
 from fennel_core.history.spark import TASK_ATTEMPTS, first_lines
 from fennel_core.history.store import HistoryFile
 from fennel_core.settings.model import Settings
@@ -30,6 +32,7 @@ from fennel_core.vocab.ids import TopicName
 
 log = logger(__name__)
 Item = TypeVar("Item")
+Rule = TypeVar("Rule")
 Task = Callable[[Item], HistoryFile | MergeRefused]
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -38,13 +41,17 @@ if TYPE_CHECKING:
 class SparkMerger:
     """A `maintenance.FileWorker` on Spark, which starts with the first file."""
 
-    def __init__(self, settings: Settings, objects: InstallationObjects) -> None:
-        self._settings, self._objects = settings, objects
+    def __init__(
+        self, settings: Settings, objects: InstallationObjects, *, dry_run: bool = False
+    ) -> None:
+        """`dry_run`: files are made to count their rows, and not uploaded."""
+        self._settings, self._objects, self._dry_run = settings, objects, dry_run
         self._spark: SparkSession | None = None
 
     async def merge(self, merges: Sequence[Merge]) -> Sequence[HistoryFile | MergeRefused]:
         """See `Merger.merge`."""
-        task = merge_task(self._settings, await self._objects.root())
+        get, put = await self._access()
+        task = partial(merge_files, get=get, put=put)
         return await asyncio.to_thread(self._made, task, merges)
 
     async def remove_erased(
@@ -52,8 +59,24 @@ class SparkMerger:
     ) -> Sequence[HistoryFile | MergeRefused]:
         """See `EraseWorker.remove_erased`."""
         wanted = {file.topic: erasures[file.topic] for file in files}
-        task = erase_task(self._settings, await self._objects.root(), wanted)
+        get, put = await self._access()
+        task = partial(_each, remove_erased, wanted, get, put)
         return await asyncio.to_thread(self._made, task, files)
+
+    async def remove_expired(
+        self, files: Sequence[HistoryFile], expiries: Mapping[TopicName, TopicExpiry]
+    ) -> Sequence[HistoryFile | MergeRefused]:
+        """See `ExpiryWorker.remove_expired`."""
+        wanted = {file.topic: expiries[file.topic] for file in files}
+        get, put = await self._access()
+        task = partial(_each, remove_expired, wanted, get, put)
+        return await asyncio.to_thread(self._made, task, files)
+
+    async def _access(self) -> tuple[Get, Put]:
+        """Return how a task reads and writes objects."""
+        root = await self._objects.root()
+        put = _discard if self._dry_run else partial(_put, self._settings, root)
+        return partial(_get, self._settings, root), put
 
     def _made(self, task: Task[Item], items: Sequence[Item]) -> list[HistoryFile | MergeRefused]:
         """Return the result of `task` for each item, made by a Spark task of its own."""
@@ -95,33 +118,23 @@ def session(settings: Settings) -> SparkSession:
     )
 
 
-def merge_task(settings: Settings, root: str) -> Task[Merge]:
-    """Return the function that a task applies to its merge; it is self-contained."""
-
-    def work(merge: Merge) -> HistoryFile | MergeRefused:
-        return merge_files(merge, partial(_get, settings, root), partial(_put, settings, root))
-
-    return work
-
-
-def erase_task(
-    settings: Settings, root: str, erasures: Mapping[TopicName, TopicErasures]
-) -> Task[HistoryFile]:
-    """Return the function that a task applies to a file; it is self-contained."""
-
-    def work(file: HistoryFile) -> HistoryFile | MergeRefused:
-        return remove_erased(
-            file,
-            erasures[file.topic],
-            partial(_get, settings, root),
-            partial(_put, settings, root),
-        )
-
-    return work
+def _each(
+    remove: Callable[[HistoryFile, Rule, Get, Put], HistoryFile | MergeRefused],
+    rules: Mapping[TopicName, Rule],
+    get: Get,
+    put: Put,
+    file: HistoryFile,
+) -> HistoryFile | MergeRefused:
+    """Apply the rule of its topic to a file; what a task calls."""
+    return remove(file, rules[file.topic], get, put)
 
 
 def _get(settings: Settings, root: str, key: str) -> bytes | None:
     return s3.get(_client(settings), settings.s3_bucket, root + key)
+
+
+def _discard(key: str, body: bytes) -> None:
+    """Write nothing: a dry run."""
 
 
 def _put(settings: Settings, root: str, key: str, body: bytes) -> None:

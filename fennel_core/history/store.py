@@ -10,8 +10,8 @@ nothing else. Records behind the last row are the topic's tail.
 
 Small files are merged later: one transaction replaces adjacent rows by one of the same range. Their
 objects are *retired*: not in the index any more, and kept for reads that were planned before. A
-file is replaced, too, when rows of erased keys leave it (`erasing`): its range stays, and it says
-how many rows it has lost.
+file is replaced, too, when rows of erased keys leave it (`erasing`), or rows that are older than
+`history` (`expiring`): its range stays, and it says how many rows it has lost by either.
 """
 
 from __future__ import annotations
@@ -33,6 +33,10 @@ from fennel_core.vocab.ids import (
 
 NO_DATASET: Final = DatasetName("")
 """The dataset of files that were never searched."""
+
+
+NEVER: Final = Micros(0)
+"""Where files were never searched for expired rows."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,6 +62,10 @@ class HistoryFile:
     min_stamp: int = 0
     """No row was accepted before this stamp (`vocab.position`); 0 where that is not known."""
     searched_for: DatasetName = NO_DATASET
+    expired_rows: int = 0
+    """Rows older than `history` that were removed from these offsets."""
+    expired_to: Micros = NEVER
+    """The event time up to which expired rows were searched: each that has left was earlier."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.first_offset < self.next_offset, "a file covers at least one offset"
@@ -78,21 +86,26 @@ def require_replaceable(old: Sequence[HistoryFile], new: HistoryFile) -> None:
     assert (new.topic, new.part) == (old[0].topic, old[0].part), "and of one partition"
     assert (new.first_offset, new.next_offset) == (old[0].first_offset, old[-1].next_offset)
     assert new.removed_rows >= sum(file.removed_rows for file in old), "no removal is forgotten"
-    assert new.row_count + new.removed_rows == sum(f.row_count + f.removed_rows for f in old), (
-        "no row is added or lost without being counted"
-    )
+    assert new.expired_rows >= sum(file.expired_rows for file in old), "nor is this"
+    assert ever_had(new) == sum(map(ever_had, old)), "no row is added or lost without being counted"
+
+
+def ever_had(file: HistoryFile) -> int:
+    """Return how many rows the offsets of a file had when they were written."""
+    return file.row_count + file.removed_rows + file.expired_rows
 
 
 @dataclass(frozen=True, slots=True)
 class HistoryTotals:
     """What history holds of one topic. `lost_records`: offsets that were deleted before history had
-    them.
+    them. `expired_rows`: rows that were removed because they were older than `history`.
     """
 
     files: int
     rows: int
     size_bytes: int
     lost_records: int = 0
+    expired_rows: int = 0
 
 
 def first_gap(files: Sequence[HistoryFile]) -> tuple[Offset, Offset] | None:
@@ -185,6 +198,12 @@ class HistoryFiles(Protocol):
     async def mark_searched(self, keys: Sequence[str], dataset: DatasetName, upto: int) -> None:
         """Note that files have no rows of erasures of a dataset up to the number `upto`. Keys that
         are not in the index are ignored. Only the last dataset is known.
+        """
+        ...
+
+    async def mark_expired(self, keys: Sequence[str], to: Micros) -> None:
+        """Note that files have no row that had expired when `to` was the oldest event time that is
+        needed. Keys that are not in the index are ignored.
         """
         ...
 

@@ -93,6 +93,7 @@ def count_groups(topics: Mapping[TopicName, TopicCounts]) -> dict[TopicGroup, To
                 before.totals.rows + counts.totals.rows,
                 before.totals.size_bytes + counts.totals.size_bytes,
                 before.totals.lost_records + counts.totals.lost_records,
+                before.totals.expired_rows + counts.totals.expired_rows,
             ),
             before.lag_records + counts.lag_records,
             max(before.waiting_s, counts.waiting_s),

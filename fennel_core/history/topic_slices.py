@@ -28,7 +28,7 @@ from fennel_core.history.errors import ReadFailed
 from fennel_core.history.kafka import TopicReader
 from fennel_core.history.parquet import RowFilter
 from fennel_core.history.postgres import PostgresHistoryFiles
-from fennel_core.history.store import HistoryFile, first_gap
+from fennel_core.history.store import NEVER, HistoryFile, first_gap
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Micros, Offset, TopicName, TopicPartition
 from fennel_core.vocab.versions import decode
@@ -69,6 +69,16 @@ class TopicSlice:
     def removed_rows(self) -> int:
         """How many rows of erased keys the files have lost."""
         return sum(file.removed_rows for file in self.files)
+
+    @property
+    def expired_rows(self) -> int:
+        """How many rows older than `history` the files have lost."""
+        return sum(file.expired_rows for file in self.files)
+
+    @property
+    def expired_to(self) -> Micros:
+        """The event time that all rows that the files have lost by age were before; 0: none."""
+        return max((file.expired_to for file in self.files if file.expired_rows), default=NEVER)
 
     def until(self, latest: Micros) -> TopicSlice:
         """Return the slice without files whose rows all have a later event time."""

@@ -24,12 +24,14 @@ from typing import Any, Final, Protocol
 import msgspec
 import polars as pl
 
+from fennel_core.blueprints.row_retention import longest_window_us
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import Reaction, RefusalCode, reaction_to
 from fennel_core.integrity.errors import RowsUnreadable
 from fennel_core.integrity.key_sample import KeySample, rank
 from fennel_core.integrity.naive_rows import LookupSpec, RowDifference, compare
 from fennel_core.integrity.naive_values import InputRow
+from fennel_core.operators.rows import MAX_TIME
 from fennel_core.operators.spec import TableSpec
 from fennel_core.snapshots.rebuild import SlotClient
 from fennel_core.vocab.ids import (
@@ -169,7 +171,7 @@ class DatasetFinding:
 
 
 class TopicRows(Protocol):
-    """The versions of topics, from history and the topics themselves. Both methods block."""
+    """The versions of topics, from history and the topics themselves. The methods block."""
 
     def below(
         self,
@@ -182,6 +184,12 @@ class TopicRows(Protocol):
 
         Where rows of erased keys were removed, groups by the columns `groups` that have lost rows
         are left out. Raises RowsUnreadable, also where that may be any group.
+        """
+        ...
+
+    def expired_to(self, partition: TopicPartition) -> Micros | None:
+        """Return the event time that every row was before that history has lost by age; None
+        without one. Read after rows, it is true of them.
         """
         ...
 
@@ -284,7 +292,15 @@ class DatasetCheck:
         if not keys:
             return
         rows = await asyncio.to_thread(sample.rows_of, checked.time_column)
-        asked = [(key, at) for key in keys for at in self._times(key, rows[key])]
+        complete = complete_since(
+            checked, await asyncio.to_thread(self._topics.expired_to, partition)
+        )
+        if complete > self._now:
+            raise RowsUnreadable(
+                "rows older than `history` were removed from its history, and its lookups need "
+                "them, so nothing can be recomputed"
+            )
+        asked = [(key, at) for key in keys for at in self._times(key, rows[key], complete)]
         live = await self._look_up(
             checked, part, address, [key for key, _ in asked], [at for _, at in asked]
         )
@@ -305,9 +321,14 @@ class DatasetCheck:
                 f"partition {part}: {sample.too_large} keys have too many rows to recompute"
             )
 
-    def _times(self, key: bytes, rows: Sequence[InputRow]) -> tuple[Micros, ...]:
-        """Return the times of the lookups of a key: now, and one between its rows."""
-        times = [row.time for row in rows]
+    def _times(self, key: bytes, rows: Sequence[InputRow], since: int) -> tuple[Micros, ...]:
+        """Return the times of the lookups of a key: now, and one between its rows.
+
+        Before `since` rows may be missing, and so may all before the first (0: none is).
+        """
+        if since and min((row.time for row in rows), default=MAX_TIME) > self._now:
+            return ()
+        times = [max(row.time, since) for row in rows]
         if not times or max(times) <= min(times):
             return (self._now,)
         share = int.from_bytes(rank(~self._seed, key), "big") / (1 << 64)
@@ -328,6 +349,17 @@ class DatasetCheck:
                 {"job": checked.job, "part": part, "keys": list(keys), "as_of": list(as_of)},
             )
         return _LiveRows(reply["rows"], Offset(reply["offsets"].get(checked.topic, 0)))
+
+
+def complete_since(checked: CheckedDataset, expired_to: Micros | None) -> int:
+    """Return the time from which on lookups need no row that has left history by its age.
+
+    A window needs the rows in it, and the last that has left it dates the row of a lookup.
+    """
+    if expired_to is None:
+        return 0
+    window = longest_window_us(checked.spec)
+    return MAX_TIME if window is None else expired_to + 2 * window
 
 
 def add_all(frames: Iterator[pl.DataFrame], add: Callable[[pl.DataFrame], None]) -> None:

@@ -39,6 +39,7 @@ from fennel_core.integrity.checks import (
     add_all,
 )
 from fennel_core.integrity.erased_groups import keys_not_erased
+from fennel_core.integrity.errors import RowsUnreadable
 from fennel_core.integrity.key_sample import KeySample
 from fennel_core.integrity.naive_outputs import (
     OutputSpec,
@@ -197,6 +198,11 @@ class OutputCheck:
             frames = self._topics.below((topic, part), offsets[topic], columns, each.columns)
             largest: list[int] = []
             add_all(_largest_times(frames, each.schema.timestamp, largest), sample.add)
+            if self._topics.expired_to((topic, part)) is not None:
+                raise RowsUnreadable(
+                    f"rows older than `history` were removed from {topic}[{part}], so nothing can "
+                    "be recomputed"
+                )
             samples.append(sample)
             watermarks.append(max(largest, default=None))
         ranks = {key: sample.rank_of(key) for sample in samples for key in sample.chosen()}

@@ -25,7 +25,7 @@ from fennel_core.history.kafka import TopicReader
 from fennel_core.history.topic_slices import TopicSlice, plan_slices, version_batches
 from fennel_core.integrity.errors import RowsUnreadable
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
+from fennel_core.vocab.ids import Micros, Offset, TopicName, TopicPartition
 from fennel_core.vocab.versions import decode
 
 T = TypeVar("T")
@@ -98,6 +98,12 @@ class HistoryRows:
             hidden = hidden_groups(part, erased, groups)
         for rows in version_batches(self._settings, part, columns):
             yield without_erased(rows, hidden)
+
+    def expired_to(self, partition: TopicPartition) -> Micros | None:
+        """See `checks.TopicRows.expired_to`."""
+        planned = self._on_loop(plan_slices(self._settings, self._pool, [partition[0]]))
+        found = [part.expired_to for part in planned[partition[0]] if part.expired_rows]
+        return max(found, default=None)
 
     def between(
         self, partition: TopicPartition, first: Offset, end: Offset, columns: Sequence[str]

@@ -160,7 +160,8 @@ UNACCOUNTED = """
 """
 HISTORY_RANGES = """
     SELECT topic, part, min(first_offset), max(next_offset), sum(removed_rows)::bigint,
-        (max(next_offset) - min(first_offset) - sum(next_offset - first_offset))::bigint
+        (max(next_offset) - min(first_offset) - sum(next_offset - first_offset))::bigint,
+        sum(expired_rows)::bigint
     FROM history_file
     WHERE topic = ANY(%s::text[]) GROUP BY topic, part
 """

@@ -168,13 +168,15 @@ class HistoryRange:
     """The offsets of a topic partition that history holds: from `first`, up to before `next`.
 
     `removed_rows`: rows of erased keys that were removed from them. `lost`: offsets between the two
-    that were deleted before history had them.
+    that were deleted before history had them. `expired_rows`: rows that were removed because they
+    were older than `history`.
     """
 
     first: Offset
     next: Offset
     removed_rows: int = 0
     lost: int = 0
+    expired_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

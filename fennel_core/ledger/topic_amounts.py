@@ -49,9 +49,10 @@ async def measure_topics(
     replays = new_replays(facts, compiled)
     replayed = {TopicName(each.raw): each.partitions for each in replays}
     kept = await context.ledger.run(lambda tx: tx.history_ranges(sorted(map(TopicName, names))))
-    removed: Counter[AssetId] = Counter()
+    removed, expired = Counter[AssetId](), Counter[AssetId]()
     for (topic, _), held in kept.items():
         removed[AssetId(topic)] += held.removed_rows
+        expired[AssetId(topic)] += held.expired_rows
     try:
         counts = await context.topics.message_counts(
             {TopicName(id_): compiled.partitions for id_ in names}
@@ -59,7 +60,7 @@ async def measure_topics(
         bounds = await context.topics.log_bounds(replayed) if replayed else ()
     except SystemUnavailable as unavailable:
         log.warning("topics could not be measured", topics=len(names), error=str(unavailable))
-        return TopicAmounts(removed_rows=removed)
+        return TopicAmounts(removed_rows=removed, expired_rows=expired)
     messages = {AssetId(name): count for name, count in counts.items()}
     starts = {each.partition: each.first for each in bounds}
     unreadable: Mapping[AssetId, int] = {}
@@ -70,4 +71,4 @@ async def measure_topics(
         only_in_history[AssetId(topic)] += start
     only_in_history.subtract(unreadable)
     forecasts = await forecast_dead_letters(context, replays, bounds, only_in_history)
-    return TopicAmounts(messages, unreadable, removed, forecasts)
+    return TopicAmounts(messages, unreadable, removed, expired, forecasts)

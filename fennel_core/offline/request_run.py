@@ -17,7 +17,7 @@ import io
 from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from dataclasses import asdict, dataclass
-from datetime import datetime
+from datetime import UTC, datetime
 from enum import StrEnum
 from functools import partial
 from typing import Final, TypeVar
@@ -28,6 +28,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from fennel_core.blueprints.row_retention import longest_window_us
 from fennel_core.connections import postgres
 from fennel_core.connections.errors import (
     ConnectionsError,
@@ -232,9 +233,8 @@ class RequestRun:
         # Hours of work must not be repeated because S3 is away for a moment.
         sample = await self._patiently(partial(self._sample, files, root))
         columns_key = await self._patiently(partial(self._columns, read, files, root, prefix))
-        return RequestResult(
-            prefix, _stored(files, root), sample, columns_key, tuple(_shortened(read))
-        )
+        warnings = tuple(_shortened(read, wanted.earliest_us))
+        return RequestResult(prefix, _stored(files, root), sample, columns_key, warnings)
 
     def _compute(self, read: OfflineRead, root: str, prefix: str) -> ResultFiles:
         """Compute and write the files; blocks until Spark is done."""
@@ -493,12 +493,25 @@ def _stored(files: ResultFiles, root: str) -> tuple[StoredFile, ...]:
     )
 
 
-def _shortened(read: OfflineRead) -> Iterator[str]:
+def _shortened(read: OfflineRead, earliest_us: int | None) -> Iterator[str]:
+    """Yield what features may lack; `earliest_us`: the time of the first row, where it is known."""
     for topic in sorted(read.shortened):
         yield (
             f"the first records of topic `{topic}` were removed, because they are older than the "
             "`history` of its dataset: features of early times may lack them"
         )
+    for job, parts in sorted(read.slices.items()):
+        if rows := sum(part.expired_rows for part in parts):
+            reach_us = 2 * (longest_window_us(read.query.specs[job]) or 0)
+            complete_us = max(part.expired_to for part in parts) + reach_us
+            if earliest_us is not None and earliest_us >= complete_us:
+                continue
+            complete = datetime.fromtimestamp(complete_us / 1e6, UTC).isoformat()
+            yield (
+                f"{rows} rows of topic `{parts[0].partition[0]}` were removed, because they are "
+                f"older than the `history` of its datasets: features of rows before {complete} "
+                "may lack them"
+            )
 
 
 def _json_column(series: pl.Series, dtype: Dtype) -> list[object]:

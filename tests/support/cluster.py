@@ -223,6 +223,9 @@ class LogRows:
         for rows in self.between(partition, Offset(0), end, columns):
             yield without_erased(rows, erased)
 
+    def expired_to(self, partition: TopicPartition) -> None:
+        """No row is too old in the model."""
+
     def erased(self, topic: TopicName) -> Sequence[ErasedKeys]:
         return self.removed.get(topic, ())
 

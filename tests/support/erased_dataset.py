@@ -13,7 +13,7 @@ from fennel_core.blueprints.spec import DatasetView
 from fennel_core.connections import erasures
 from fennel_core.connections.postgres import Pool
 from fennel_core.vocab.dtypes import Field, Int
-from fennel_core.vocab.ids import DatasetName, WorkspaceId
+from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
 from tests.support import ingest_world
@@ -25,11 +25,25 @@ RAW: Final = ingest_world.binding().raw_topic
 SCHEMA: Final = Schema((Field("k", Int()),), (), "at")
 
 
-async def commit_dataset(connections: Pool, partitions: int, *, is_source: bool = True) -> None:
-    """Store a branch with the dataset, whose topic is `history_world.TOPIC`."""
+CLICKS: Final = TopicName("w.topic.clicks.3")
+KEYLESS: Final = Schema((), (Field("k", Int()),), "at")
+HISTORY_US: Final = 86_400_000_000
+
+
+async def commit_dataset(
+    connections: Pool, partitions: int, *, is_source: bool = True, clicks: bool = False
+) -> None:
+    """Store a branch with the dataset, whose topic is `history_world.TOPIC`.
+
+    `clicks`: and with one without a key on the topic `CLICKS`, which keeps its rows for a day.
+    """
     source = replace(ingest_world.binding(), topic=TOPIC, schema=SCHEMA)
     view = DatasetView(DATASET, 1, SCHEMA, TOPIC, None, True, True, ("k",), is_source)
-    catalog = replace(ingest_world.catalog(source), datasets=(view,))
+    other = DatasetView(
+        DatasetName("Clicks"), 1, KEYLESS, CLICKS, None, True, True, (), True, HISTORY_US
+    )
+    datasets = (view, other) if clicks else (view,)
+    catalog = replace(ingest_world.catalog(source), datasets=datasets)
     async with connections.connection() as connection:
         await connection.execute(
             "INSERT INTO workspace (name, partitions) VALUES ('w', %s)", (partitions,)
@@ -42,11 +56,12 @@ async def commit_dataset(connections: Pool, partitions: int, *, is_source: bool 
         await connection.execute(
             "INSERT INTO branch (workspace, name, target, serving) VALUES ('w', 'main', 'c', 'c')"
         )
-        await connection.execute(
-            "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, "
-            "blueprint) VALUES (%s, 'w', 'topic', 'abc', 1, 'live', '', '')",
-            (TOPIC,),
-        )
+        for number, topic in enumerate((TOPIC, CLICKS)[: len(datasets)], 1):
+            await connection.execute(
+                "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, "
+                "blueprint) VALUES (%s, 'w', 'topic', %s, %s, 'live', '', '')",
+                (topic, topic.split(".")[2], number),
+            )
 
 
 async def erase(connections: Pool, keys: Sequence[int]) -> None:

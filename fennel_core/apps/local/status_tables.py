@@ -230,6 +230,7 @@ def _counted(partitions: Sequence[JobPartitionRow]) -> Table:
 HISTORY: Final = {
     "files": "files",
     "rows": "rows",
+    "expired_rows": "expired rows",
     "lag_records": "lag (messages)",
     "waiting_s": "waiting (s)",
 }
@@ -237,7 +238,7 @@ HISTORY: Final = {
 
 
 def history_by_topic(rows: Sequence[AlarmRow]) -> dict[str, AlarmRow]:
-    """Return topic → files, rows, lag and waiting time, from the history writer's report."""
+    """Return topic → counts and waiting time, from the history writer's report."""
     return {
         str(row["topic"]): {name: value for name, value in row.items() if name != "topic"}
         for row in rows
@@ -245,7 +246,7 @@ def history_by_topic(rows: Sequence[AlarmRow]) -> dict[str, AlarmRow]:
 
 
 def print_history(topics: Mapping[str, AlarmRow] | None) -> None:
-    """Print files, rows and lag; None means that the history writer did not respond.
+    """Print files, rows, expired rows and lag; None means that the history writer did not respond.
 
     More than `MAX_ROWS` topics are summed by workspace; the time is that of the topic that waits
     longest.

@@ -30,15 +30,18 @@ def main() -> int:
     except (SystemUnavailable, CompactionFailed) as failed:
         log.error("history was not maintained", code=failed.code, reason=str(failed))
         return 1
+    expired, merged = done.expired_rows, done.merged
+    assert merged is not None, "this is no dry run"
     log.info(
         "history is maintained",
         removed_rows=done.removed.rows,
-        rewritten=done.removed.rewritten,
-        searched=done.removed.searched,
-        waiting=done.removed.waiting,
-        merged=done.merged.merged,
-        made=done.merged.made,
-        superseded=done.removed.superseded + done.merged.superseded,
+        expired_rows=expired.rows,
+        rewritten=done.removed.rewritten + expired.rewritten,
+        searched=done.removed.searched + expired.searched,
+        waiting=done.removed.waiting + expired.waiting,
+        merged=merged.merged,
+        made=merged.made,
+        superseded=done.removed.superseded + expired.superseded + merged.superseded,
     )
     return 0
 

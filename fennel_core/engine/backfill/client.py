@@ -119,6 +119,13 @@ class QueuedBackfillClient:
                         part=part,
                         removed_rows=removed,
                     )
+                if expired := sum(each.expired_rows for each in inputs):
+                    log.warning(
+                        "a job starts without rows that are older than `history`",
+                        job=job.id,
+                        part=part,
+                        expired_rows=expired,
+                    )
                 await self._queue.request(job.id, part, rows, retry=required)
                 request = await self._await_result(job, part)
                 if request.manifest is not None:
@@ -164,6 +171,7 @@ class QueuedBackfillClient:
             sum(file.row_count for file in files),
             sum(file.removed_rows for file in files),
             (Offset(0), begins) if begins else first_gap(files),
+            sum(file.expired_rows for file in files),
         )
 
     async def _await_result(self, job: Job, part: PartitionIndex) -> BackfillRequest:

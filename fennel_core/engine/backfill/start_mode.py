@@ -28,8 +28,8 @@ class InputRange:
     """One input of a job partition.
 
     Its log starts at `start`; history has the records below `end`, which are `rows` rows without
-    the `removed_rows` rows of erased keys that were removed, and without those of `lost`, the first
-    offsets that were deleted before history had them.
+    the `removed_rows` rows of erased keys and the `expired_rows` rows that were too old, and
+    without those of `lost`, the first offsets that were deleted before history had them.
     """
 
     topic: TopicName
@@ -38,6 +38,7 @@ class InputRange:
     rows: int
     removed_rows: int = 0
     lost: tuple[Offset, Offset] | None = None
+    expired_rows: int = 0
 
 
 @dataclass(frozen=True, slots=True)

@@ -35,6 +35,9 @@ class Worker:
     async def remove_erased(self, files: Sequence[HistoryFile], erasures: Any) -> Any:
         raise AssertionError("the offsets that jobs need are not known")
 
+    async def remove_expired(self, files: Sequence[HistoryFile], expiries: Any) -> Any:
+        raise AssertionError("the offsets that jobs need are not known")
+
 
 async def unavailable(settings: Settings, connections: Pool) -> Mapping[TopicPartition, Offset]:
     raise SystemUnavailable("Kafka is away")

@@ -288,6 +288,27 @@ async def test_no_row_is_lost_without_being_counted(files: HistoryFiles) -> None
         await files.replace([fewer], file(0, 4, rows=3), await later(files), KEPT)
 
 
+async def test_a_file_is_replaced_by_one_without_expired_rows(files: HistoryFiles) -> None:
+    known = await partition_of(files, 4, 9, 12)
+    fewer = replace(file(4, 9, rows=1), expired_to=Micros(7), expired_rows=2)
+    assert await files.replace([known[1]], fewer, await later(files), KEPT)
+    assert await files.files(TOPIC, PartitionIndex(0)) == (known[0], fewer, known[2])
+    assert await files.totals() == {TOPIC: HistoryTotals(3, 7, 300, 0, 2)}
+    await files.mark_expired([known[0].object_key, fewer.object_key, "unknown"], Micros(9))
+    await files.mark_expired([known[0].object_key], Micros(8))
+    found = await files.files(TOPIC, PartitionIndex(0))
+    assert [each.expired_to for each in found] == [9, 9, 0], "a mark only grows"
+    whole = replace(file(0, 12, rows=6), expired_rows=3, expired_to=Micros(9))
+    assert await files.replace(found, whole, await later(files), KEPT)
+    assert await files.totals() == {TOPIC: HistoryTotals(1, 6, 100, 0, 3)}
+    forgotten = replace(whole, object_key="forgotten", row_count=9, expired_rows=0)
+    with pytest.raises(AssertionError, match="nor is this"):
+        await files.replace([whole], forgotten, await later(files), KEPT)
+    assert await files.add(file(12, 13))
+    assert await files.remove_before(TOPIC, PartitionIndex(0), Offset(12)) == [whole.object_key]
+    assert await files.totals() == {TOPIC: HistoryTotals(1, 3, 100, 0, 0)}
+
+
 async def test_files_without_rows_of_erased_keys_are_marked(files: HistoryFiles) -> None:
     known = await partition_of(files, 4, 9, 12)
     keys = [each.object_key for each in known]

@@ -28,7 +28,7 @@ from fennel_core.vocab.ids import (
     PartitionIndex,
     TopicName,
 )
-from tests.support.erased_dataset import commit_dataset, erase
+from tests.support.erased_dataset import CLICKS, HISTORY_US, commit_dataset, erase
 from tests.support.history_world import LAYOUT, TOPIC, batch
 from tests.support.s3 import S3Server
 
@@ -60,33 +60,58 @@ def environment(
     }
 
 
-async def maintained(variables: dict[str, str], removed: int) -> None:
+async def maintained(variables: dict[str, str], removed: int, expired: int) -> None:
     """Run the program as Airflow's operator does; it fails, because one merge is refused."""
+    submit = ("spark-submit", "--master", "local[1]", "--conf", "spark.log.level=WARN")
+    status, out = await output_of(variables, *submit, str(PROGRAM))
+    assert status == 1, out
+    expected = (
+        f"1 files or merges were refused, 3 were made and {removed} rows of erased keys and "
+        f"{expired} expired ones removed"
+    )
+    assert expected in out, out
+
+
+async def output_of(variables: dict[str, str], program: str, *args: str) -> tuple[int | None, str]:
     tools = Path(sys.executable).parent
     path = f"{tools}{os.pathsep}{os.environ['PATH']}"
     process = await asyncio.create_subprocess_exec(
-        str(tools / "spark-submit"),
-        *("--master", "local[1]", "--conf", "spark.log.level=WARN", str(PROGRAM)),
+        str(tools / program),
+        *args,
         env={**os.environ, **variables, "PYTHONPATH": str(ROOT), "PATH": path},
         stdout=asyncio.subprocess.PIPE,
         stderr=asyncio.subprocess.STDOUT,
     )
     out, _ = await process.communicate()
-    assert process.returncode == 1, out.decode()[-4000:]
-    expected = f"1 files or merges were refused, 2 were made and {removed} rows of erased keys"
-    assert expected in out.decode(), out.decode()[-4000:]
+    return process.returncode, out.decode()[-6000:]
+
+
+async def dry_run(variables: dict[str, str], removed: int, expired: int) -> None:
+    """Run what `fennel-core maintain-history --dry-run` does."""
+    show = (
+        "from fennel_core.apps.state_commands import show_removable_rows\n"
+        "from fennel_core.settings.model import Settings\n"
+        "show_removable_rows(Settings(), print)"
+    )
+    status, out = await output_of(variables, "python", "-c", show)
+    assert status == 0, out
+    assert f"{CLICKS}: {expired} rows older than `history` would leave 3 files; 1 files" in out, out
+    assert f"rows of erased keys removed: {removed} from 18 of 18 files" in out, out
 
 
 def write_log(settings: Settings) -> None:
-    """Create the topic, whose log begins at `LOG_STARTS`."""
+    """Create the topics; the log of the first begins at `LOG_STARTS`, that of the other at 3."""
     admin = AdminClient(client_config(settings))
-    admin.create_topics([NewTopic(TOPIC, PARTITIONS, 1)])[TOPIC].result(30)
+    for topic in (TOPIC, CLICKS):
+        admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
     producer = Producer(client_config(settings))
     for part in range(PARTITIONS):
         for _ in range(FILES):
             producer.produce(TOPIC, b"a record", partition=part)
+            producer.produce(CLICKS, b"a record", partition=part)
     assert producer.flush(30) == 0
     starts = {(TOPIC, PartitionIndex(n)): Offset(at) for n, at in enumerate(LOG_STARTS)}
+    starts[CLICKS, PartitionIndex(0)] = Offset(3)
     offsets.delete_before(admin, starts, 30)
 
 
@@ -112,7 +137,20 @@ async def write_files(files: PostgresHistoryFiles, objects: ObjectStore) -> list
     return written
 
 
-async def test_the_program_merges_small_files_and_only_rows_of_erased_keys_leave(
+async def write_clicks(files: PostgresHistoryFiles, objects: ObjectStore, now: Micros) -> None:
+    """Store four files of 20 rows; every second row is of 1970, the others are of now."""
+    old = pl.col("k") % 2 == 0
+    time = pl.when(old).then(pl.lit(5)).otherwise(pl.lit(now)).cast(pl.Datetime("us", "UTC"))
+    for n in range(4):
+        frame = parquet.file_frame([(Offset(n), batch(100 * n, 20))], ()).with_columns(at=time)
+        body = parquet.encode_file(frame)
+        key = object_key(CLICKS, PartitionIndex(0), Offset(n), uuid.uuid4().hex)
+        await objects.put(key, body)
+        place = (CLICKS, PartitionIndex(0), Offset(n), Offset(n + 1))
+        assert await files.add(HistoryFile(*place, key, 20, len(body), Micros(5), now))
+
+
+async def test_the_program_merges_small_files_and_only_rows_of_erased_keys_and_expired_ones_leave(
     s3_server: S3Server, secured_kafka: Settings, database: str, tmp_path: Path
 ) -> None:
     bucket = f"test-{uuid.uuid4().hex[:8]}"
@@ -126,7 +164,9 @@ async def test_the_program_merges_small_files_and_only_rows_of_erased_keys_leave
         files = PostgresHistoryFiles(connections)
         objects = installation_objects(settings, connections)
         written = await write_files(files, objects)
-        await commit_dataset(connections, PARTITIONS)
+        now = Micros(int((await files.now()).timestamp() * 1_000_000))
+        await write_clicks(files, objects, now)
+        await commit_dataset(connections, PARTITIONS, clicks=True)
         await erase(connections, [ERASED])
         removed = 0
         for part, (rows, start) in enumerate(zip(written, LOG_STARTS, strict=True)):
@@ -134,7 +174,19 @@ async def test_the_program_merges_small_files_and_only_rows_of_erased_keys_leave
             written[part] = rows.filter(~gone)
             removed += rows.height - written[part].height
         assert removed == 4 * sum(LOG_STARTS)
-        await maintained(variables, removed)
+        expired = 3 * 12
+        await dry_run(variables, removed, expired)
+        assert len(await files.files(CLICKS, PartitionIndex(0))) == 4
+        assert await files.retired() == frozenset()
+        stored = [await objects.list_objects(f"history/{topic}/") for topic in (TOPIC, CLICKS)]
+        assert sum(map(len, stored)) == PARTITIONS * FILES + 4, "nothing is written"
+        await maintained(variables, removed, expired)
+        (clicks,) = await files.files(CLICKS, PartitionIndex(0))
+        assert (clicks.first_offset, clicks.next_offset) == (0, 4)
+        assert (clicks.row_count, clicks.expired_rows, clicks.removed_rows) == (44, expired, 0)
+        assert (clicks.min_ts, clicks.max_ts) == (5, now), "the last file waits"
+        assert now - HISTORY_US <= clicks.expired_to <= now + 10**9 - HISTORY_US
+        assert (await files.totals())[CLICKS].expired_rows == expired
         for part, start in enumerate(LOG_STARTS):
             (merged,) = await files.files(TOPIC, PartitionIndex(part))
             assert (merged.first_offset, merged.next_offset) == (0, 12)
@@ -145,6 +197,6 @@ async def test_the_program_merges_small_files_and_only_rows_of_erased_keys_leave
             assert body is not None
             assert parquet.decode_file(body).equals(written[part])
         assert len(await files.files(OTHER, PartitionIndex(0))) == 3, "one refusal stops no other"
-        assert len(await files.retired()) == PARTITIONS * FILES + sum(LOG_STARTS)
+        assert len(await files.retired()) == PARTITIONS * FILES + sum(LOG_STARTS) + 4 + 3
         totals = (await files.totals())[TOPIC]
         assert (totals.files, totals.rows) == (2, 480 - removed)

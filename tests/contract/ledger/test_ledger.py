@@ -407,12 +407,13 @@ async def test_what_history_holds_is_read_from_its_index(database: str) -> None:
             ):
                 await connection.execute(
                     "INSERT INTO history_file (topic, part, first_offset, next_offset, object_key, "
-                    "row_count, size_bytes, removed_rows) VALUES (%s, %s, %s, %s, %s, 1, 1, %s)",
-                    (name, part, first, next_, f"{name}/{part}/{first}", first),
+                    "row_count, size_bytes, removed_rows, expired_rows) VALUES "
+                    "(%s, %s, %s, %s, %s, 1, 1, %s, %s)",
+                    (name, part, first, next_, f"{name}/{part}/{first}", first, 2 * first),
                 )
         assert await ledger.run(lambda tx: tx.history_ranges([topic])) == {
-            (topic, 0): HistoryRange(Offset(5), Offset(31), 25),
-            (topic, 1): HistoryRange(Offset(0), Offset(9), 6, 2),
+            (topic, 0): HistoryRange(Offset(5), Offset(31), 25, 0, 50),
+            (topic, 1): HistoryRange(Offset(0), Offset(9), 6, 2, 12),
         }
 
 

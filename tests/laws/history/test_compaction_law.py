@@ -1,7 +1,8 @@
 """Laws: a reader sees exactly the rows of the topic up to the end that it planned with, but for
-those of keys that were erased before; a replay sees every row that it may need. Whatever writers,
-compactions, removals of erased rows and deletions do meanwhile, and wherever they die. In the end
-no row of an erased key is left, and it is known how many there were.
+those of keys that were erased before, and perhaps for those that have expired; a replay sees every
+row that it may need. Whatever writers, compactions, removals of erased and of expired rows and
+deletions do meanwhile, and wherever they die. In the end no row of an erased key is left and no
+expired one, and it is known how many there were.
 """
 
 from __future__ import annotations
@@ -9,9 +10,10 @@ from __future__ import annotations
 import asyncio
 import itertools
 import random
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Any
 
 import polars as pl
@@ -26,12 +28,22 @@ from fennel_core.history.compaction import CompactionRule, Merge
 from fennel_core.history.compaction_run import Compaction
 from fennel_core.history.erasing import TopicErasures, remove_erased
 from fennel_core.history.erasing_run import ErasedRowsRemoval
+from fennel_core.history.expiring import TopicExpiry, remove_expired
+from fennel_core.history.expiring_run import ExpiredRowsRemoval
 from fennel_core.history.memory import MemoryHistoryFiles
 from fennel_core.history.merging import MergeRefused, merge_files
 from fennel_core.history.pruning import prune_history
+from fennel_core.history.removals import Replacer
 from fennel_core.history.roll import RollPlan, roll
 from fennel_core.history.store import HistoryFile
-from fennel_core.vocab.ids import DatasetName, Offset, PartitionIndex, TopicName
+from fennel_core.vocab.ids import (
+    DatasetName,
+    Micros,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    TopicPartition,
+)
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import decode
 from tests.support.history_world import LAYOUT, TOPIC, Died, MemoryLog
@@ -42,6 +54,7 @@ KEPT = timedelta(hours=3)
 MINUTE = timedelta(minutes=1)
 START = Offset(0)
 ALL = DeletionLimit(0, 100)
+AT = pl.col("at").to_physical()
 
 
 @dataclass
@@ -57,6 +70,8 @@ class World:
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     log: MemoryLog = field(default_factory=MemoryLog)
     erased: list[int] = field(default_factory=list)
+    oldest: int = 0
+    """The event time before which rows have expired."""
     bound: Offset = START
     """No replay reads records below it again, and Kafka has none."""
 
@@ -142,20 +157,54 @@ class World:
             )
             try:
                 await ErasedRowsRemoval(
-                    self.files, self, {TOPIC: erasures}, {PARTITION: self.bound}, GRACE, KEPT
+                    Replacer(self.files, KEPT), self, {TOPIC: erasures}, self.bounds(), GRACE
                 ).run()
             except Died:
                 continue
 
+    def bounds(self) -> dict[TopicPartition, Offset]:
+        return {PARTITION: self.bound}
+
+    async def age(self, times: Sequence[int]) -> None:
+        """Let time pass, by so many rows."""
+        for each in times:
+            await self.step()
+            self.oldest += each
+
+    async def expire(self, rounds: int) -> None:
+        """Remove expired rows several times; a run that dies is started again."""
+        for _ in range(rounds):
+            await self.step()
+            expiries = {TOPIC: self.expiry()}
+            try:
+                await ExpiredRowsRemoval(
+                    Replacer(self.files, KEPT), self, expiries, self.bounds(), GRACE
+                ).run()
+            except Died:
+                continue
+
+    def expiry(self) -> TopicExpiry:
+        return TopicExpiry("at", Micros(self.oldest), 20)
+
+    async def remove_expired(
+        self, files: Sequence[HistoryFile], expiries: Mapping[TopicName, TopicExpiry]
+    ) -> Sequence[HistoryFile | MergeRefused]:
+        return await self.rewritten(files, partial(remove_expired, expiry=expiries[TOPIC]))
+
     async def remove_erased(
         self, files: Sequence[HistoryFile], erasures: Mapping[TopicName, TopicErasures]
+    ) -> Sequence[HistoryFile | MergeRefused]:
+        return await self.rewritten(files, partial(remove_erased, erasures=erasures[TOPIC]))
+
+    async def rewritten(
+        self, files: Sequence[HistoryFile], rewrite: Callable[..., HistoryFile | MergeRefused]
     ) -> Sequence[HistoryFile | MergeRefused]:
         made = []
         for file in files:
             await self.step()
             found = {file.object_key: await self.objects.get(file.object_key)}
             bodies: dict[str, bytes] = {}
-            made.append(remove_erased(file, erasures[TOPIC], found.get, bodies.__setitem__))
+            made.append(rewrite(file, get=found.get, put=bodies.__setitem__))
             for key, body in bodies.items():
                 await self.objects.put(key, body)
             self.survive()
@@ -179,7 +228,7 @@ class World:
     async def read(self) -> None:
         """Plan a read and read the files later, within the time that replaced ones are kept."""
         files = await self.files.files(*PARTITION)
-        hidden, needed = set(self.erased), self.bound
+        hidden, needed, oldest = set(self.erased), self.bound, self.oldest
         latest = self.now + KEPT
         found = []
         for file in files:
@@ -190,20 +239,27 @@ class World:
             assert body is not None, "the object of a planned file is there"
             frame = parquet.decode_file(body)
             assert frame.height == file.row_count
-            found += frame.select(parquet.OFFSET, "__pos", "k").rows()
+            found += frame.select(parquet.OFFSET, "__pos", "k", AT).rows()
+            assert not file.expired_rows or file.expired_to <= oldest, "it says what may lack"
         end = files[-1].next_offset if files else 0
         rows = self.rows_below(end)
-        seen, expected = (sorted(r for r in each if r[2] not in hidden) for each in (found, rows))
+        assert set(found) <= set(rows), "a row was written"
+        seen, expected = (
+            sorted(r for r in each if r[2] not in hidden and r[3] >= oldest)
+            for each in (found, rows)
+        )
         assert seen == expected, "a read"
+        since = max((file.expired_to for file in files if file.expired_rows), default=0)
+        assert [r for r in rows if r[2] not in hidden and r[3] >= since and r not in found] == []
         replayed, needs = (sorted(r for r in each if r[0] >= needed) for each in (found, rows))
         assert replayed == needs, "a replay"
 
-    def rows_below(self, end: int) -> list[tuple[int, bytes, int]]:
-        """Return offset, position and key of every row that was written."""
+    def rows_below(self, end: int) -> list[tuple[int, bytes, int, int]]:
+        """Return offset, position, key and time of every row that was written."""
         return [
             (record.offset, *row)
             for record in self.log.read(PARTITION, 0, end)
-            for row in decode(record.value).select("__pos", "k").rows()
+            for row in decode(record.value).select("__pos", "k", AT).rows()
         ]
 
 
@@ -251,6 +307,7 @@ class Interleaved(MemoryHistoryFiles):
     deaths=st.lists(st.booleans(), max_size=12),
     erased=st.lists(st.integers(0, 4), max_size=3, unique=True),
     distances=st.lists(st.integers(0, 4), max_size=8),
+    ages=st.lists(st.integers(0, 6), max_size=5),
 )
 def test_a_reader_sees_exactly_the_rows_whatever_happens_meanwhile(
     sizes: list[int | None],
@@ -258,6 +315,7 @@ def test_a_reader_sees_exactly_the_rows_whatever_happens_meanwhile(
     deaths: list[bool],
     erased: list[int],
     distances: list[int],
+    ages: list[int],
 ) -> None:
     async def life() -> None:
         chosen = random.Random(seed)  # noqa: S311  # a seeded schedule
@@ -272,6 +330,9 @@ def test_a_reader_sees_exactly_the_rows_whatever_happens_meanwhile(
             world.advance(distances),
             world.remove(6),
             world.remove(6),
+            world.age(ages),
+            world.expire(6),
+            world.expire(6),
             world.prune(25),
             world.read_often(6),
             world.read_often(6),
@@ -303,12 +364,25 @@ async def all_removed(world: World) -> None:
     end = len(world.log.records[PARTITION])
     await world.advance([end])
     await world.remove(1)
+    first = world.oldest
+    world.oldest += 2  # a tenth of the time: files with rows before `first` are due
+    await world.expire(1)
     await settled(world)
     files = await world.files.files(*PARTITION)
     rows = world.rows_below(files[-1].next_offset if files else 0)
     gone = [row for row in rows if row[2] in world.erased]
-    assert sum(file.removed_rows for file in files) == len(gone)
-    assert sum(file.row_count for file in files) == len(rows) - len(gone)
+    expired = sum(file.expired_rows for file in files)
+    removed = sum(file.removed_rows for file in files)
+    assert sum(file.row_count for file in files) == len(rows) - removed - expired
+    old, older = ([row for row in rows if row[3] < end] for end in (world.oldest, first))
+    assert removed <= len(gone)
+    assert expired <= len(old)
+    assert len({*gone, *older}) <= removed + expired <= len({*gone, *old})
+    bodies = [world.objects.contents[file.object_key] for file in files]
+    times = [parquet.decode_file(body).select(AT).to_series().min() for body in bodies]
+    assert all(time is None or int(str(time)) >= first for time in times)
+    totals = (await world.files.totals()).get(TOPIC)
+    assert totals is None or totals.expired_rows == expired
     upto = {each.searched_to for each in await world.files.searched(TOPIC)}
     assert upto <= {len(world.erased)}, "each file is known to have none"
 

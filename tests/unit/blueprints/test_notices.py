@@ -17,8 +17,6 @@ def texts(g: Graph) -> list[str]:
 
 def test_recorded_commits_have_these_notices() -> None:
     assert texts(graph("operators")) == [
-        "history-not-applied Orders: dataset `Orders`: history 365d is recorded; "
-        "rows are kept longer",
         "results-are-exact Continuously.aggregate: dataset `Continuously`: `distinct_cities`, "
         "`median` may be approximate and will be exact",
     ]

@@ -180,7 +180,11 @@ async def test_a_job_that_starts_without_rows_of_erased_keys_says_how_many() -> 
     for first, removed in ((0, 2), (4, 3)):
         place = (topic, PartitionIndex(0), Offset(first), Offset(first + 4))
         times = (Micros(1), Micros(2))
-        assert await files.add(HistoryFile(*place, f"{first}", 1, 1, *times, removed_rows=removed))
+        assert await files.add(
+            HistoryFile(
+                *place, f"{first}", 1, 1, *times, removed_rows=removed, expired_rows=2 * removed
+            )
+        )
     queue: Any = SimpleNamespace(request=AsyncMock())
     objects: Any = SimpleNamespace(get=AsyncMock(return_value=None))
     client = QueuedBackfillClient(files, queue, objects, 0, AsyncMock())
@@ -191,6 +195,9 @@ async def test_a_job_that_starts_without_rows_of_erased_keys_says_how_many() -> 
     job = Job(JobId("job"), owner, (topic,), (), table, unused, unused, 1, "Users: table")
     with capture_logs() as logged, pytest.raises(BackfillCorrupt):
         await client.obtain(job, PartitionIndex(0), {topic: Offset(8)})
-    assert [(line["event"], line["removed_rows"]) for line in logged] == [
-        ("a job starts without rows of erased keys", 5)
+    assert [
+        (line["event"], line.get("removed_rows", line.get("expired_rows"))) for line in logged
+    ] == [
+        ("a job starts without rows of erased keys", 5),
+        ("a job starts without rows that are older than `history`", 10),
     ]

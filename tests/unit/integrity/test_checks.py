@@ -66,6 +66,10 @@ class Topic:
 
     rows: list[tuple[int, str, int]]
     broken: Exception | None = None
+    expired: Micros | None = None
+
+    def expired_to(self, partition: TopicPartition) -> Micros | None:
+        return self.expired
 
     def below(
         self,

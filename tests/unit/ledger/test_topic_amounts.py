@@ -162,6 +162,24 @@ async def test_rows_of_erased_keys_that_a_new_job_cannot_read_are_stated() -> No
     assert [notice.entity for notice in record.notices] == ["Copy", "Second"], "and what it reads"
 
 
+async def test_rows_that_were_too_old_and_that_a_new_job_cannot_read_are_stated() -> None:
+    world = World()
+    await world.open()
+    await world.commit("first", compile_datasets([sourced("Users", USERS)], 2))
+    (topic,) = (t for t in world.topics.partition_counts if ".topic." in t)
+    for part, expired in ((0, 2), (1, 3)):
+        held_now = HistoryRange(Offset(0), Offset(9), expired_rows=expired)
+        world.ledger.state.history[at(part, topic)] = held_now
+    copy = derived("Copy", USERS, [node("Users", DatasetRef(DatasetName("Users")), USERS)])
+    wanted = compile_datasets([sourced("Users", USERS), copy], 2)
+    record = await preview(world.context(), SHOP, MAIN_BRANCH, wanted, backfill=True)
+    text = (
+        "dataset `Copy` is computed without 5 rows that were older than the `history` of what it "
+        "reads"
+    )
+    assert record.notices == (Notice("expired-rows-removed", "Copy", text),)
+
+
 async def test_a_dataset_that_takes_over_a_topic_without_some_rows_is_stated() -> None:
     world = World()
     await world.open()

@@ -194,6 +194,7 @@ def of_topic(files: int, rows: int, lag: int, waiting_s: int) -> dict[str, Any]:
     return {
         "files": files,
         "rows": rows,
+        "expired_rows": rows // 10,
         "size_bytes": 1,
         "lag_records": lag,
         "waiting_s": waiting_s,
@@ -209,8 +210,8 @@ def test_history_is_shown_by_topic_with_its_lag(capsys: pytest.CaptureFixture[st
     status_tables.print_history(status_tables.history_by_topic(report))
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
     assert lines[2:4] == [
-        ["demo.topic.b.1", "0", "0", "12", "901"],
-        ["shop.topic.a.1", "3", "20000", "0", "0"],
+        ["demo.topic.b.1", "0", "0", "0", "12", "901"],
+        ["shop.topic.a.1", "3", "20000", "2000", "0", "0"],
     ]
     assert " ".join(lines[4]).startswith("History is late for 1 topics, the first is demo.topic.b")
 
@@ -229,7 +230,10 @@ def test_the_history_of_many_topics_is_summed_by_workspace(
         {f"w{n % 2}.topic.{n}.1": of_topic(1, 10, n % 2, n) for n in range(100)}
     )
     lines = [line.split() for line in capsys.readouterr().out.splitlines()]
-    assert lines[2:] == [["w0", "50", "500", "0", "98"], ["w1", "50", "500", "50", "99"]]
+    assert lines[2:] == [
+        ["w0", "50", "500", "50", "0", "98"],
+        ["w1", "50", "500", "50", "50", "99"],
+    ]
 
 
 @pytest.mark.parametrize(

@@ -4,20 +4,35 @@ from __future__ import annotations
 
 import asyncio
 import io
+from dataclasses import replace
 from datetime import UTC, datetime
+from types import SimpleNamespace
 from typing import Any
 
 import polars as pl
 import pyarrow.parquet as pq
 import pytest
 
+from fennel_core.history.store import HistoryFile
+from fennel_core.history.topic_slices import TopicSlice
+from fennel_core.offline.planning import OfflineRead
 from fennel_core.offline.request_files import INPUT_ROWS, input_file, request_folder, request_of
 from fennel_core.offline.request_row import run_name
-from fennel_core.offline.request_run import _last_line, _storable
+from fennel_core.offline.request_run import _last_line, _shortened, _storable
 from fennel_core.offline.request_runs import InlineRuns, RunNotStarted, job_file
 from fennel_core.offline.request_store import MemoryRequests
+from fennel_core.operators.spec import AggregateSpec
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.vocab.ids import (
+    JobId,
+    Micros,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    WorkspaceId,
+)
+from fennel_core.wire import operators as wire
+from tests.support.ingest_world import KEYED, KEYLESS
 
 
 def test_the_program_of_a_run_exists() -> None:
@@ -75,3 +90,27 @@ async def test_inline_runs_are_bounded_with_those_that_are_stopping(
     made[0].returncode = 0
     await runs.start("q3", "offline-q3-1")
     assert (await runs.alive("offline-q1-1"), await runs.alive("offline-q3-1")) == (False, True)
+
+
+def test_a_run_says_from_when_on_features_are_complete() -> None:
+    topic = TopicName("w.topic.clicks.1")
+    partition = (topic, PartitionIndex(0))
+    file = HistoryFile(
+        *partition,
+        *(Offset(0), Offset(1), "0", 1, 1, Micros(90_000_000), Micros(90_000_000)),
+        expired_rows=7,
+        expired_to=Micros(30_000_000),
+    )
+    part = TopicSlice(partition, (file,), Offset(1), Offset(1), "")
+    count = wire.Count("age", wire.Sliding(4_000_000), None, False, False, False)
+    step = AggregateSpec(KEYLESS, ("user",), (count,), None, True, KEYED)
+    job = JobId("a")
+    query: Any = SimpleNamespace(specs={job: step})
+    read = OfflineRead(query, None, {job: (part,)}, frozenset())
+    for earliest in (None, 39_999_999):
+        (text,) = _shortened(read, earliest)
+        assert f"7 rows of topic `{topic}` were removed" in text
+        assert "before 1970-01-01T00:00:40+00:00 may lack them" in text, "thirty, and twice five"
+    assert list(_shortened(read, 40_000_000)) == []
+    whole = replace(read, slices={job: (replace(part, files=(replace(file, expired_rows=0),)),)})
+    assert list(_shortened(whole, None)) == []
