@@ -26,7 +26,9 @@ from fennel_core.sources.messages import (
     decode_messages,
     raw_body,
 )
-from fennel_core.wire.arrow_json import json_columns
+from fennel_core.vocab.errors import ANY_FAILURE
+from fennel_core.wire.arrow_json import SchemaNotServed, json_columns
+from fennel_core.wire.arrow_sizes import decoded_sizes
 from fennel_core.wire.errors import MalformedData
 from fennel_core.wire.json_data import json_table
 
@@ -132,8 +134,17 @@ def _of_table(name: str, stream: str, part: ArrowRows) -> Iterator[RowRequest | 
     if not count:
         return
     try:
+        rows.validate()
+        size = int(decoded_sizes(rows).sum())
+        if size > MESSAGE_BYTES:
+            yield from _too_large(name, stream, part)
+            return
         columns = json_columns(rows)
-    except MalformedData as wrong:
+    except SchemaNotServed as wrong:
+        reason = f"none of {count} rows was read: {wrong}"
+        yield _refused(part.title, reason, [_shown(rows.slice(0, 1))], places[:1])
+        return
+    except (MalformedData, pa.ArrowException) as wrong:
         if count > 1:  # the rest is read
             yield from _halves(name, stream, part)
         else:
@@ -147,16 +158,31 @@ def _of_table(name: str, stream: str, part: ArrowRows) -> Iterator[RowRequest | 
     if len(body) <= MESSAGE_BYTES:
         payload = Payload(columns, np.arange(count, dtype=np.int64))
         yield RowRequest(body, payload, SourceRows(part.title, places))
-    elif count > 1:
+    else:
+        yield from _too_large(name, stream, part)
+
+
+def _too_large(name: str, stream: str, part: ArrowRows) -> Iterator[RowRequest | RefusedRows]:
+    if part.rows.num_rows > 1:
         yield from _halves(name, stream, part)
     else:
         reason = f"the row has more than {MESSAGE_BYTES // 1024**2} MiB"
-        yield _refused(part.title, reason, [_shown(rows)], places)
+        yield _refused(part.title, reason, [_shown(part.rows)], part.places)
 
 
 def _shown(rows: pa.RecordBatch) -> str:
-    """Return what the dead letter of a row that has no JSON form has of it."""
-    return str(rows.to_pylist()[0])[:SHOWN_BYTES]
+    """Return what the dead letter of a row that has no JSON form has of it; never raises.
+
+    Arrow prints what Python cannot hold, and cuts values that are long.
+    """
+    try:
+        shown = {
+            field.name: column.to_string(indent=0, skip_new_lines=True)
+            for field, column in zip(rows.schema, rows.columns, strict=True)
+        }
+    except ANY_FAILURE as failed:
+        return f"the row cannot be shown: {type(failed).__name__}"
+    return str(shown)[:SHOWN_BYTES]
 
 
 def _halves(name: str, stream: str, part: ArrowRows) -> Iterator[RowRequest | RefusedRows]:

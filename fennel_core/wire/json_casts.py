@@ -9,6 +9,7 @@ give the same result for a value: the result must never depend on the other valu
 
 from __future__ import annotations
 
+import base64
 import datetime as dt
 import decimal
 import math
@@ -36,6 +37,9 @@ INT64_MIN, INT64_MAX = -(2**63), 2**63 - 1
 MAX_SHOWN_CHARS = 80
 MIN_EPOCH_DIGITS = 9
 """Text of at least this many digits is an epoch number; shorter is a date like 20240102."""
+
+BYTES_KEY = "base64"
+"""The key of an object that is bytes, which have no other form in JSON unless they are text."""
 
 INTEGER_TEXT = re.compile(r"[+-]?[0-9]+")
 MAX_INTEGER_TEXT_CHARS = 40
@@ -331,6 +335,11 @@ def _bytes(value: object) -> bytes:
             return value
         case str():
             return _encoded(value)
+        case dict() if value.keys() == {BYTES_KEY} and isinstance(value[BYTES_KEY], str):
+            try:
+                return base64.b64decode(value[BYTES_KEY], validate=True)
+            except ValueError as error:
+                raise CastFailed(f"not base64: {show_value(value[BYTES_KEY])}") from error
         case _:
             raise _wrong_type("bytes", value)
 

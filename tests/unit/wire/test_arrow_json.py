@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import json
 import math
+import uuid
 from decimal import Decimal as D
 
 import pyarrow as pa
@@ -43,6 +44,20 @@ CASES = [
     ),
     (pa.array([True, None]), dtypes.Optional(dtypes.Bool()), None),
     (pa.nulls(2), dtypes.Optional(dtypes.Str()), None),
+    (pa.array([b"abc", b"\xff", None]), dtypes.Optional(dtypes.Bytes()), None),
+    (pa.array([b"\xff" * 32], pa.binary(32)), dtypes.Bytes(), None),
+    (pa.array([uuid.UUID(int=7).bytes], pa.uuid()), dtypes.Str(), [str(uuid.UUID(int=7))]),
+    (pa.array([2, None], pa.duration("s")), dtypes.Optional(dtypes.Int()), [2_000_000, None]),
+    (
+        pa.array([[1], None, [2, 3]], pa.list_view(pa.int64())).slice(1),
+        dtypes.Optional(dtypes.List(dtypes.Int())),
+        None,
+    ),
+    (
+        pa.array([-1, -1000, 1999], pa.timestamp("ns")),
+        dtypes.Timestamp(),
+        [dt.datetime.fromtimestamp(0, UTC) + dt.timedelta(microseconds=n) for n in (-1, -1, 1)],
+    ),
     (pa.array([dt.time(12, 30)]), dtypes.Str(), ["12:30:00.000000"]),
 ]
 
@@ -78,8 +93,16 @@ def test_infinities_are_kept() -> None:
 @pytest.mark.parametrize(
     ("rows", "text"),
     [
-        (pa.record_batch([pa.array([b"\xff"])], ["c"]), "`c` has bytes that are not UTF-8"),
-        (pa.record_batch([pa.array([1], pa.duration("s"))], ["c"]), r"`c` has the type duration"),
+        (
+            pa.record_batch([pa.array([None], pa.month_day_nano_interval())], ["c"]),
+            r"`c` has the type month_day_nano",
+        ),
+        (
+            pa.record_batch(
+                [pa.StructArray.from_arrays([pa.array([1]), pa.array([2])], ["x", "x"])], ["c"]
+            ),
+            "field `x` is there twice",
+        ),
         (pa.record_batch([[1], [2]], ["c", "c"]), "`c` is there twice"),
         (pa.record_batch([], []), "no columns"),
     ],
@@ -87,3 +110,33 @@ def test_infinities_are_kept() -> None:
 def test_what_has_no_json_form_is_refused(rows: pa.RecordBatch, text: str) -> None:
     with pytest.raises(MalformedData, match=text):
         json_columns(rows)
+
+
+def timestamps(number: int, unit: str, zone: str | None = None) -> pa.Array:
+    return pa.array([number], pa.timestamp(unit, zone))
+
+
+@pytest.mark.parametrize(
+    "array",
+    [
+        timestamps(2**63 - 1, "ms"),
+        timestamps(2**63 - 1, "us"),
+        timestamps(-(2**63), "s"),
+        pa.array([2**31 - 1], pa.int32()).view(pa.date32()),
+        pa.array([2**62], pa.duration("s")),
+        pa.Array.from_buffers(
+            pa.string(),
+            1,
+            [None, pa.py_buffer(bytes([0, 0, 0, 0, 1, 0, 0, 0])), pa.py_buffer(b"\xff")],
+        ),
+    ],
+    ids=str,
+)
+def test_values_that_cannot_be_represented_are_malformed(array: pa.Array) -> None:
+    with pytest.raises(MalformedData):
+        json_columns(pa.record_batch([array], ["c"]))
+
+
+def test_a_zone_that_nobody_knows_changes_no_timestamp() -> None:
+    found = json_columns(pa.record_batch([timestamps(0, "us", "No/Where")], ["c"]))
+    assert found == {"c": ["1970-01-01T00:00:00.000000+00:00"]}
