@@ -6,6 +6,10 @@ preproc computes pass the same cast as logged values. The branch that logs gets 
 (`validate`). For other branches that have a source on the endpoint, bad rows are dead-lettered and
 the rest is accepted (`validate_or_dead_letter`): a pipeline in a colleague's branch never makes
 your request fail. The same holds for requests that are older than the dataset (`source_replay`).
+
+Rows with cdc `debezium` are change events (`changes.py`): a row that an event puts is validated as
+any other. Of a delete only the key is typed, because `before` may have no more, so `where` and the
+sample (unless it is one of keys) do not apply: a delete of a row that was left out has no effect.
 """
 
 from __future__ import annotations
@@ -13,9 +17,10 @@ from __future__ import annotations
 import asyncio
 import datetime as dt
 import operator
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from functools import lru_cache, reduce
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, replace
+from enum import Enum
+from functools import lru_cache, partial, reduce
 from typing import Any, Protocol, assert_never
 
 import msgspec
@@ -24,6 +29,7 @@ import numpy.typing as npt
 import polars as pl
 import pyarrow as pa
 
+from fennel_core.admission.changes import DELETED_US, Changes, changes_of
 from fennel_core.admission.errors import (
     AdmissionError,
     RowsRejected,
@@ -31,6 +37,14 @@ from fennel_core.admission.errors import (
     SourceCodeUnavailable,
 )
 from fennel_core.admission.payload import Payload, descend, root_of
+from fennel_core.admission.refusals import (
+    bad_kind,
+    bad_places,
+    cause_kind,
+    preproc_refusal,
+    refusal,
+    split_refused,
+)
 from fennel_core.admission.selection import not_erased, sampled, within_bounds
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.executors.calls import AssignCall, ExecutorCall, FilterCall
@@ -46,6 +60,7 @@ from fennel_core.vocab.dtypes import Dtype, Field, is_optional
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.connectors import (
+    Cdc,
     Constant,
     EvalCode,
     EvalExpr,
@@ -55,13 +70,10 @@ from fennel_core.wire.connectors import (
 )
 from fennel_core.wire.errors import (
     BadColumn,
-    ForbiddenValues,
-    MissingColumn,
     RejectedRows,
-    WireError,
 )
 from fennel_core.wire.expr import Expr
-from fennel_core.wire.json_decode import NULL_TEXT, decode_column, decode_table
+from fennel_core.wire.json_decode import decode_column, decode_table
 from fennel_core.wire.json_encode import encode_column
 
 EPOCH = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
@@ -101,12 +113,26 @@ class CodeRunner(Protocol):
     ) -> pa.Table: ...
 
 
+class RowKind(Enum):
+    """What typed rows are. Rows of a snapshot and deletes are never late."""
+
+    EVENT = "event"
+    SNAPSHOT = "snapshot"
+    DELETE = "delete"
+    """Tombstones: fields that are neither keys nor the timestamp are null, whatever their type."""
+
+
 @dataclass(frozen=True, slots=True)
 class TypedRows:
     """Typed rows with the schema's column order, and their row numbers within the request."""
 
     frame: pl.DataFrame
     numbers: npt.NDArray[np.int64]
+    kind: RowKind = RowKind.EVENT
+
+    def filter(self, keep: pl.Series) -> TypedRows:
+        """Return the rows where the mask `keep` is true."""
+        return replace(self, frame=self.frame.filter(keep), numbers=self.numbers[keep.to_numpy()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,27 +154,24 @@ class Validator:
     async def validate(
         self, binding: SourceDefinition, payload: Payload, erased: tuple[ErasedKeys, ...] = ()
     ) -> TypedRows:
-        """Return the rows of `payload` that the source accepts; raises `RowsRejected`."""
+        """Return the rows of `payload` that the source accepts; raises `RowsRejected`.
+
+        Rows of change events have several kinds: see `validate_or_dead_letter`.
+        """
+        assert binding.source.cdc is not Cdc.DEBEZIUM, "no client logs change events"
+        return await self._rows(binding, payload, erased)
+
+    async def _rows(
+        self, binding: SourceDefinition, payload: Payload, erased: tuple[ErasedKeys, ...]
+    ) -> TypedRows:
         for field, step in binding.source.preproc:
             payload = payload.having(field, await self._preprocessed(binding, payload, field, step))
         if binding.source.where is not None:
             payload = payload.take(await self._kept(binding, payload, binding.source.where))
-        try:
-            if len(payload) > ROWS_IN_LOOP:
-                table = await asyncio.to_thread(
-                    decode_table, payload.columns, binding.schema, binding.dataset
-                )
-            else:
-                table = decode_table(payload.columns, binding.schema, binding.dataset)
-        except RejectedRows as rejected:
-            raise RowsRejected(
-                str(rejected),
-                payload.numbers[_places(rejected, payload)],
-                "; ".join(_kind(cause, binding.schema) for cause in rejected.causes)
-                or "columns of different lengths",
-            ) from rejected
-        frame = pl.from_arrow(table)
-        assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
+        if len(payload) > ROWS_IN_LOOP:
+            frame = await asyncio.to_thread(_decoded, binding, payload, binding.schema)
+        else:
+            frame = _decoded(binding, payload, binding.schema)
         return _selected(TypedRows(frame, payload.numbers), binding, erased)
 
     async def validate_or_dead_letter(
@@ -165,30 +188,65 @@ class Validator:
         `attempts`: see `ATTEMPTS`; None: look for every bad row, and raise `SourceCodeFailed` when
         user code could not be run, as for rows that no client waits for.
         """
+        if binding.source.cdc is Cdc.DEBEZIUM:
+            changes = changes_of(payload, binding.source, binding.schema)
+            return await self._changed(binding, payload, changes, erased, attempts)
+        return await _sorted_out(
+            lambda part: self._rows(binding, part, erased),
+            _with_optional_columns(binding, payload),
+            attempts,
+        )
+
+    async def _changed(
+        self,
+        binding: SourceDefinition,
+        payload: Payload,
+        changes: Changes,
+        erased: tuple[ErasedKeys, ...],
+        attempts: int | None,
+    ) -> tuple[list[TypedRows], list[DeadLetter]]:
+        """Return the rows and deletes of change events; dead letters have the events."""
         good: list[TypedRows] = []
-        dead: list[DeadLetter] = []
-        waiting, tried = [_with_optional_columns(binding, payload)], 0
-        while waiting:
-            part = waiting.pop()
-            tried += 1
-            try:
-                good.append(await self.validate(binding, part, erased))
-            except RowsRejected as refused:
-                bad = _split(part, refused)
-                if bad is None or (attempts is not None and tried >= attempts):
-                    dead.append(DeadLetter(refused.text, part, refused.kind))
-                elif refused.numbers is not None:
-                    dead.append(DeadLetter(refused.text, bad[0], refused.kind))
-                    waiting.append(bad[1])
-                else:
-                    waiting.extend(reversed(bad))
-            except SourceCodeUnavailable:
-                raise  # This says nothing about the rows, so no rows are dead-lettered.
-            except AdmissionError as failed:
-                if attempts is None:
-                    raise
-                dead.append(DeadLetter(failed.text, part, failed.code))
+        dead = [
+            DeadLetter(each.reason, payload.take(each.places), each.reason)
+            for each in changes.refused
+        ]
+        put, delete = (partial(method, binding) for method in (self._rows, self._deletes))
+        for kind, part, admit in (
+            (RowKind.EVENT, changes.put, put),
+            (RowKind.SNAPSHOT, changes.read, put),
+            (RowKind.DELETE, changes.deleted, delete),
+        ):
+            if not len(part):
+                continue
+            if kind is not RowKind.DELETE:
+                part = _with_optional_columns(binding, part)
+            rows, letters = await _sorted_out(partial(admit, erased=erased), part, attempts)
+            good += [replace(each, kind=kind) for each in rows]
+            for letter in letters:
+                places = np.flatnonzero(np.isin(payload.numbers, letter.payload.numbers))
+                dead.append(replace(letter, payload=payload.take(places)))
         return good, dead
+
+    async def _deletes(
+        self, binding: SourceDefinition, payload: Payload, erased: tuple[ErasedKeys, ...]
+    ) -> TypedRows:
+        """Return tombstones of the keys in `payload`; raises `RowsRejected`."""
+        schema = binding.schema
+        times_us = _delete_times(binding, payload)
+        for field, step in binding.source.preproc:
+            if field in schema.key_names:
+                payload = payload.having(
+                    field, await self._preprocessed(binding, payload, field, step)
+                )
+        keys = Schema(schema.keys, (), schema.timestamp)
+        texts = times_us.cast(pl.Datetime("us")).dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ").to_list()
+        frame = _decoded(binding, payload.having(schema.timestamp, texts), keys)
+        rows = _selected(TypedRows(frame, payload.numbers), binding, erased)
+        absent = pl.from_arrow(schema.arrow().empty_table())
+        assert isinstance(absent, pl.DataFrame), "a table becomes a frame"
+        whole = pl.concat([absent, rows.frame], how="diagonal")
+        return replace(rows, frame=whole.select(schema.names))
 
     async def _preprocessed(
         self, binding: SourceDefinition, payload: Payload, field: str, step: PreProc
@@ -198,8 +256,8 @@ class Validator:
             case FromPayload(path):
                 values = descend(payload, path)
                 if values is None:
-                    raise _preproc_refusal(
-                        binding, payload, f"Referenced column {path} not found in dataframe"
+                    raise preproc_refusal(
+                        binding.dataset, payload, f"Referenced column {path} not found in dataframe"
                     )
                 return values
             case Constant(value, dtype):
@@ -268,12 +326,12 @@ class Validator:
             ).get_column(_VALUE), dtype
         except InvalidExpression as wrong:
             text = f"{what} for dataset `{binding.dataset}`: {wrong}"
-            raise _refusal(binding, payload, text, kind=text) from wrong
+            raise refusal(binding.dataset, payload, text, kind=text) from wrong
         except EvaluationFailed as failed:
             places = failed.failed.arg_true().to_list()
             text = f"{what} for dataset `{binding.dataset}`: {failed}"
             kind = f"{what}: rows failed with `{failed.failure.code}`"
-            raise _refusal(binding, payload, text, places, kind=kind) from failed
+            raise refusal(binding.dataset, payload, text, places, kind=kind) from failed
 
     async def _run(
         self,
@@ -287,8 +345,8 @@ class Validator:
             return await self._executors.run(call, frame, callbacks=self._callbacks)
         except UserCodeFailed as raised:
             text = f"{what} for dataset `{binding.dataset}`: {raised.message}"
-            raise _refusal(
-                binding, payload, text, kind=f"{what}: user code raised an exception"
+            raise refusal(
+                binding.dataset, payload, text, kind=f"{what}: user code raised an exception"
             ) from raised
         except ExecutorUnavailable as lost:
             raise SourceCodeUnavailable(
@@ -298,6 +356,76 @@ class Validator:
             raise SourceCodeFailed(
                 f"{what} for dataset `{binding.dataset}`: {failed}", failed.code
             ) from failed
+
+
+async def _sorted_out(
+    admit: Callable[[Payload], Awaitable[TypedRows]], payload: Payload, attempts: int | None
+) -> tuple[list[TypedRows], list[DeadLetter]]:
+    """Return the rows that `admit` accepts and the others, which it names by `RowsRejected`."""
+    good: list[TypedRows] = []
+    dead: list[DeadLetter] = []
+    waiting, tried = [payload], 0
+    while waiting:
+        part = waiting.pop()
+        tried += 1
+        try:
+            good.append(await admit(part))
+        except RowsRejected as refused:
+            bad = split_refused(part, refused)
+            if bad is None or (attempts is not None and tried >= attempts):
+                dead.append(DeadLetter(refused.text, part, refused.kind))
+            elif refused.numbers is not None:
+                dead.append(DeadLetter(refused.text, bad[0], refused.kind))
+                waiting.append(bad[1])
+            else:
+                waiting.extend(reversed(bad))
+        except SourceCodeUnavailable:
+            raise  # This says nothing about the rows, so no rows are dead-lettered.
+        except AdmissionError as failed:
+            if attempts is None:
+                raise
+            dead.append(DeadLetter(failed.text, part, failed.code))
+    return good, dead
+
+
+def _decoded(binding: SourceDefinition, payload: Payload, schema: Schema) -> pl.DataFrame:
+    """Return the rows of `payload`, cast to `schema`; raises `RowsRejected`."""
+    try:
+        table = decode_table(payload.columns, schema, binding.dataset)
+    except RejectedRows as rejected:
+        raise RowsRejected(
+            str(rejected),
+            payload.numbers[bad_places(rejected, payload)],
+            "; ".join(cause_kind(cause, schema) for cause in rejected.causes)
+            or "columns of different lengths",
+        ) from rejected
+    frame = pl.from_arrow(table)
+    assert isinstance(frame, pl.DataFrame), "a table becomes a frame"
+    return frame
+
+
+def _delete_times(binding: SourceDefinition, payload: Payload) -> pl.Series:
+    """Return the event times of deletes in µs: see `changes.py`.
+
+    The time of the deleted row counts if `before` has it; not if code computes it.
+    """
+    made = pl.Series(payload.columns[DELETED_US], dtype=pl.Int64)
+    name = binding.schema.timestamp
+    step = dict(binding.source.preproc).get(name)
+    if step is None:
+        values = payload.columns.get(name)
+    else:
+        values = descend(payload, step.path) if isinstance(step, FromPayload) else None
+    if values is None:
+        return made
+    try:
+        times = decode_column(values, dtypes.Optional(dtypes.Timestamp()), name)
+    except BadColumn as bad:
+        places = [b.row for b in bad.bad]
+        kind = bad_kind(bad, dtypes.Timestamp())
+        raise refusal(binding.dataset, payload, str(bad), places, kind=kind) from bad
+    row = pl.Series(times).to_physical()
+    return pl.select(pl.max_horizontal(made, row)).to_series()
 
 
 @lru_cache(maxsize=1024)
@@ -328,8 +456,8 @@ def _typed(
     fields = []
     for name, dtype in wanted.items():
         if name not in payload.columns:
-            raise _preproc_refusal(
-                binding,
+            raise preproc_refusal(
+                binding.dataset,
                 payload,
                 f"Field `{name}` is read by the source's code, but not found in dataframe.",
             )
@@ -337,7 +465,9 @@ def _typed(
             array = decode_column(payload.columns[name], dtypes.Optional(dtypes.base(dtype)), name)
         except BadColumn as bad:
             places = [b.row for b in bad.bad]
-            raise _refusal(binding, payload, str(bad), places, kind=_bad_kind(bad, dtype)) from bad
+            raise refusal(
+                binding.dataset, payload, str(bad), places, kind=bad_kind(bad, dtype)
+            ) from bad
         columns[name] = array
         fields.append(Field(name, dtypes.optional(dtype) if array.null_count else dtype))
     frame = pl.from_arrow(pa.table(columns))
@@ -411,75 +541,16 @@ def _selected(
     ):
         return rows
     times = rows.frame.get_column(binding.schema.timestamp).to_physical()
+    sampling = source.sampling
+    if sampling is not None and not set(sampling.columns) <= set(rows.frame.columns):
+        sampling = None  # of deletes only the keys are known
     selections = (
         within_bounds(times, source),
-        sampled(rows.frame, source.sampling),
+        sampled(rows.frame, sampling),
         not_erased(rows.frame, erased),
     )
     masks = [m for m in selections if m is not None]
     if not masks:
         return rows
     keep = reduce(operator.and_, masks)
-    return TypedRows(rows.frame.filter(keep), rows.numbers[keep.to_numpy()])
-
-
-def _split(payload: Payload, refused: RowsRejected) -> tuple[Payload, Payload] | None:
-    """Return (bad, good) when the bad rows are known, else two halves; None if not divisible."""
-    places = np.arange(len(payload))
-    if refused.numbers is not None:
-        bad = np.isin(payload.numbers, refused.numbers)
-        return (
-            None
-            if bad.all() or not bad.any()
-            else (payload.take(places[bad]), payload.take(places[~bad]))
-        )
-    middle = len(payload) // 2
-    return None if middle == 0 else (payload.take(places[:middle]), payload.take(places[middle:]))
-
-
-def _places(rejected: RejectedRows, payload: Payload) -> list[int]:
-    """Return the indexes of the rejected rows: all of them when a column is missing."""
-    places: list[int] = []
-    for cause in rejected.causes:
-        if not isinstance(cause, BadColumn):
-            return list(range(len(payload)))
-        places += [b.row for b in cause.bad]
-    return places
-
-
-def _kind(cause: WireError, schema: Schema) -> str:
-    """Return what is wrong with a column, without the values and rows that the text may name."""
-    if not isinstance(cause, BadColumn):
-        assert isinstance(cause, MissingColumn), "a column is missing or has bad values"
-        return str(cause)
-    declared = schema.field(cause.column)
-    assert declared is not None, "columns that are not declared are ignored"
-    return _bad_kind(cause, declared.dtype)
-
-
-def _bad_kind(bad: BadColumn, dtype: Dtype) -> str:
-    if isinstance(bad, ForbiddenValues):
-        what = "values that its type forbids"
-    elif all(each.reason == NULL_TEXT for each in bad.bad):
-        what = "nulls"
-    else:
-        what = "values that are not of its type"
-    return f"field `{bad.column}` of type `{dtypes.show(dtype)}` has {what}"
-
-
-def _refusal(
-    binding: SourceDefinition,
-    payload: Payload,
-    text: str,
-    places: Sequence[int] | None = None,
-    *,
-    kind: str,
-) -> RowsRejected:
-    where = f"Schema validation failed during data insertion to `{binding.dataset}`: {text}"
-    return RowsRejected(where, None if places is None else payload.numbers[list(places)], kind)
-
-
-def _preproc_refusal(binding: SourceDefinition, payload: Payload, text: str) -> RowsRejected:
-    """Return the refusal of every row: a column is missing that the source's code reads."""
-    whole = f"Error using pre_proc for dataset `{binding.dataset}`: {text}"
-    return _refusal(binding, payload, whole, range(len(payload)), kind=whole)
+    return rows.filter(keep)

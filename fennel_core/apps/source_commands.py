@@ -108,6 +108,8 @@ def source_test(caller: Caller, name: str, as_json: bool) -> None:
         for message in each["messages"]:
             if "row" in message:
                 what = f"row {json.dumps(message['row'], ensure_ascii=False)}"
+            elif "deleted" in message:
+                what = f"delete of {json.dumps(message['deleted'], ensure_ascii=False)}"
             elif "error" in message:
                 what = f"dead letter: {message['error']}"
             else:

@@ -109,12 +109,13 @@ def opened(connector: Kafka, open_secret: OpenSecret) -> ExternalKafka:
         connector.bootstrap_servers,
         connector.security_protocol or PLAINTEXT,
         connector.sasl_mechanism,
-        _text(connector.login.user, open_secret),
-        _text(connector.login.password, open_secret),
+        secret_text(connector.login.user, open_secret),
+        secret_text(connector.login.password, open_secret),
     )
 
 
-def _text(credential: Credential | None, open_secret: OpenSecret) -> str:
+def secret_text(credential: Credential | None, open_secret: OpenSecret) -> str:
+    """Return the text of a credential, empty if there is none. Raises `SecretUnreadable`."""
     match credential:
         case None:
             return ""

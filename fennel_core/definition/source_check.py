@@ -4,7 +4,7 @@ A wrong address or password would otherwise be found by the process that reads t
 commit has succeeded. Only sources that the commit adds or changes are checked, so a cluster that is
 down does not stop other commits. The topics of the platform itself are refused whatever cluster
 they are on: a workspace would read the rows of another one. Branches with the same connector and
-topic share one reader, so they must agree on the address.
+topic share one reader, so they must agree on the address and on the format.
 """
 
 from __future__ import annotations
@@ -22,13 +22,23 @@ from fennel_core.connections.external_kafka import (
     describe_topic,
     opened,
 )
+from fennel_core.connections.schema_registry import RegistryClient, SchemaRegistryUnusable
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.streams import format_title
 from fennel_core.ledger.kafka_access import AUDIT_PREFIX
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.problems import Problem
-from fennel_core.wire.connectors import Kafka, KafkaTopic, SealedSecret, Source
+from fennel_core.wire.connectors import (
+    AvroFormat,
+    JsonFormat,
+    Kafka,
+    KafkaTopic,
+    RecordFormat,
+    SealedSecret,
+    Source,
+)
 
 NOT_READ: Final = ("__", AUDIT_PREFIX)
 """The prefixes of Kafka's own topics, as `__consumer_offsets`, and of audit logs."""
@@ -83,14 +93,16 @@ def _disagreements(
             text = (
                 f"Dataset `{source.dataset}`: connector `{table.db.name}` of Kafka topic "
                 f"`{table.topic}` leads to `{own}`, and in branch `{branch}` to `{other}`; "
-                "branches share what they read, so give it the same address, or another name"
+                "branches share what they read, so give it the same address and format, or another "
+                "name"
             )
             yield Problem("connector-redefined", source.dataset, text)
 
 
 def _address(table: KafkaTopic) -> str:
+    """Return what readers of a topic must agree on, for people."""
     assert isinstance(table.db, Kafka), "validation refuses connectors by name"
-    return table.db.bootstrap_servers
+    return f"{table.db.bootstrap_servers}{format_title(table.format)}"
 
 
 def _own_topic(source: Source, table: KafkaTopic) -> Problem:
@@ -121,9 +133,26 @@ def _unreachable(
     table: KafkaTopic, source: Source, workspace: WorkspaceId, sealer: Sealer | None
 ) -> list[Problem]:
     assert isinstance(table.db, Kafka), "validation refuses connectors by name"
+    open_secret, found = secret_opener(workspace, sealer), []
     try:
-        describe_topic(opened(table.db, secret_opener(workspace, sealer)), table.topic)
+        describe_topic(opened(table.db, open_secret), table.topic)
     except ExternalKafkaUnusable as unusable:
         text = f"Dataset `{source.dataset}`: {unusable}"
-        return [Problem("source-unreachable", source.dataset, text)]
-    return []
+        found.append(Problem("source-unreachable", source.dataset, text))
+    try:
+        _check_registry(table.format, open_secret)
+    except SchemaRegistryUnusable as unusable:
+        text = f"Dataset `{source.dataset}`: {unusable}"
+        found.append(Problem("schema-registry-unreachable", source.dataset, text))
+    return found
+
+
+def _check_registry(record_format: RecordFormat, open_secret: OpenSecret) -> None:
+    """Reach the registry of a format, if it has one. Raises `SchemaRegistryUnusable`."""
+    if isinstance(record_format, JsonFormat):
+        return
+    client = RegistryClient.of(record_format.registry, open_secret)
+    try:
+        client.check("AVRO" if isinstance(record_format, AvroFormat) else "PROTOBUF")
+    finally:
+        client.close()

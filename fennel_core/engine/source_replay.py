@@ -16,7 +16,7 @@ import pyarrow as pa
 from fennel_core.admission.dead_letters import dead_letter_frame
 from fennel_core.admission.errors import SourceCodeFailed
 from fennel_core.admission.source_replay import ReplayedRows, missed_requests, replay_requests
-from fennel_core.admission.validator import TypedRows, Validator
+from fennel_core.admission.validator import RowKind, TypedRows, Validator
 from fennel_core.connections.erasures import Erased
 from fennel_core.operators.spec import SourceReplaySpec
 from fennel_core.operators.step import DeadRows, Outcome, OutputBatch
@@ -61,7 +61,7 @@ def _versions(rows: TypedRows, positions: pa.Array) -> pl.DataFrame:
     return rows.frame.with_columns(
         pl.Series(POS, own, dtype=pl.Binary),
         pl.lit(1, pl.Int8).alias(SIGN),
-        pl.lit(value=False).alias(IS_TOMBSTONE),
+        pl.lit(value=rows.kind is RowKind.DELETE).alias(IS_TOMBSTONE),
     )
 
 

@@ -12,7 +12,7 @@ from it. Requests of one transaction share raw records.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from zlib import crc32
 
 import numpy as np
@@ -21,7 +21,7 @@ import polars as pl
 import pyarrow as pa
 
 from fennel_core.admission.dead_letters import dead_letter_frame
-from fennel_core.admission.validator import DeadLetter, TypedRows
+from fennel_core.admission.validator import DeadLetter, RowKind, TypedRows
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.ingest.acceptance import (
     SourceAdvance,
@@ -51,6 +51,7 @@ RAW_RECORD_BYTES = 1 << 20
 ROWS_PER_TRANSACTION = 1 << 32
 ADDED = pl.Series(SIGN, [1], dtype=pl.Int8)
 PRESENT = pl.Series(IS_TOMBSTONE, [False])
+DELETED = pl.Series(IS_TOMBSTONE, [True])
 Feed = tuple[Identity, TopicName]
 """A source and a topic that it feeds: several, if branches share the source but not the dataset."""
 
@@ -116,11 +117,14 @@ class LateRows:
 
 @dataclass(frozen=True, slots=True)
 class AcceptedRows:
-    """Rows of one source that enter, and their largest event time."""
+    """Rows of one source that enter, and their largest event time; None if all are deletes.
+
+    Deletes have the database's time and not that of an event, so they make no row late.
+    """
 
     binding: SourceBinding
     rows: int
-    latest_us: Micros
+    latest_us: Micros | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,8 +196,13 @@ def _feed(binding: SourceBinding) -> Feed:
 
 
 def _accepted(binding: SourceBinding, parts: Sequence[pl.DataFrame]) -> AcceptedRows:
-    latest = [part.get_column(binding.schema.timestamp).to_physical().max() for part in parts]
-    return AcceptedRows(binding, sum(map(len, parts)), Micros(max(latest)))  # type: ignore[arg-type,type-var]  # integers: no part is empty
+    latest = [
+        present.get_column(binding.schema.timestamp).to_physical().max()
+        for part in parts
+        if len(present := part.filter(~pl.col(IS_TOMBSTONE)))
+    ]
+    rows = sum(map(len, parts))
+    return AcceptedRows(binding, rows, Micros(max(latest)) if latest else None)  # type: ignore[arg-type,type-var]  # integers: no part is empty
 
 
 def _in_time(
@@ -205,7 +214,9 @@ def _in_time(
     """
     progress = start.progress.get(binding.identity, SourceProgress())
     if has_ended(progress, binding.source, start.now_us):
-        return TypedRows(rows.frame.clear(), rows.numbers[:0]), None
+        return replace(rows, frame=rows.frame.clear(), numbers=rows.numbers[:0]), None
+    if rows.kind is not RowKind.EVENT:
+        return rows, None
     oldest = oldest_accepted(progress, binding.source, start.now_us)
     if oldest is None:
         return rows, None
@@ -214,9 +225,7 @@ def _in_time(
         return rows, None
     keep = times >= oldest
     late = times.filter(~keep)
-    return TypedRows(rows.frame.filter(keep), rows.numbers[keep.to_numpy()]), LateRows(
-        binding, len(late), Micros(late[-1])
-    )
+    return rows.filter(keep), LateRows(binding, len(late), Micros(late[-1]))
 
 
 def versions_of(rows: TypedRows, schema: Schema, positions: pa.Array) -> pl.DataFrame:
@@ -230,7 +239,7 @@ def versions_of(rows: TypedRows, schema: Schema, positions: pa.Array) -> pl.Data
         [
             pl.Series(POS, own, dtype=pl.Binary),
             ADDED.new_from_index(0, count),
-            PRESENT.new_from_index(0, count),
+            (DELETED if rows.kind is RowKind.DELETE else PRESENT).new_from_index(0, count),
         ]
     )
 

@@ -15,9 +15,10 @@ def count_transaction(committed: IngestTransaction) -> None:
     for source in committed.accepted:
         name, dataset = _source(source.binding), source.binding.dataset
         metrics.SOURCE_DATASET_ROWS.labels(name, dataset, FORMAT, "msgs_processed").inc(source.rows)
-        metrics.SOURCE_DATASET.labels(name, dataset, "event_timestamp_seconds").set(
-            source.latest_us / MICROS
-        )
+        if source.latest_us is not None:
+            metrics.SOURCE_DATASET.labels(name, dataset, "event_timestamp_seconds").set(
+                source.latest_us / MICROS
+            )
     for binding, rows in committed.dead:
         metrics.SOURCE_DATASET_ROWS.labels(
             _source(binding), binding.dataset, FORMAT, "schema_error"

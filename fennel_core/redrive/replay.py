@@ -131,7 +131,7 @@ def _without_erased(good: Sequence[TypedRows], erased: Sequence[ErasedKeys]) -> 
     for each in good:
         mask = not_erased(each.frame, erased)
         if mask is not None:
-            each = TypedRows(each.frame.filter(mask), each.numbers[mask.to_numpy()])
+            each = each.filter(mask)
         kept.append(each)
     return kept
 

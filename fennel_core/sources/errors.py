@@ -50,3 +50,9 @@ class StreamReplaced(SourceError):
             "created again or the connector has another address; give the connector its earlier "
             "address, or another name to read all of it"
         )
+
+
+class SchemaRefused(SourceError):
+    """A registered schema cannot be used; every message that has it is unreadable."""
+
+    code: ClassVar[str] = "source-schema-refused"

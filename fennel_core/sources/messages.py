@@ -8,8 +8,9 @@ types exactly what was read.
 
 from __future__ import annotations
 
+import base64
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from math import isinf
 from typing import Any, Final
@@ -17,6 +18,8 @@ from typing import Any, Final
 import msgspec
 import numpy as np
 import numpy.typing as npt
+
+from fennel_core.wire.connectors import Cdc, Source
 
 TRANSACTION_ROWS: Final = 10_000
 """Messages per transaction: enough to make its costs small, few enough for the memory of a task."""
@@ -28,6 +31,7 @@ TABLE_CELLS: Final = 2_000_000
 SHOWN_BYTES: Final = 64 * 1024
 """What the dead letter of a message that is no row has of it."""
 EMPTY: Final = "the message has no value; cdc `append` and `upsert` have no deletes"
+"""With cdc `debezium` it follows a delete, so that the topic can be compacted; no dead letter."""
 SHALLOW: Final = 400
 """Brackets of a message that no parser finds too deep."""
 REQUEST_DEPTH: Final = 100
@@ -84,42 +88,72 @@ class DecodedMessages:
     rows: list[dict[str, Any]]
     numbers: npt.NDArray[np.int64]
     unreadable: tuple[Unreadable, ...]
+    texts: Sequence[bytes]
+    """Each row as JSON: what the raw request has of it."""
 
-    def tables(self, cells: int = TABLE_CELLS) -> Iterator[slice]:
-        """Yield the rows in parts, each a table of at most `cells` or one row."""
+    def tables(
+        self, cells: int = TABLE_CELLS, size_bytes: int = TRANSACTION_BYTES
+    ) -> Iterator[slice]:
+        """Yield the rows in parts, each a table of at most `cells` and `size_bytes`, or one row.
+
+        A raw record has to hold the part, and messages of other formats grow when they are JSON.
+        """
         names: set[str] = set()
-        start = 0
-        for place, row in enumerate(self.rows):
+        start = size = 0
+        for place, (row, text) in enumerate(zip(self.rows, self.texts, strict=True)):
             names.update(row)
-            if place > start and len(names) * (place + 1 - start) > cells:
+            size += len(text) + 1
+            too_much = size > size_bytes or len(names) * (place + 1 - start) > cells
+            if place > start and too_much:
                 yield slice(start, place)
-                start, names = place, set(row)
+                start, names, size = place, set(row), len(text) + 1
         if self.rows:
             yield slice(start, len(self.rows))
 
 
+Decode = Callable[[Sequence[bytes | None]], DecodedMessages]
+"""Returns the rows of a batch of messages. May block, and raise `SchemaRegistryUnusable`."""
+
+
 def decode_messages(values: Sequence[bytes | None]) -> DecodedMessages:
     """Return the rows of a batch of JSON messages; never raises."""
-    rows: list[dict[str, Any]] = []
-    numbers: list[int] = []
+    return decoded_messages([_row(value) for value in values], values)
+
+
+def decoded_messages(
+    rows: Sequence[dict[str, Any] | str], texts: Sequence[bytes | None]
+) -> DecodedMessages:
+    """Return the outcome of a batch; instead of a row there may be the reason why there is none."""
     unreadable: dict[str, list[int]] = {}
-    for number, value in enumerate(values):
-        row = _row(value)
+    numbers: list[int] = []
+    for number, row in enumerate(rows):
         if isinstance(row, str):
             unreadable.setdefault(row, []).append(number)
         else:
-            rows.append(row)
             numbers.append(number)
     return DecodedMessages(
-        rows,
+        [row for row in rows if not isinstance(row, str)],
         np.array(numbers, dtype=np.int64),
         tuple(Unreadable(reason, found) for reason, found in unreadable.items()),
+        [texts[number] or b"" for number in numbers],
     )
 
 
-def raw_body(name: str, topic: str, values: Sequence[bytes | None]) -> bytes:
-    """Return the request of `log` that has these messages as its rows."""
-    rows = b",".join(value or b"" for value in values)
+def is_expected(reason: str, source: Source) -> bool:
+    """Return whether a message that is no row is none of a dataset either: after a delete."""
+    return reason == EMPTY and source.cdc is Cdc.DEBEZIUM
+
+
+def shown(value: bytes | None) -> str:
+    """Return what a dead letter has of a message that is no row: text, or else base64."""
+    start = (value or b"")[:SHOWN_BYTES]
+    framed = start[:1] == b"\0"
+    return base64.b64encode(start).decode() if framed else start.decode(errors="replace")
+
+
+def raw_body(name: str, topic: str, texts: Sequence[bytes]) -> bytes:
+    """Return the request of `log` that has these JSON objects as its rows."""
+    rows = b",".join(texts)
     return b'{"webhook":%s,"endpoint":%s,"data":[%s]}' % (
         _encode_text(name),
         _encode_text(topic),
@@ -131,11 +165,8 @@ def _row(value: bytes | None) -> dict[str, Any] | str:
     """Return the object in a message, or why there is none."""
     if value is None:
         return EMPTY
-    if len(value) > MESSAGE_BYTES:
-        return f"the message has more than {MESSAGE_BYTES // 1024**2} MiB"
-    nested = value.count(b"[") + value.count(b"{") > SHALLOW
-    if nested and not _fits_into_a_request(value):
-        return "the message is nested too deeply"
+    if (reason := unfit(value)) is not None:
+        return reason
     try:
         return _decode_row(value)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
@@ -151,6 +182,16 @@ def _row(value: bytes | None) -> dict[str, Any] | str:
     except (ValueError, RecursionError):
         return "the message is not JSON"
     return found if isinstance(found, dict) else "the message is JSON, but not an object"
+
+
+def unfit(text: bytes) -> str | None:
+    """Return why JSON text, parsed or not, cannot be part of a raw request; None if it can."""
+    if len(text) > MESSAGE_BYTES:
+        return f"the message has more than {MESSAGE_BYTES // 1024**2} MiB"
+    nested = text.count(b"[") + text.count(b"{") > SHALLOW
+    if nested and not _fits_into_a_request(text):
+        return "the message is nested too deeply"
+    return None
 
 
 def _finite(digits: str) -> float:

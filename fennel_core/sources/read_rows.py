@@ -22,9 +22,11 @@ from fennel_core.ingest.store import ProducerRecord
 from fennel_core.sources.messages import (
     MESSAGE_BYTES,
     SHOWN_BYTES,
+    Decode,
     MessageBatch,
     decode_messages,
     raw_body,
+    shown,
 )
 from fennel_core.vocab.errors import ANY_FAILURE
 from fennel_core.wire.arrow_json import SchemaNotServed, json_columns
@@ -59,7 +61,7 @@ class ArrowRows:
 
 @dataclass(frozen=True, slots=True)
 class MessageRows:
-    """Messages, or lines, that are one JSON object each."""
+    """Messages, or lines, that are one row each."""
 
     title: str
     messages: MessageBatch
@@ -117,13 +119,18 @@ class RefusedRows:
     source: SourceRows
 
 
-def requests_of(name: str, stream: str, part: ReadPart) -> Iterator[RowRequest | RefusedRows]:
-    """Yield the raw requests of a part, and what of it is none. `name`: of the connector."""
+def requests_of(
+    name: str, stream: str, part: ReadPart, decode: Decode = decode_messages
+) -> Iterator[RowRequest | RefusedRows]:
+    """Yield the raw requests of a part, and what of it is none. `name`: of the connector.
+
+    `decode` decodes messages: it may block, and raise `SchemaRegistryUnusable`.
+    """
     match part:
         case ArrowRows():
             yield from _of_table(name, stream, part)
         case MessageRows(title, messages):
-            yield from _of_messages(name, stream, title, messages)
+            yield from _of_messages(name, stream, title, messages, decode)
         case UnreadableRows(title, reason, texts, places):
             yield _refused(title, reason, texts, places)
 
@@ -194,21 +201,18 @@ def _halves(name: str, stream: str, part: ArrowRows) -> Iterator[RowRequest | Re
 
 
 def _of_messages(
-    name: str, stream: str, title: str, messages: MessageBatch
+    name: str, stream: str, title: str, messages: MessageBatch, decode: Decode
 ) -> Iterator[RowRequest | RefusedRows]:
-    decoded = decode_messages(messages.values)
+    decoded = decode(messages.values)
     for cut in decoded.tables():
         rows, numbers = decoded.rows[cut], decoded.numbers[cut]
         yield RowRequest(
-            raw_body(name, stream, [messages.values[number] for number in numbers]),
+            raw_body(name, stream, decoded.texts[cut]),
             Payload(json_table(rows).columns, np.arange(len(rows), dtype=np.int64)),
             SourceRows(title, messages.offsets[numbers]),
         )
     for unreadable in decoded.unreadable:
-        texts = [
-            (messages.values[n] or b"")[:SHOWN_BYTES].decode(errors="replace")
-            for n in unreadable.numbers
-        ]
+        texts = [shown(messages.values[n]) for n in unreadable.numbers]
         places = messages.offsets[np.array(unreadable.numbers, dtype=np.int64)]
         yield _refused(title, unreadable.reason, texts, places)
 

@@ -16,7 +16,7 @@ from fennel_core.sources.feeds import Feed
 from fennel_core.sources.overview import PositionsOf, SourceView, source_row, source_views
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
-from fennel_core.wire.connectors import Kafka, KafkaTopic
+from fennel_core.wire.connectors import Kafka, KafkaTopic, RecordFormat
 
 WORKSPACES_KEPT: Final = 100
 ReadPositions = Callable[[Collection[Feed]], PositionsOf]
@@ -29,6 +29,7 @@ class ReadTopic:
 
     db: Kafka
     topic: str
+    format: RecordFormat
 
 
 def topic_of(name: str, feed: Feed, what: str) -> ReadTopic:
@@ -37,8 +38,8 @@ def topic_of(name: str, feed: Feed, what: str) -> ReadTopic:
     `name`: of the source; `what`: the verb of the order.
     """
     match feed.table:
-        case KafkaTopic(Kafka() as db, topic):
-            return ReadTopic(db, topic)
+        case KafkaTopic(Kafka() as db, topic, record_format):
+            return ReadTopic(db, topic, record_format)
         case _:
             raise OrderNotServed(name, feed.stream.title, what)
 

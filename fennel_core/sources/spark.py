@@ -32,6 +32,7 @@ from fennel_core.settings.model import MIB, Settings
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import Feed, FeedProgress, messages_behind
 from fennel_core.sources.task import COUNTS_DDL, feed_task
+from fennel_core.wire.connectors import KafkaTopic
 
 TASK_ATTEMPTS: Final = 2
 """A task whose worker was killed is repeated here; other failures end the query, which the host
@@ -168,13 +169,16 @@ def batch_writer(
 ) -> Callable[[DataFrame, int], None]:
     """Return the function that writes a batch of the stream `origin`; for `foreachBatch`."""
 
+    assert isinstance(feed.table, KafkaTopic), "queries are over topics of Kafka"
+    record_format = feed.table.format
+
     def write(frame: DataFrame, _: int) -> None:
         # Offsets say nothing about the topic: one that was created again may have as many.
         now = inspector.describe().origin
         if now != origin:
             raise StreamReplaced(feed.title, origin, now)
         written = frame.select("partition", "offset", "value").mapInArrow(
-            feed_task(settings, feed.partition, origin, rewinds), COUNTS_DDL
+            feed_task(settings, feed.partition, origin, rewinds, record_format), COUNTS_DDL
         )
         count(written.toArrow())
 

@@ -30,14 +30,19 @@ from fennel_core.ingest.batches import IngestTransaction
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.postgres import PostgresDirectory, PostgresIngestClock
 from fennel_core.settings.model import Settings
+from fennel_core.sources.formats import decoder_of
 from fennel_core.sources.kafka import KafkaSourceLog
-from fennel_core.sources.messages import MessageBatch
+from fennel_core.sources.messages import Decode, MessageBatch
 from fennel_core.sources.store import FeedPartition
 from fennel_core.sources.writer import PartitionWriter
+from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.wire.connectors import RecordFormat, SealedSecret
 
 T = TypeVar("T")
 WRITERS: Final = 64
 """Partitions whose producers a process keeps; one costs some threads and a connection."""
+DECODERS: Final = 64
+"""Formats whose schemas a process keeps; each registry has connections of its own."""
 COUNTS: Final = pa.schema(
     [
         ("source", pa.string()),
@@ -60,6 +65,7 @@ def feed_task(
     of: Callable[[int], FeedPartition],
     origin: str,
     rewinds: Mapping[int, int],
+    record_format: RecordFormat,
 ) -> FeedTask:
     """Return the function that workers run over the messages of one source partition.
 
@@ -70,7 +76,7 @@ def feed_task(
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
-                yield _process(settings).write(of, origin, rewinds, batch)
+                yield _process(settings).write(of, origin, rewinds, record_format, batch)
 
     return work
 
@@ -93,7 +99,8 @@ class _Counts:
         for source in done.accepted:
             counted = self._of(source.binding)
             counted.accepted += source.rows
-            counted.latest_us = max(counted.latest_us or source.latest_us, source.latest_us)
+            times = [us for us in (counted.latest_us, source.latest_us) if us is not None]
+            counted.latest_us = max(times, default=None)
         for late in done.discarded:
             self._of(late.binding).late += late.rows
         for binding, rows in done.dead:
@@ -127,8 +134,9 @@ class _Process:
         threading.Thread(target=self._loop.run_forever, name="sources", daemon=True).start()
         self._stack = AsyncExitStack()
         self._writers: OrderedDict[
-            tuple[FeedPartition, str, int], tuple[PartitionWriter, _Counts]
+            tuple[FeedPartition, str, int, RecordFormat], tuple[PartitionWriter, _Counts]
         ] = OrderedDict()
+        self._decoders: OrderedDict[tuple[WorkspaceId, RecordFormat], Decode] = OrderedDict()
         self._run(self._open())
 
     def write(
@@ -136,13 +144,15 @@ class _Process:
         of: Callable[[int], FeedPartition],
         origin: str,
         rewinds: Mapping[int, int],
+        record_format: RecordFormat,
         batch: pa.RecordBatch,
     ) -> pa.RecordBatch:
         """Write a batch of messages of one partition; return what became of them."""
         numbers = batch.column(0).unique()
         assert len(numbers) == 1, "a task has the messages of one partition"
         partition = of(numbers[0].as_py())
-        writer, counts = self._writer(partition, origin, rewinds.get(partition.number, 0))
+        rewound = rewinds.get(partition.number, 0)
+        writer, counts = self._writer(partition, origin, rewound, record_format)
         counts.found.clear()
         offsets = batch.column(1).to_numpy().astype(np.int64)
         self._run(writer.write(MessageBatch(offsets, batch.column(2).to_pylist())))
@@ -164,15 +174,15 @@ class _Process:
         self._clock = PostgresIngestClock(pool)
         self._catalogs = Catalogs(PostgresDirectory(pool))
         key_file = settings.secrets_key_file
-        sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
-        self._secret = SecretUses(pool, sealer).read
+        self._sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
+        self._secret = SecretUses(pool, self._sealer).read
         self._log = KafkaSourceLog(settings, ThreadPoolExecutor(4, thread_name_prefix="source"))
         self._server = await self._clock.server_number()
 
     def _writer(
-        self, partition: FeedPartition, origin: str, rewinds: int
+        self, partition: FeedPartition, origin: str, rewinds: int, record_format: RecordFormat
     ) -> tuple[PartitionWriter, _Counts]:
-        key = (partition, origin, rewinds)
+        key = (partition, origin, rewinds, record_format)
         if key not in self._writers:
             counts = _Counts()
             self._writers[key] = (
@@ -190,6 +200,7 @@ class _Process:
                     / 1000,
                     rewinds=rewinds,
                     on_commit=counts.add,
+                    decode=self._decoder(partition.workspace, record_format),
                 ),
                 counts,
             )
@@ -198,6 +209,26 @@ class _Process:
             _, (idle, _) = self._writers.popitem(last=False)
             idle.close()
         return self._writers[key]
+
+    def _decoder(self, workspace: WorkspaceId, record_format: RecordFormat) -> Decode:
+        """Return the decoder of a format, which the partitions of a stream share."""
+        key = (workspace, record_format)
+        if key not in self._decoders:
+            self._decoders[key] = decoder_of(
+                record_format, lambda secret: self._open_secret(workspace, secret)
+            )
+        self._decoders.move_to_end(key)
+        while len(self._decoders) > DECODERS:
+            self._decoders.popitem(last=False)
+        return self._decoders[key]
+
+    def _open_secret(self, workspace: WorkspaceId, secret: SealedSecret) -> str:
+        if self._sealer is None:
+            raise secrets.SecretUnreadable(
+                "a schema registry has a password and this server has no key to decrypt it; set "
+                "FENNEL_SECRETS_KEY_FILE"
+            )
+        return self._sealer.open(workspace, secrets.CREDENTIAL, secret.token.encode("ascii"))
 
 
 @lru_cache(maxsize=1)

@@ -15,7 +15,7 @@ from typing import Any, Final
 import numpy as np
 
 from fennel_core.admission.payload import Payload
-from fennel_core.admission.validator import CodeRunner, Validator
+from fennel_core.admission.validator import CodeRunner, RowKind, Validator
 from fennel_core.connections.erasures import Erased
 from fennel_core.connections.external_kafka import (
     ExternalKafka,
@@ -25,11 +25,13 @@ from fennel_core.connections.external_kafka import (
     newest_messages,
     opened,
 )
+from fennel_core.connections.schema_registry import SchemaRegistryUnusable
 from fennel_core.connections.secrets import SecretUnreadable
 from fennel_core.executors.client import Callbacks
 from fennel_core.ingest.log_service import ReadSecret
 from fennel_core.sources.api_errors import SourceNotReadable
-from fennel_core.sources.messages import DecodedMessages, decode_messages
+from fennel_core.sources.formats import decoder_of
+from fennel_core.sources.messages import DecodedMessages, is_expected
 from fennel_core.sources.overview import SourceView
 from fennel_core.sources.service import SourceService, topic_of
 from fennel_core.vocab import dtypes
@@ -75,13 +77,17 @@ class SourceTrials:
         topic = topic_of(name, feed, "test")
         branches = await self._sources.branches(workspace)
 
-        def read() -> list[ExternalMessage]:
-            kafka = opened(topic.db, lambda secret: self._open(workspace, secret))
-            return self._read(kafka, topic.topic, MESSAGES)
+        def open_secret(secret: SealedSecret) -> str:
+            return self._open(workspace, secret)
+
+        def read() -> tuple[list[ExternalMessage], DecodedMessages]:
+            messages = self._read(opened(topic.db, open_secret), topic.topic, MESSAGES)
+            decode = decoder_of(topic.format, open_secret)
+            return messages, decode([message.value for message in messages])
 
         try:
-            messages = await asyncio.to_thread(read)
-        except (ExternalKafkaUnusable, SecretUnreadable) as unusable:
+            messages, decoded = await asyncio.to_thread(read)
+        except (ExternalKafkaUnusable, SchemaRegistryUnusable, SecretUnreadable) as unusable:
             raise SourceNotReadable(name, str(unusable)) from unusable
         code = f"sources@{branches.version}"
         callbacks = Callbacks(
@@ -90,7 +96,7 @@ class SourceTrials:
             version=code,
         )
         validator = Validator(self._executors, callbacks)
-        datasets = await try_messages(validator, view, branches.erased, messages)
+        datasets = await try_messages(validator, view, branches.erased, messages, decoded)
         return {"source": name, "messages": len(messages), "datasets": datasets}
 
 
@@ -99,16 +105,19 @@ async def try_messages(
     view: SourceView,
     erased: Erased,
     messages: Sequence[ExternalMessage],
+    decoded: DecodedMessages,
 ) -> list[dict[str, Any]]:
     """Return what would become of the messages in each dataset that the source feeds.
 
     Raises `SourceCodeFailed` where user code could not be run.
     """
-    decoded = decode_messages([message.value for message in messages])
     found = []
     for binding, branches in view.bindings.values():
         outcomes: dict[int, dict[str, Any]] = {
-            number: {"error": each.reason} for each in decoded.unreadable for number in each.numbers
+            number: {"error": each.reason}
+            for each in decoded.unreadable
+            if not is_expected(each.reason, binding.source)
+            for number in each.numbers
         }
         if decoded.rows:
             good, dead = await validator.validate_or_dead_letter(
@@ -119,13 +128,16 @@ async def try_messages(
                     int(number): {"error": letter.reason} for number in letter.payload.numbers
                 }
             for rows in good:
+                gone = rows.kind is RowKind.DELETE
+                named = (*binding.schema.key_names, binding.schema.timestamp)
                 values = {
                     field.name: encode_column(rows.frame.get_column(field.name), field.dtype)
                     for field in binding.schema.fields
+                    if not gone or field.name in named
                 }
                 for place, number in enumerate(rows.numbers.tolist()):
                     row = {name: column[place] for name, column in values.items()}
-                    outcomes[number] = {"row": row}
+                    outcomes[number] = {"deleted" if gone else "row": row}
         found.append(
             {
                 "dataset": binding.dataset,

@@ -16,6 +16,7 @@ does not begin at the position of the session, that is likely, and a new one is 
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Final
@@ -39,7 +40,7 @@ from fennel_core.sources.errors import (
     SourceRewound,
     StreamReplaced,
 )
-from fennel_core.sources.messages import MessageBatch
+from fennel_core.sources.messages import Decode, MessageBatch, decode_messages, is_expected
 from fennel_core.sources.positions import SourcePosition, advanced
 from fennel_core.sources.read_rows import (
     MessageRows,
@@ -76,20 +77,22 @@ class PartitionWriter:
         commit_within_s: float,
         rewinds: int = 0,
         on_commit: Callable[[IngestTransaction], None] = lambda _: None,
+        decode: Decode = decode_messages,
     ) -> None:
         self._partition, self._origin = partition, origin
         self._log, self._clock, self._catalogs = log, clock, catalogs
         self._executors, self._secret = executors, secret
         self._server, self._commit_within_s = server, commit_within_s
         self._rewinds = rewinds
-        self._on_commit = on_commit
+        self._on_commit, self._decode = on_commit, decode
         self._session: SourceSession | None = None
 
     async def write(self, batch: MessageBatch) -> SourcePosition | None:
         """Write the messages that are not written yet; return the position behind them.
 
         Raises `FeedRemoved`, `StreamReplaced`, `SourceRewound`, `RowsNotWritten`,
-        `SystemUnavailable` and `SourceCodeFailed`. What was written by then stays.
+        `SystemUnavailable`, `SchemaRegistryUnusable` and `SourceCodeFailed`. What was written by
+        then stays.
         """
         if self._session is not None:
             position = self._session.position
@@ -234,7 +237,10 @@ class PartitionWriter:
         validator = Validator(self._executors, callbacks)
         found = []
         for part in parts:
-            for request in requests_of(self._partition.name, self._partition.stream, part):
+            name, stream = self._partition.name, self._partition.stream
+            requests = requests_of(name, stream, part, self._decode)
+            # In a thread: a decoder may wait for its schema registry.
+            for request in await asyncio.to_thread(list, requests):
                 if isinstance(request, RefusedRows):
                     found.append(self._refused(version, targets, request))
                     continue
@@ -256,7 +262,11 @@ class PartitionWriter:
             raw=(),
             judged_for=frozenset(),
             entries=(),
-            dead=tuple((target, letter) for target in targets),
+            dead=tuple(
+                (target, letter)
+                for target in targets
+                if not is_expected(rows.reason, target.binding.source)
+            ),
             source=rows.source,
         )
 

@@ -31,7 +31,7 @@ def generate(target: Path) -> list[Path]:
 
     Raises `RuntimeError` if protoc rejects a file (its own message is on stderr).
     """
-    from grpc_tools import protoc  # type: ignore[import-untyped] # grpcio-tools ships no stubs
+    from grpc_tools import protoc  # grpcio-tools ships no stubs
 
     well_known = resources.files("grpc_tools") / "_proto"
     files = sorted(str(path.relative_to(ROOT)) for path in PROTO.glob("*.proto"))

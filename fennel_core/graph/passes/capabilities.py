@@ -14,7 +14,13 @@ from typing import Final, assert_never
 
 from fennel_core.graph.derived_schemas import derive_known_schemas
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.passes.streams import check_stream, connector_problems, reads
+from fennel_core.graph.passes.streams import (
+    check_formats,
+    check_stream,
+    connector_problems,
+    format_title,
+    reads,
+)
 from fennel_core.graph.passes.terminals import is_terminal_dataset
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
@@ -38,6 +44,7 @@ def refuse_unserved(graph: Graph, before: Graph | None) -> Iterator[Problem]:
                 yield _source(dataset, source.table)
         for sink in graph.sinks_of(dataset.name):
             yield from _sink(graph, dataset, sink)
+    yield from check_formats(graph)
     for pipeline in graph.pipelines:
         yield from _operators(graph, pipeline)
 
@@ -94,7 +101,7 @@ def _operators(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
 def _source(dataset: Dataset, table: c.Table) -> Problem:
     text = (
         f"Dataset `{dataset.name}` has a source of {table_title(table)}, which this platform does "
-        "not read yet: rows come from webhooks and from JSON in Kafka topics. Use a webhook and "
+        "not read yet: rows come from webhooks and from Kafka topics. Use a webhook and "
         "send the rows with `client.log`, or give the source an `env` and commit with another one."
     )
     return Problem("source-not-served", dataset.name, text)
@@ -164,7 +171,7 @@ def table_title(table: c.Table) -> str:
         case c.MongoCollection():
             return f"MongoDB collection `{table.collection}`"
         case c.KafkaTopic():
-            return f"Kafka topic `{table.topic}`{_registry(table.format)}"
+            return f"Kafka topic `{table.topic}`{format_title(table.format)}"
         case c.KinesisStream():
             return f"Kinesis stream `{table.stream_arn}`"
         case c.PubSubTopic():
@@ -173,17 +180,5 @@ def table_title(table: c.Table) -> str:
             return f"{table.format} files in S3 bucket `{table.bucket}`"
         case c.HttpPath():
             return f"HTTP path `{table.endpoint}`"
-        case unreachable:
-            assert_never(unreachable)
-
-
-def _registry(record_format: c.RecordFormat) -> str:
-    match record_format:
-        case c.JsonFormat():
-            return ""
-        case c.AvroFormat():
-            return " (Avro with a schema registry)"
-        case c.ProtobufFormat():
-            return " (Protobuf with a schema registry)"
         case unreachable:
             assert_never(unreachable)

@@ -44,6 +44,12 @@ def _agreement(dataset: Dataset, source: Source) -> Iterator[Problem]:
             "Please set key fields or change source cdc to `append`."
         )
         yield Problem("cdc-keys", dataset.name, text)
+    if source.cdc is Cdc.DEBEZIUM and not keyed:
+        text = (
+            f"Dataset `{dataset.name}` has no key fields and source cdc is debezium, so updates "
+            "and deletes would name no row. Make the primary key of the table the key fields."
+        )
+        yield Problem("cdc-keys", dataset.name, text)
     if source.version != dataset.version:
         text = (
             f"a source of dataset `{dataset.name}` is for version {source.version}, but "

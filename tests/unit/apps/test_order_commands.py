@@ -61,6 +61,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
                         {"partition": 0, "offset": 3, "row": {"amount": 7}},
                         {"partition": 0, "offset": 4, "error": "it is not JSON"},
                         {"partition": 0, "offset": 5, "left_out": True},
+                        {"partition": 0, "offset": 6, "deleted": {"id": 3}},
                     ],
                 }
             ],

@@ -12,14 +12,19 @@ from fennel_core.definition.source_check import added_streams, source_problems
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.wire.connectors import (
+    AvroFormat,
+    BasicAuth,
     JsonFormat,
     Kafka,
     KafkaTopic,
     Login,
     PlainSecret,
+    ProtobufFormat,
+    SchemaRegistry,
     SealedSecret,
 )
 from tests.support.ingest_world import binding, catalog, source
+from tests.support.schema_registry import basic, http_registry
 
 WORKSPACE = WorkspaceId("w")
 # No server listens on the port 1 of this machine.
@@ -95,3 +100,31 @@ def test_a_refused_connection_says_why() -> None:
     kafka = ExternalKafka("shop", "127.0.0.1:1", "PLAINTEXT", "", "", "")
     with pytest.raises(external_kafka.ExternalKafkaUnusable, match="refused"):
         describe_topic(kafka, "orders")
+
+
+async def test_a_registry_that_cannot_be_used_is_named_with_its_dataset(tmp_path) -> None:
+    key_file = tmp_path / "key"
+    make_key_file(key_file)
+    sealer = Sealer.from_file(key_file)
+    token = sealer.seal(WORKSPACE, CREDENTIAL, "pw").decode("ascii")
+    login = Login(PlainSecret("ann"), SealedSecret("f", token))
+    with http_registry() as registry:
+        registry.auth = basic("ann", "pw")
+        for auth, codes in (
+            (BasicAuth(login), ["source-unreachable"]),
+            (None, ["source-unreachable", "schema-registry-unreachable"]),
+        ):
+            avro = AvroFormat(SchemaRegistry(registry.url, auth))
+            of = source("Orders", table=KafkaTopic(NOWHERE, "orders", avro))
+            found = await source_problems((of,), {}, WORKSPACE, sealer)
+            assert [problem.code for problem in found] == codes
+    assert "refuses the credentials" in found[1].text
+
+
+async def test_branches_must_agree_on_the_format_of_a_stream() -> None:
+    proto = ProtobufFormat(SchemaRegistry("http://127.0.0.1:1", None))
+    of = source("Orders", table=KafkaTopic(NOWHERE, "orders", proto))
+    main = catalog(replace(binding(), source=stream()))
+    found = await source_problems((of,), {BranchName("main"): main}, WORKSPACE, None)
+    assert found[0].code == "connector-redefined"
+    assert "Protobuf" in found[0].text

@@ -22,13 +22,18 @@ from fennel_core.graph.passes.streams import reads
 from fennel_core.graph.passes.supersets import keep_features
 from fennel_core.graph.passes.versions import require_new_version_on_change
 from fennel_core.wire.connectors import (
+    AvroFormat,
+    BasicAuth,
     Cdc,
     JsonFormat,
     Kafka,
     KafkaTopic,
     Login,
     PlainSecret,
+    ProtobufFormat,
+    SchemaRegistry,
     SecretRef,
+    TokenAuth,
     WebhookEndpoint,
 )
 from fennel_core.wire.entities import Expectation, ExpectedOf
@@ -150,6 +155,7 @@ KAFKA = Kafka(
     Login(PlainSecret("ann"), PlainSecret("secret")),
 )
 STREAM = KafkaTopic(KAFKA, "orders", JsonFormat())
+REGISTRY = SchemaRegistry("https://registry:8081/apis", None)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +163,9 @@ STREAM = KafkaTopic(KAFKA, "orders", JsonFormat())
     [
         ({}, []),
         ({"since_us": 1, "until_us": 2, "sampling": None}, []),
-        ({"cdc": Cdc.DEBEZIUM}, ["cdc-not-served"]),
+        ({"cdc": Cdc.DEBEZIUM}, []),
+        ({"table": KafkaTopic(KAFKA, "orders", AvroFormat(REGISTRY))}, []),
+        ({"table": KafkaTopic(KAFKA, "orders", ProtobufFormat(REGISTRY))}, []),
         ({"cdc": Cdc.NATIVE}, ["cdc-not-served"]),
         ({"bounded": True, "idleness_us": 1}, ["source-option-not-served"]),
         ({"cursor": "at"}, ["source-option-not-served"]),
@@ -270,3 +278,43 @@ def test_arguments_of_expectations_that_are_not_evaluated_are_not_checked():
         expectations=(wrong,),
     )
     assert list(check_expectations(replace(g, expectations=(featureset,)), None)) == []
+
+
+@pytest.mark.parametrize(
+    ("url", "auth", "texts"),
+    [
+        ("https://registry:8081", None, []),
+        ("http://[::1]:8081/apis/ccompat/v7/", BasicAuth(KAFKA.login), []),
+        ("https://registry", TokenAuth(PlainSecret("t")), []),
+        ("registry:8081", None, ["`https://host:port`"]),
+        ("file:///etc/passwd", None, ["`https://host:port`"]),
+        ("https://registry:port", None, ["`https://host:port`"]),
+        ("https://ann:secret@registry", None, ["more than an address"]),
+        ("https://registry/?a=1", None, ["more than an address"]),
+        ("https://registry", TokenAuth(None), ["without all of its credentials"]),
+        ("https://registry", BasicAuth(Login(PlainSecret("a"), None)), ["without all"]),
+        ("https://registry", TokenAuth(SecretRef("arn", None, ())), ["another store"]),
+    ],
+)
+def test_a_schema_registry_that_cannot_be_used_is_refused(url, auth, texts):
+    table = replace(STREAM, format=AvroFormat(SchemaRegistry(url, auth)))
+    g = edit_source(graph("operators"), "Orders", lambda s: replace(s, table=table))
+    problems = list(refuse_unserved(g, None))
+    assert [p.code for p in problems] == ["connector-not-served"] * len(texts)
+    assert all(text in p.text for p, text in zip(problems, texts, strict=True))
+
+
+def test_one_topic_has_one_format():
+    g = edit_source(graph("operators"), "Orders", lambda s: replace(s, table=STREAM))
+    avro = replace(STREAM, format=AvroFormat(REGISTRY))
+    orders = next(s for s in g.sources if s.table == STREAM)
+    for other, codes in ((STREAM, []), (avro, ["connector-redefined"])):
+        both = replace(g, sources=(*g.sources, replace(orders, table=other)))
+        assert [p.code for p in refuse_unserved(both, None)] == codes
+
+
+def test_change_events_need_a_key():
+    g = graph("operators")
+    keyless = next(d for d in g.datasets if not d.schema.keyed and g.sources_of(d.name))
+    edited = edit_source(g, keyless.name, lambda s: replace(s, table=STREAM, cdc=Cdc.DEBEZIUM))
+    assert "cdc-keys" in {p.code for p in validate(edited, None)}

@@ -42,8 +42,8 @@ def test_each_message_is_a_row_or_unreadable_wherever_it_stands(messages: list) 
 @given(st.lists(texts, max_size=6))
 def test_the_raw_request_of_a_batch_has_its_rows(messages: list) -> None:
     decoded = decode_messages(messages)
-    readable = [messages[number] for number in decoded.numbers]
-    request, payload = parse_log_body(raw_body("kafka", 'a"b', readable), 100)
+    assert list(decoded.texts) == [messages[number] for number in decoded.numbers]
+    request, payload = parse_log_body(raw_body("kafka", 'a"b', decoded.texts), 100)
     assert (request.webhook, request.endpoint, len(payload)) == ("kafka", 'a"b', len(decoded.rows))
 
 

@@ -116,7 +116,7 @@ async def test_a_batch_is_cut_into_transactions_of_bounded_size(sources: SourceW
 async def test_rows_with_different_fields_enter_as_several_requests(
     sources: SourceWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(DecodedMessages.tables, "__defaults__", (12,))
+    monkeypatch.setattr(DecodedMessages.tables, "__defaults__", (12, 10**6))
     wide = [message(user="ann", age=n, at=AT, **{f"f{n}": n}) for n in range(4)]
     await sources.writer().write(batch([*wide, b"no json"]))
     assert [raw.rows for raw in sources.world.raw(RAW)] == [2, 2]

@@ -1,0 +1,193 @@
+"""Rows of Avro become JSON values, whatever schema they were written with."""
+
+import datetime as dt
+import decimal
+import io
+import json
+import uuid
+
+import fastavro
+import pytest
+
+from fennel_core.connections.schema_registry import RegisteredSchema, SchemaReference
+from fennel_core.sources.avro import compile_avro
+from fennel_core.sources.errors import SchemaRefused
+from fennel_core.sources.framed import FramedDecoder
+from tests.support.schema_registry import MemoryRegistry, framed
+
+
+def record(name: str = "R", **fields: object) -> dict:
+    return {
+        "type": "record",
+        "name": name,
+        "fields": [{"name": key, "type": kind} for key, kind in fields.items()],
+    }
+
+
+def written(schema: dict, row: dict) -> bytes:
+    stream = io.BytesIO()
+    fastavro.schemaless_writer(stream, schema, row)
+    return stream.getvalue()
+
+
+def decoded(schema: dict, *rows: dict):
+    registry = MemoryRegistry()
+    number = registry.add(schema)
+    decode = FramedDecoder(registry, compile_avro)
+    return decode([framed(number, written(schema, row)) for row in rows])
+
+
+def read(kind: object, value: object) -> object:
+    found = decoded(record(x=kind), {"x": value})
+    assert found.unreadable == ()
+    assert json.loads(found.texts[0]) == found.rows[0] or value != value
+    return found.rows[0]["x"]
+
+
+NOON = dt.datetime(2024, 1, 2, 12, tzinfo=dt.UTC)
+
+
+@pytest.mark.parametrize(
+    ("kind", "value", "meant"),
+    [
+        ({"type": "long", "logicalType": "timestamp-millis"}, NOON, "2024-01-02T12:00:00Z"),
+        ({"type": "long", "logicalType": "timestamp-micros"}, NOON, "2024-01-02T12:00:00Z"),
+        (
+            {"type": "long", "logicalType": "local-timestamp-millis"},
+            NOON.replace(tzinfo=None),
+            "2024-01-02T12:00:00",
+        ),
+        ({"type": "int", "logicalType": "date"}, NOON.date(), "2024-01-02"),
+        (
+            {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
+            decimal.Decimal("-12.34"),
+            "-12.34",
+        ),
+        ({"type": "string", "logicalType": "uuid"}, uuid.UUID(int=7), str(uuid.UUID(int=7))),
+        (["null", "long"], None, None),
+        (["null", "long"], 3, 3),
+        (["null", record("In", y="int")], {"y": 1}, {"y": 1}),
+        (
+            {"type": "map", "values": {"type": "array", "items": "int"}},
+            {"k": [1]},
+            {"k": [1]},
+        ),
+        ({"type": "enum", "name": "E", "symbols": ["A", "B"]}, "B", "B"),
+        ("bytes", b"\xff\x00", "/wA="),
+        ({"type": "fixed", "name": "F", "size": 2}, b"ab", "YWI="),
+        ("double", float("inf"), float("inf")),
+        ({"type": "array", "items": "double"}, [1.5, float("-inf")], [1.5, float("-inf")]),
+        ("long", 2**62, 2**62),
+    ],
+)
+def test_a_value_becomes_what_json_has_for_it(kind, value, meant) -> None:
+    assert read(kind, value) == meant
+
+
+def test_not_a_number_stays_one() -> None:
+    found = decoded(record(x="double"), {"x": float("nan")})
+    assert found.texts == [b'{"x": NaN}']
+
+
+@pytest.mark.parametrize(
+    ("kind", "connect", "number", "meant"),
+    [
+        ("long", "io.debezium.time.MicroTimestamp", 1_000_000, "1970-01-01T00:00:01Z"),
+        ("long", "io.debezium.time.Timestamp", 1_000, "1970-01-01T00:00:01Z"),
+        ("int", "io.debezium.time.Date", 1, "1970-01-02"),
+        ("long", "io.debezium.time.MicroTime", 1, 1),
+    ],
+)
+def test_numbers_of_connect_have_their_meaning(kind, connect, number, meant) -> None:
+    schema = record(x=["null", {"type": kind, "connect.name": connect}])
+    registry = MemoryRegistry()
+    at = registry.add(schema)
+    body = written(record(x=["null", kind]), {"x": number})
+    assert FramedDecoder(registry, compile_avro)([framed(at, body)]).rows == [{"x": meant}]
+
+
+def test_a_message_with_bytes_left_over_or_missing_does_not_fit() -> None:
+    schema = record(x="string")
+    registry = MemoryRegistry()
+    number = registry.add(schema)
+    body = written(schema, {"x": "abc"})
+    bad = [body + b"\0", body[:-1], b"", b"\xff" * 12, b"\x06\xff\xfe\xfd"]
+    found = FramedDecoder(registry, compile_avro)([framed(number, each) for each in [body, *bad]])
+    assert found.rows == [{"x": "abc"}]
+    (unreadable,) = found.unreadable
+    assert unreadable.numbers == [1, 2, 3, 4, 5]
+
+
+EMPTY = {"type": "fixed", "name": "Z", "size": 0}
+NODE = {
+    "type": "record",
+    "name": "Node",
+    "namespace": "a",
+    "fields": [{"name": "next", "type": ["null", "Node"]}],
+}
+
+
+@pytest.mark.parametrize(
+    ("schema", "text"),
+    [
+        ("no json", "not a valid"),
+        ("3", "not a valid"),
+        ('"string"', "no records"),
+        (json.dumps({"type": "record", "name": "R"}), "not a valid"),
+        (json.dumps(record(x="Missing")), "not valid"),
+        (json.dumps(NODE), "contains itself"),
+        (json.dumps(record(x={"type": "array", "items": "null"})), "without bytes"),
+        (json.dumps(record(x={"type": "array", "items": record("E", n="null")})), "without bytes"),
+        (
+            json.dumps(record(x={"type": "array", "items": EMPTY})),
+            "without bytes",
+        ),
+        (json.dumps(record(x={"type": "record", "name": "E", "fields": []})), "without bytes"),
+    ],
+)
+def test_a_schema_that_cannot_be_used_is_refused(schema, text) -> None:
+    with pytest.raises(SchemaRefused, match=text):
+        compile_avro(RegisteredSchema(schema), MemoryRegistry())
+
+
+def test_a_schema_of_another_format_is_refused() -> None:
+    with pytest.raises(SchemaRefused, match="PROTOBUF"):
+        compile_avro(RegisteredSchema("", "PROTOBUF"), MemoryRegistry())
+
+
+def test_a_marker_of_the_library_in_a_schema_has_no_effect() -> None:
+    schema = record(x="int") | {"__fastavro_parsed__": True, "__named_schemas": {}}
+    registry = MemoryRegistry()
+    number = registry.add(schema)
+    assert FramedDecoder(registry, compile_avro)([framed(number, b"\x02")]).rows == [{"x": 1}]
+
+
+def test_types_of_other_subjects_are_read() -> None:
+    registry = MemoryRegistry()
+    registry.add(record("geo.Point", x="int"), subject="point")
+    number = registry.add(
+        record(at="geo.Point"), references=(SchemaReference("geo.Point", "point", 1),)
+    )
+    found = FramedDecoder(registry, compile_avro)([framed(number, b"\x02")])
+    assert found.rows == [{"at": {"x": 1}}]
+
+
+def test_three_versions_of_a_schema_in_one_batch() -> None:
+    """A new field, a missing one, and one of another type."""
+    versions = [
+        record(user="string", age="int"),
+        record(user="string", age=["null", "long"], city="string"),
+        record(user="string", city="string", age="string"),
+    ]
+    rows = [
+        {"user": "a", "age": 1},
+        {"user": "b", "age": None, "city": "Rome"},
+        {"user": "c", "city": "Oslo", "age": "7"},
+    ]
+    registry = MemoryRegistry()
+    messages = [
+        framed(registry.add(schema), written(schema, row))
+        for schema, row in zip(versions, rows, strict=True)
+    ]
+    found = FramedDecoder(registry, compile_avro)([*messages, *reversed(messages)])
+    assert found.rows == [*rows, *reversed(rows)]
