@@ -29,7 +29,7 @@ from fennel_core.sources.messages import (
     shown,
 )
 from fennel_core.vocab.errors import ANY_FAILURE
-from fennel_core.wire.arrow_json import SchemaNotServed, json_columns
+from fennel_core.wire.arrow_json import SchemaNotServed, json_columns, served_names
 from fennel_core.wire.arrow_sizes import decoded_sizes
 from fennel_core.wire.errors import MalformedData
 from fennel_core.wire.json_data import json_table
@@ -141,6 +141,7 @@ def _of_table(name: str, stream: str, part: ArrowRows) -> Iterator[RowRequest | 
     if not count:
         return
     try:
+        served_names(rows.schema)  # bounds the depth of what follows
         rows.validate()
         size = int(decoded_sizes(rows).sum())
         if size > MESSAGE_BYTES:

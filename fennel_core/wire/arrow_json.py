@@ -55,7 +55,7 @@ def json_columns(rows: pa.RecordBatch) -> dict[str, list[Any]]:
     Raises `SchemaNotServed` if no rows of these columns have a JSON form, and `MalformedData` if
     these rows have none.
     """
-    names = _served_names(rows.schema)
+    names = served_names(rows.schema)
     try:
         decoded = [_without_dictionary(column) for column in rows.columns]
         for column in decoded:
@@ -69,7 +69,8 @@ def json_columns(rows: pa.RecordBatch) -> dict[str, list[Any]]:
         raise MalformedData(str(wrong).partition("\n")[0]) from wrong
 
 
-def _served_names(schema: pa.Schema) -> list[str]:
+def served_names(schema: pa.Schema) -> list[str]:
+    """Return the names of columns that have a JSON form; raises `SchemaNotServed`."""
     try:
         names = list(schema.names)
         _require_distinct(names, "column")

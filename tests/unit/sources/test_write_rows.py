@@ -200,6 +200,16 @@ async def test_values_out_of_range_cost_only_their_row(sources: SourceWorld) -> 
     assert len(sources.world.messages("w.dead.1")) == 1
 
 
+async def test_a_type_nested_too_deeply_is_one_letter(sources: SourceWorld) -> None:
+    kind = pa.int64()
+    for _ in range(2000):
+        kind = pa.list_(kind)
+    part = ArrowRows("file `a`", pa.record_batch([pa.nulls(3, kind)], ["user"]), np.arange(3))
+    await sources.writer().write_rows(row_batch(0, 3, parts=(part,)))
+    ((_, letter),) = sources.world.messages("w.dead.1")
+    assert "none of 3 rows was read" in origin_of(letter.headers).reason
+
+
 async def test_a_schema_without_a_json_form_is_one_letter(sources: SourceWorld) -> None:
     rows = pa.record_batch({"user": pa.nulls(1000, pa.month_day_nano_interval())})
     part = ArrowRows("file `a`", rows, np.arange(1000))
