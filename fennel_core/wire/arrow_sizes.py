@@ -25,6 +25,12 @@ def decoded_sizes(rows: pa.RecordBatch) -> Sizes:
 
 
 def _sizes(array: pa.Array) -> Sizes:
+    """Return the bytes of each value; what is stored for a null is no part of it."""
+    sizes = _stored_sizes(array)
+    return np.where(np.asarray(array.is_valid()), sizes, 1) if array.null_count else sizes
+
+
+def _stored_sizes(array: pa.Array) -> Sizes:
     kind = array.type
     if isinstance(array, pa.ExtensionArray):
         return _sizes(array.storage)
@@ -79,8 +85,7 @@ def _has_lengths(kind: pa.DataType) -> bool:
 def _view_lengths(array: pa.Array) -> Sizes:
     """Return the lengths of text or bytes in views: the first four bytes of the 16 of each."""
     views = np.frombuffer(array.buffers()[1], dtype=np.int32).reshape(-1, 4)
-    lengths = views[array.offset : array.offset + len(array), 0].astype(np.int64)
-    return np.where(np.asarray(array.is_valid()), lengths, 0)
+    return views[array.offset : array.offset + len(array), 0].astype(np.int64)
 
 
 def _between(children: Sizes, first: Sizes, last: Sizes) -> Sizes:

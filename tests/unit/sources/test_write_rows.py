@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.ingest.store import ProducerRecord
-from fennel_core.sources import positions
+from fennel_core.sources import positions, read_rows
 from fennel_core.sources.errors import ReaderSuperseded, SourceRewound, StreamReplaced
 from fennel_core.sources.messages import MESSAGE_BYTES
 from fennel_core.sources.positions import SourcePosition
@@ -23,6 +23,7 @@ from fennel_core.sources.read_rows import (
 )
 from fennel_core.vocab.dead_letters import origin_of
 from fennel_core.vocab.versions import decode
+from fennel_core.wire.arrow_json import json_columns
 from tests.support.ingest_world import DAY_US, catalog
 from tests.support.source_world import (
     AT_US,
@@ -219,13 +220,29 @@ async def test_a_schema_without_a_json_form_is_one_letter(sources: SourceWorld) 
 
 
 async def test_a_dictionary_of_long_texts_is_cut_before_it_is_decoded(
-    sources: SourceWorld,
+    sources: SourceWorld, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    decoded = []
+
+    def counted(rows: pa.RecordBatch) -> dict:
+        decoded.append(rows.num_rows)
+        return json_columns(rows)
+
+    monkeypatch.setattr(read_rows, "json_columns", counted)
     users = pa.DictionaryArray.from_arrays(pa.array([0] * 64, pa.int32()), pa.array(["x" * 2**20]))
     rows = pa.record_batch({"user": users, "age": range(64), "at": [AT_US] * 64})
     part = ArrowRows("file `a`", rows, np.arange(64))
     await sources.writer().write_rows(row_batch(0, 64, parts=(part,)))
     assert [row["age"] for row in sources.read()] == list(range(64))
+    assert max(decoded) <= MESSAGE_BYTES // 2**20
+
+
+async def test_a_name_that_is_no_text_is_a_letter(sources: SourceWorld) -> None:
+    rows = pa.record_batch([pa.array([1])], schema=pa.schema([pa.field(b"\xff", pa.int64())]))
+    part = ArrowRows("file `a`", rows, np.arange(1))
+    await sources.writer().write_rows(row_batch(0, 1, parts=(part,)))
+    ((_, letter),) = sources.world.messages("w.dead.1")
+    assert "is not UTF-8" in origin_of(letter.headers).reason
 
 
 async def test_a_reader_of_another_stream_or_before_a_rewind_gets_no_position(

@@ -8,6 +8,7 @@ import math
 import uuid
 from decimal import Decimal as D
 
+import numpy as np
 import pyarrow as pa
 import pytest
 
@@ -120,6 +121,8 @@ def timestamps(number: int, unit: str, zone: str | None = None) -> pa.Array:
     "array",
     [
         timestamps(2**63 - 1, "ms"),
+        timestamps(253_402_300_800, "s"),  # the year 10000
+        pa.array([25 * 3600], pa.int32()).view(pa.time32("s")),
         timestamps(2**63 - 1, "us"),
         timestamps(-(2**63), "s"),
         pa.array([2**31 - 1], pa.int32()).view(pa.date32()),
@@ -140,3 +143,13 @@ def test_values_that_cannot_be_represented_are_malformed(array: pa.Array) -> Non
 def test_a_zone_that_nobody_knows_changes_no_timestamp() -> None:
     found = json_columns(pa.record_batch([timestamps(0, "us", "No/Where")], ["c"]))
     assert found == {"c": ["1970-01-01T00:00:00.000000+00:00"]}
+
+
+def test_values_that_no_row_of_a_dictionary_has_are_not_looked_at() -> None:
+    offsets = pa.py_buffer(np.array([0, 1, 2], dtype=np.int32))
+    values = pa.Array.from_buffers(pa.string(), 2, [None, offsets, pa.py_buffer(b"\xffa")])
+    column = pa.DictionaryArray.from_arrays(pa.array([1, None, 1]), values)
+    assert json_columns(pa.record_batch([column], ["c"])) == {"c": ["a", None, "a"]}
+    outside = pa.DictionaryArray.from_arrays(pa.array([2]), values, safe=False)
+    with pytest.raises(MalformedData, match="does not have"):
+        json_columns(pa.record_batch([outside], ["c"]))
