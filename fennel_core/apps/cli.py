@@ -353,8 +353,8 @@ def snapshot(every: int | None) -> None:
     help="Print per topic how many rows would be removed, and change nothing.",
 )
 def maintain_history(every: int | None, dry_run: bool) -> None:
-    """Remove rows of erased keys, and those that are older than `history`, from the files of
-    history, and merge small files, with Spark.
+    """Remove rows of erased keys, and with FENNEL_HISTORY_RETENTION those that are older than
+    `history`, from the files of history, and merge small files, with Spark.
 
     Does the same as Airflow's DAG `history_maintenance`, for platforms without Airflow
     (FENNEL_ORCHESTRATOR=inline): from cron, or with --every.

@@ -99,6 +99,8 @@ def show_removable_rows(settings: Settings, report: Report) -> None:
                 f"{topic}: {each.rows} rows older than `history` would leave {each.rewritten} "
                 f"files; {each.waiting} files with such rows wait"
             )
+    if not settings.history_retention:
+        report("FENNEL_HISTORY_RETENTION is off: a run removes no rows older than `history`")
     report(f"nothing is changed; a run would do this: {done}")
 
 

@@ -121,10 +121,12 @@ def plan_commit(
     notices: Iterable[Notice] = (),
     *,
     allow_data_loss: bool = True,
+    history_retention: bool = False,
 ) -> CommitPlan:
     """Return the plan that turns the assets of the branch into those of `compiled`.
 
     `allow_data_loss`: the grace period of rows that only the branch holds has an end.
+    `history_retention`: rows that are older than `history` are removed.
     """
     revived = revivable(compiled, facts.alive, facts.retained)
     wanted = tuple(_planned(facts, revived, blueprint) for blueprint in compiled.blueprints)
@@ -162,7 +164,7 @@ def plan_commit(
     losses += _rows_gone(compiled, existing, facts.amounts)
     losses += _removed_before(facts, compiled, existing)
     losses += [_loss(entry) for entry in entries if entry.loses_rows]
-    losses += retention_notices(compiled)
+    losses += retention_notices(compiled, removed=history_retention)
     changes = source_changes(facts.before, compiled, facts.amounts.messages)
     return CommitPlan(wanted, tuple(entries), (*notices, *changes, *losses))
 

@@ -16,8 +16,11 @@ DEFAULT_HISTORY_US: Final = 2 * 365 * DAY_US
 NOT_COMPUTED: Final = "nothing computes it, and the rows that it would aggregate are others'"
 
 
-def retention_notices(compiled: Compiled) -> Iterator[Notice]:
-    """Yield the datasets of a version whose `history` was chosen and that keep all rows."""
+def retention_notices(compiled: Compiled, *, removed: bool) -> Iterator[Notice]:
+    """Yield the datasets of a version whose `history` was chosen and that keep rows longer.
+
+    `removed`: rows that are older are removed, by the setting `FENNEL_HISTORY_RETENTION`.
+    """
     kept = row_retention(
         [
             KeptDataset(
@@ -47,7 +50,10 @@ def retention_notices(compiled: Compiled) -> Iterator[Notice]:
         reasons = [each.kept_because for each in found]
         why = next(filter(None, reasons), None if found else NOT_COMPUTED)
         begin = f"dataset `{dataset.name}`: history {duration(dataset.history_us)} is recorded; "
-        if why is not None:
+        if not removed:
+            text = f"{begin}rows are kept longer while the setting FENNEL_HISTORY_RETENTION is off"
+            yield Notice("history-not-applied", dataset.name, f"{text}{_also(why)}")
+        elif why is not None:
             text = f"{begin}rows are kept longer, because {why}"
             yield Notice("history-not-applied", dataset.name, text)
         elif dataset.topic is not None and found[0].kept_us > dataset.history_us:
@@ -56,3 +62,7 @@ def retention_notices(compiled: Compiled) -> Iterator[Notice]:
                 f"{begin}rows are kept {longer} days, because datasets computed from them need them"
             )
             yield Notice("history-not-applied", dataset.name, text)
+
+
+def _also(why: str | None) -> str:
+    return "" if why is None else f", and also when it is on, because {why}"

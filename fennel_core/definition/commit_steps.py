@@ -328,6 +328,7 @@ def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
         KafkaTopicAdmin(settings),
         asyncio.sleep,
         timings,
+        history_retention=settings.history_retention,
     )
     key_file = settings.secrets_key_file
     return CommitSteps(

@@ -1,9 +1,10 @@
 """Keep history in shape: one run of what the DAG `history_maintenance` does.
 
-First the rows of erased keys leave the files that no replay needs (`erasing_run`), and rows that
-are older than `history` do (`expiring_run`); then small files are merged (`compaction_run`). The
-same function runs under `spark-submit` in Airflow (`apps/spark_jobs/history_maintenance.py`) and in
-`fennel-core maintain-history` without it. Several runs at once are safe.
+First the rows of erased keys leave the files that no replay needs (`erasing_run`), and with the
+setting `history_retention` rows that are older than `history` do (`expiring_run`); then small files
+are merged (`compaction_run`). The same function runs under `spark-submit` in Airflow
+(`apps/spark_jobs/history_maintenance.py`) and in `fennel-core maintain-history` without it. Several
+runs at once are safe.
 """
 
 from __future__ import annotations
@@ -23,6 +24,7 @@ from fennel_core.history.erased_topic_keys import erasures_of
 from fennel_core.history.erasing_run import ErasedRowsRemoval, EraseWorker
 from fennel_core.history.errors import CompactionFailed
 from fennel_core.history.expired_topics import expiries_now
+from fennel_core.history.expiring import TopicExpiry
 from fennel_core.history.expiring_run import ExpiredRowsRemoval, ExpiryWorker
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.removals import RemovedRows, Replacer, sums
@@ -56,12 +58,14 @@ class FileWorker(Merger, RowWorker, Protocol):
 class MaintenanceResult:
     """What a run did: `removed` rows of erased keys, rows that `expired`, by topic, and merges.
 
-    `merged`: None in a dry run.
+    `merged`: None in a dry run. `retention`: rows that expire are removed; without it, a dry run
+    counts them.
     """
 
     removed: RemovedRows
     expired: Mapping[TopicName, RemovedRows]
     merged: CompactionResult | None
+    retention: bool
 
     @property
     def expired_rows(self) -> RemovedRows:
@@ -70,9 +74,10 @@ class MaintenanceResult:
 
     def __str__(self) -> str:
         removed, expired = self.removed, self.expired_rows
+        older = "removed" if self.retention else "kept, because FENNEL_HISTORY_RETENTION is off"
         text = (
             f"rows of erased keys removed: {removed.rows} from {removed.rewritten} of "
-            f"{removed.searched} files searched. Rows older than `history` removed: {expired.rows} "
+            f"{removed.searched} files searched. Rows older than `history` {older}: {expired.rows} "
             f"from {expired.rewritten} of {expired.searched} files searched. Files that wait until "
             f"snapshots and Kafka's retention have passed them: "
             f"{removed.waiting + expired.waiting}"
@@ -98,7 +103,7 @@ async def maintain_history(
         try:
             if dry_run:
                 rows = await remove_rows(settings, pool, worker, read_bounds, dry_run=True)
-                done = MaintenanceResult(*rows, None)
+                done = MaintenanceResult(*rows, None, settings.history_retention)
             else:
                 done = await remove_and_merge(settings, pool, worker, read_bounds)
         finally:
@@ -129,7 +134,7 @@ async def remove_and_merge(
     merged = await compact(settings, pool, worker)
     if failed is not None:
         raise failed
-    return MaintenanceResult(*rows, merged)
+    return MaintenanceResult(*rows, merged, settings.history_retention)
 
 
 async def remove_rows(
@@ -140,10 +145,15 @@ async def remove_rows(
     *,
     dry_run: bool = False,
 ) -> tuple[RemovedRows, Mapping[TopicName, RemovedRows]]:
-    """Remove the rows of erased keys, then those that have expired, where they may be removed."""
+    """Remove the rows of erased keys, then those that have expired, where they may be removed.
+
+    Expired rows are only removed with the setting `history_retention`; a dry run counts them.
+    """
     topics = HistoryTopics(pool)
     by_topic = await erasures_of(pool, await topics.erasable())
-    expiries = await expiries_now(pool, await topics.row_retention())
+    expiries: Mapping[TopicName, TopicExpiry] = {}
+    if settings.history_retention or dry_run:
+        expiries = await expiries_now(pool, await topics.row_retention())
     if not by_topic and not expiries:
         return RemovedRows(), {}
     bounds = await read_bounds(settings, pool)

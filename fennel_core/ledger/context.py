@@ -51,6 +51,7 @@ class LedgerContext:
     """The dependencies of every ledger step.
 
     `sleep` waits for a number of seconds. `now` returns seconds of a monotonic clock.
+    `history_retention`: rows that are older than `history` are removed.
     """
 
     ledger: Ledger
@@ -59,3 +60,4 @@ class LedgerContext:
     timings: LedgerTimings = LedgerTimings()
     now: Callable[[], float] = time.monotonic
     forecasts: KnownForecasts = field(default_factory=KnownForecasts)
+    history_retention: bool = False

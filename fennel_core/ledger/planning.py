@@ -55,7 +55,13 @@ async def preview(
     facts = await context.ledger.run(lambda tx: draft_facts(tx, workspace, name, compiled))
     needed = with_replays(facts, compiled)
     facts = replace(facts, amounts=await measure_topics(context, facts, needed))
-    commit_plan = plan_commit(facts, needed, notices, allow_data_loss=allow_data_loss)
+    commit_plan = plan_commit(
+        facts,
+        needed,
+        notices,
+        allow_data_loss=allow_data_loss,
+        history_retention=context.history_retention,
+    )
     if not backfill:
         check_backfill(commit_plan, compiled)
     return commit_plan.record

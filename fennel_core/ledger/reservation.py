@@ -95,7 +95,11 @@ async def reserve(
         facts = await bank_facts(tx, branch, before, compiled, incarnation, amounts)
         needed = with_replays(facts, compiled)
         commit_plan = plan_commit(
-            facts, needed, notices, allow_data_loss=row.options.allow_data_loss
+            facts,
+            needed,
+            notices,
+            allow_data_loss=row.options.allow_data_loss,
+            history_retention=context.history_retention,
         )
         check_data_loss(row, commit_plan)
         if not row.options.backfill:

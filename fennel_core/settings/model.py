@@ -474,8 +474,7 @@ class LimitSettings(BaseSettings):
     history_file_records: int = Field(
         1_000,
         gt=0,
-        description="Messages of one partition after which a file is written at once: small files "
-        "slow down every reader.",
+        description="Messages of a partition after which a file is written: small ones are slow.",
     )
     history_max_wait_s: float = Field(
         300.0,
@@ -486,8 +485,7 @@ class LimitSettings(BaseSettings):
     history_file_bytes: int = Field(
         32 * MIB,
         gt=0,
-        description="Maximum message bytes of one file; a worker decodes one file at a time in "
-        "memory.",
+        description="Maximum message bytes of a file; a worker decodes one at a time in memory.",
     )
     history_batch_records: int = Field(
         20_000,
@@ -495,12 +493,13 @@ class LimitSettings(BaseSettings):
         description="Messages of a batch over all partitions: bounds what a crash repeats.",
     )
     history_workers: int = Field(
-        2,
-        gt=0,
-        description="Concurrent Spark tasks of the history writer, one Python process each.",
+        2, gt=0, description="Concurrent Spark tasks of the history writer, a Python process each."
     )
     history_maintenance_schedule: str = Field(
         "20 */6 * * *", description="When files of history are merged: cron, UTC. Empty: never."
+    )
+    history_retention: bool = Field(
+        False, description="Remove rows of keyless datasets older than `history`, for ever."
     )
     query_log_history_s: int = Field(
         400 * 86_400,

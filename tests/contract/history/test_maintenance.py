@@ -57,6 +57,7 @@ def environment(
         "FENNEL_KAFKA_USER": kafka.kafka_user,
         "FENNEL_KAFKA_PASSWORD": kafka.kafka_password.get_secret_value(),
         "FENNEL_DATA_DIR": str(data),
+        "FENNEL_HISTORY_RETENTION": "true",
     }
 
 

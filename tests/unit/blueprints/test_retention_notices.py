@@ -15,9 +15,10 @@ DAY = 86_400_000_000
 USERS = schema("user", "city:str")
 
 
-def texts(compiled: Compiled, history_us: int) -> list[str]:
+def texts(compiled: Compiled, history_us: int, *, removed: bool = True) -> list[str]:
     chosen = tuple(replace(each, history_us=history_us) for each in compiled.datasets)
-    return [f"{n.code} {n.text}" for n in retention_notices(replace(compiled, datasets=chosen))]
+    version = replace(compiled, datasets=chosen)
+    return [f"{n.code} {n.text}" for n in retention_notices(version, removed=removed)]
 
 
 def test_a_keyed_dataset_keeps_its_rows_longer() -> None:
@@ -41,12 +42,25 @@ def test_a_dataset_whose_rows_others_need_for_longer_is_named() -> None:
     compiled = compile_datasets([sourced("Clicks", clicks), copy], 2)
     histories = {"Clicks": 30 * DAY, "Copy": 89 * DAY + 1}
     chosen = tuple(replace(each, history_us=histories[each.name]) for each in compiled.datasets)
-    (notice,) = retention_notices(replace(compiled, datasets=chosen))
+    (notice,) = retention_notices(replace(compiled, datasets=chosen), removed=True)
     assert notice.entity == "Clicks"
     assert notice.text.endswith(
         "history 30d is recorded; rows are kept 90 days, because datasets computed from them need "
         "them"
     )
+
+
+def test_without_the_setting_every_chosen_history_is_named() -> None:
+    clicks = replace(USERS, keys=(), values=(*USERS.keys, *USERS.values))
+    compiled = compile_datasets([sourced("Clicks", clicks), sourced("Users", USERS)], 2)
+    begin = "history 30d is recorded; rows are kept longer while the setting"
+    off = "FENNEL_HISTORY_RETENTION is off"
+    assert texts(compiled, 30 * DAY, removed=False) == [
+        f"history-not-applied dataset `Clicks`: {begin} {off}",
+        f"history-not-applied dataset `Users`: {begin} {off}, and also when it is on, because "
+        "the last version of each key stays, however old it is",
+    ]
+    assert texts(compiled, DEFAULT_HISTORY_US, removed=False) == []
 
 
 def test_an_aggregate_that_nothing_computes_is_named() -> None:

@@ -31,8 +31,9 @@ def test_every_setting_has_a_description() -> None:
 def test_every_size_and_time_names_its_unit() -> None:
     unitless = [
         n
-        for n in Settings.model_fields
-        if any(w in n for w in ("timeout", "limit", "lease", "retention", "grace"))
+        for n, field in Settings.model_fields.items()
+        if field.annotation is not bool
+        and any(w in n for w in ("timeout", "limit", "lease", "retention", "grace"))
         and not n.endswith(("_ms", "_s", "_bytes", "_percent"))
     ]
     assert unitless == []
