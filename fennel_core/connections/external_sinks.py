@@ -22,6 +22,7 @@ from fennel_core.connections.external_kafka import (
     ExternalTopic,
     describe_topic,
 )
+from fennel_core.connections.kafka import FETCH_MAX_BYTES
 
 POSITIONS: Final = "fennel-sink-positions"
 """The topic of positions. One partition: its records are few, small and compacted."""
@@ -49,6 +50,8 @@ def producer_config(kafka: ExternalKafka, transactional_id: str) -> dict[str, An
         "compression.type": "zstd",
         "partitioner": "murmur2_random",
         "queue.buffering.max.messages": 200_000,
+        # The broker decides what is too large.
+        "message.max.bytes": FETCH_MAX_BYTES,
         "log_level": 0,
     }
 

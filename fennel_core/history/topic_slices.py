@@ -28,7 +28,7 @@ from fennel_core.history.errors import ReadFailed
 from fennel_core.history.kafka import TopicReader
 from fennel_core.history.parquet import RowFilter
 from fennel_core.history.postgres import PostgresHistoryFiles
-from fennel_core.history.store import NEVER, HistoryFile, first_gap
+from fennel_core.history.store import NEVER, HistoryFile
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Micros, Offset, TopicName, TopicPartition
 from fennel_core.vocab.versions import decode
@@ -60,10 +60,15 @@ class TopicSlice:
     @property
     def gap(self) -> tuple[Offset, Offset] | None:
         """The first offsets behind a file that were deleted before they were in history."""
-        if found := first_gap(self.files):
-            return found
-        behind = bool(self.files) and self.files[-1].next_offset < self.tail_first
-        return (self.files[-1].next_offset, self.tail_first) if behind else None
+        return self.gap_behind(0)
+
+    def gap_behind(self, offset: int) -> tuple[Offset, Offset] | None:
+        """Return the first gap that ends behind an offset."""
+        firsts = [*(file.first_offset for file in self.files[1:]), self.tail_first]
+        for file, following in zip(self.files, firsts, strict=False):
+            if max(int(file.next_offset), offset) < following:
+                return file.next_offset, following
+        return None
 
     @property
     def removed_rows(self) -> int:

@@ -1,27 +1,30 @@
 """What a message of a dataset's topic changes, as events.
 
 Theory. A topic carries signed versions (`vocab.versions`), and a retraction and its replacement are
-in one message. So an event is made of one version, or of a retraction and the addition of the same
-key and time in the same message, and depends on that message alone: how messages are brought
-together in batches changes nothing.
+in one message. So an event adds a version, withdraws one, or does both to a key, and depends on
+that message alone: how messages are brought together in batches changes nothing.
 
     added                retracted            event
     a row                none or a tombstone  `c`: after = the row
     a row                a row                `u`: before = the old row, after = the new one
     a tombstone          none or a tombstone  `d`: before = the key, other columns null
     a tombstone          a row                `d`: before = the old row
-    none                 a row                `d`: before = the old row
-    none                 a tombstone          none: the row before the tombstone is not known here
+    none                 a row                `d`, a retraction: before = the old row
+    none                 a tombstone          `d`, a retraction: before = the key
     the same             the same             none: nothing changes
 
-Events are in the order of messages. In a message, removals come first and then additions in order
-of event time: so the last event of a key is about its latest version in the message. Without keys,
-each version is an event, in order.
+Which retraction belongs to which addition of its key: the one of the same event time and position,
+else of the same event time, else any. An event names the version that it withdraws: so a reader
+that keeps the versions of a key knows which of them are valid, whatever pairs there are.
+
+Events are in the order of messages. In a message, retractions come first and then additions in
+order of event time: so the last event of a key is about its latest version in the message. Without
+keys, each version is an event, in order.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
 from typing import Final
 
 import polars as pl
@@ -35,24 +38,15 @@ PART: Final = "__part"
 OFFSET: Final = "__offset"
 """The partition and the offset of the message that has a version."""
 MESSAGE: Final = (PART, OFFSET)
+SAME_VERSION: Final = (*MESSAGE, "key", "time", POS)
 
 
-@dataclass(frozen=True, slots=True)
-class ChangeEvents:
-    """The events of a batch of versions.
-
-    `frame` has, per event, `op` (`c`, `u` or `d`), and `before` and `after`: numbers of rows of the
-    batch, or null. `unknown`: retracted tombstones without an event.
-    """
-
-    frame: pl.DataFrame
-    unknown: int
-
-
-def events_of(versions: pl.DataFrame, schema: Schema) -> ChangeEvents:
+def events_of(versions: pl.DataFrame, schema: Schema) -> pl.DataFrame:
     """Return the events of versions, which have the columns of `vocab.versions` and `MESSAGE`.
 
-    Versions are in order of messages, and a message is there as a whole.
+    Versions are in order of messages, and a message is there as a whole. An event has `op` (`c`,
+    `u` or `d`), `before` and `after`, the versions that are `added` and `retracted`: each a number
+    of a row of `versions`, or null.
     """
     numbered = versions.select(
         pl.int_range(pl.len(), dtype=pl.Int64).alias("row"),
@@ -63,9 +57,6 @@ def events_of(versions: pl.DataFrame, schema: Schema) -> ChangeEvents:
         IS_TOMBSTONE,
         *MESSAGE,
     )
-    added, retracted = numbered.filter(pl.col(SIGN) > 0), numbered.filter(pl.col(SIGN) < 0)
-    if retracted.is_empty():
-        return _named(_alone(added))
     if not schema.keyed:
         return _named(
             numbered.select(
@@ -75,57 +66,67 @@ def events_of(versions: pl.DataFrame, schema: Schema) -> ChangeEvents:
                 pl.lit(value=False).alias("retracted_gone"),
             )
         )
-    content = pl.Series("content", encode_rows(versions, schema.names), dtype=pl.Binary)
-    return _named(_paired(added, retracted, content))
+    added, retracted = numbered.filter(pl.col(SIGN) > 0), numbered.filter(pl.col(SIGN) < 0)
+    if not retracted.is_empty():
+        content = pl.Series("content", encode_rows(versions, schema.names), dtype=pl.Binary)
+        same = _pairs(
+            added.with_columns(content=content.gather(added["row"])),
+            retracted.with_columns(content=content.gather(retracted["row"])),
+            (*SAME_VERSION, IS_TOMBSTONE, "content"),
+        )
+        added, retracted = _others(added, retracted, same)
+    pairs = []
+    for group in (SAME_VERSION, (*MESSAGE, "key", "time"), (*MESSAGE, "key")):
+        if retracted.is_empty():
+            break
+        pairs.append(_pairs(added, retracted, group))
+        added, retracted = _others(added, retracted, pairs[-1])
+    alone = added.select(pl.col("row").alias("added"), pl.lit(None, pl.Int64).alias("retracted"))
+    gone = retracted.select(pl.lit(None, pl.Int64).alias("added"), pl.col("row").alias("retracted"))
+    return _named(_ordered(pl.concat([*pairs, alone, gone]), numbered))
 
 
-def _alone(added: pl.DataFrame) -> pl.DataFrame:
-    return added.sort(*MESSAGE, "time", POS, maintain_order=True).select(
-        pl.col("row").alias("added"),
-        pl.lit(None, pl.Int64).alias("retracted"),
-        pl.col(IS_TOMBSTONE).alias("added_gone"),
-        pl.lit(None, pl.Boolean).alias("retracted_gone"),
-    )
-
-
-def _paired(added: pl.DataFrame, retracted: pl.DataFrame, content: pl.Series) -> pl.DataFrame:
-    """Bring the n-th retraction of a key and time in a message together with its n-th addition."""
-    group = (*MESSAGE, "key", "time")
+def _pairs(added: pl.DataFrame, retracted: pl.DataFrame, group: Sequence[str]) -> pl.DataFrame:
+    """Bring the n-th addition of a group, in order of time, together with its n-th retraction."""
     plus, minus = (
-        side.with_columns(content=content.gather(side["row"]))
-        .sort(POS, maintain_order=True)
-        .with_columns(rank=pl.int_range(pl.len()).over(group))
-        for side in (added, retracted)
+        side.sort("time", POS, "row").select(
+            *group, pl.int_range(pl.len()).over(group).alias("rank"), pl.col("row").alias(name)
+        )
+        for side, name in ((added, "added"), (retracted, "retracted"))
     )
-    pairs = plus.join(
-        minus, on=[*group, "rank"], how="full", coalesce=True, nulls_equal=True, suffix="_old"
-    )
-    same = (
-        (pl.col(POS) == pl.col(f"{POS}_old"))
-        & (pl.col(IS_TOMBSTONE) == pl.col(f"{IS_TOMBSTONE}_old"))
-        & (pl.col("content") == pl.col("content_old"))
-    )
+    return plus.join(minus, on=[*group, "rank"], nulls_equal=True).select("added", "retracted")
+
+
+def _others(
+    added: pl.DataFrame, retracted: pl.DataFrame, pairs: pl.DataFrame
+) -> tuple[pl.DataFrame, pl.DataFrame]:
+    """Return the additions and retractions that are in no pair."""
     return (
-        pairs.filter(~same.fill_null(value=False))
-        .with_columns(place=pl.coalesce(POS, f"{POS}_old"))
-        .sort(*MESSAGE, pl.col("row").is_not_null(), "time", "place", "rank")
-        .select(
-            pl.col("row").alias("added"),
-            pl.col("row_old").alias("retracted"),
-            pl.col(IS_TOMBSTONE).alias("added_gone"),
-            pl.col(f"{IS_TOMBSTONE}_old").alias("retracted_gone"),
+        added.join(pairs, left_on="row", right_on="added", how="anti"),
+        retracted.join(pairs, left_on="row", right_on="retracted", how="anti"),
+    )
+
+
+def _ordered(pairs: pl.DataFrame, numbered: pl.DataFrame) -> pl.DataFrame:
+    """Return pairs of rows in the order of their events."""
+    at = pairs.select(pl.coalesce("added", "retracted")).to_series()
+    places = numbered[at].select(*MESSAGE, "time", POS, "row")
+    gone = numbered[IS_TOMBSTONE]
+    return (
+        pl.concat([pairs, places], how="horizontal")
+        .sort(*MESSAGE, pl.col("added").is_not_null(), "time", POS, "row")
+        .select("added", "retracted")
+        .with_columns(
+            pl.col("added").map_batches(gone.gather, pl.Boolean).alias("added_gone"),
+            pl.col("retracted").map_batches(gone.gather, pl.Boolean).alias("retracted_gone"),
         )
     )
 
 
-def _named(pairs: pl.DataFrame) -> ChangeEvents:
+def _named(pairs: pl.DataFrame) -> pl.DataFrame:
     """Return the events of pairs of rows by the table of this module."""
     old = pl.when(~pl.col("retracted_gone")).then("retracted")
     new = pl.when(~pl.col("added_gone").fill_null(value=False)).then("added")
-    frame = pairs.select(
-        before=pl.when(new.is_null()).then(pl.coalesce(old, "added")).otherwise(old), after=new
-    )
-    known = frame.filter(pl.col("before").is_not_null() | pl.col("after").is_not_null())
     op = (
         pl.when(pl.col("after").is_null())
         .then(pl.lit("d"))
@@ -133,6 +134,9 @@ def _named(pairs: pl.DataFrame) -> ChangeEvents:
         .then(pl.lit("c"))
         .otherwise(pl.lit("u"))
     )
-    return ChangeEvents(
-        known.select(op.alias("op"), "before", "after"), frame.height - known.height
-    )
+    return pairs.select(
+        before=pl.when(new.is_null()).then(pl.coalesce(old, "added", "retracted")).otherwise(old),
+        after=new,
+        added="added",
+        retracted="retracted",
+    ).select(op.alias("op"), "before", "after", "added", "retracted")

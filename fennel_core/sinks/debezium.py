@@ -4,13 +4,16 @@ A keyed change is a message whose key is the JSON object of the key fields, and 
 
     {"before": …, "after": …, "source": {…}, "op": "c" | "u" | "d", "ts_ms": …}
 
-`before` and `after` are rows or null. After a `d` follows the same key without a value, with which
-Kafka's compaction forgets the key. A change of a dataset without keys has no message key.
+`before` and `after` are rows or null. A change of a dataset without keys has no message key. After
+the delete of an erased key follows the key without a value, with which Kafka's compaction forgets
+it. After other deletes nothing follows: a message cannot know whether it is about the latest row.
 
 `source` says where the change is from: `db` is the workspace, `table` the dataset, `ts_ms` and
 `ts_us` the event time of the row, `position` the order among rows with the same event time, and
-`partition` and `offset` the message of the platform. The latest row of a key is the one with the
-largest (`ts_us`, `position`).
+`partition` and `offset` the message of the platform. `withdrawn` is null, or the `ts_us` and the
+`position` of the version that is not valid any more. `retraction` says that nothing replaces it;
+otherwise the event adds a version, `after`, or a delete at its time. The current row of a key is
+that of the version with the largest (`ts_us`, `position`) of those that were not withdrawn.
 """
 
 from __future__ import annotations
@@ -23,12 +26,14 @@ import msgspec
 import polars as pl
 
 from fennel_core.operators.rows import columns_of, decode_rows
-from fennel_core.sinks.changes import MESSAGE, ChangeEvents
+from fennel_core.sinks.changes import MESSAGE
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import POS
 from fennel_core.wire.json_encode import DEBEZIUM, encode_column
 
 CONNECTOR: Final = "fennel"
+VERSION: Final = ("ts_us", "position")
+"""What names a version of a key."""
 _encode: Final = msgspec.json.Encoder().encode
 
 
@@ -52,9 +57,9 @@ class ChangeSource:
 
 
 def change_records(
-    versions: pl.DataFrame, events: ChangeEvents, of: ChangeSource, now_ms: int
+    versions: pl.DataFrame, events: pl.DataFrame, of: ChangeSource, now_ms: int
 ) -> list[SinkRecord]:
-    """Return the messages of events, which refer to rows of `versions`."""
+    """Return the messages of events (`changes.events_of`), which refer to rows of `versions`."""
     schema = of.schema
     values = [encode_column(versions[f.name], f.dtype, DEBEZIUM) for f in schema.fields]
     rows = [dict(zip(schema.names, row, strict=True)) for row in zip(*values, strict=True)]
@@ -62,8 +67,10 @@ def change_records(
     sources = _sources(versions, of)
     parts = versions[MESSAGE[0]].to_list()
     found: list[SinkRecord] = []
-    for op, before, after in events.frame.rows():
-        at = before if after is None else after
+    for op, before, after, added, retracted in events.rows():
+        at = retracted if added is None else added
+        old = None if retracted is None else sources[retracted]
+        withdrawn = old and {name: old[name] for name in VERSION}
         key = None if keys is None else keys[at]
         found.append(
             SinkRecord(
@@ -72,7 +79,8 @@ def change_records(
                     {
                         "before": None if before is None else rows[before],
                         "after": None if after is None else rows[after],
-                        "source": sources[at],
+                        "source": sources[at]
+                        | {"withdrawn": withdrawn, "retraction": added is None},
                         "op": op,
                         "ts_ms": now_ms,
                     }
@@ -80,8 +88,6 @@ def change_records(
                 parts[at],
             )
         )
-        if op == "d" and key is not None:
-            found.append(SinkRecord(key, None, parts[at]))
     return found
 
 

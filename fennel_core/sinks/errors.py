@@ -53,6 +53,32 @@ class SinkAhead(SinkError):
         )
 
 
+class SinkErasuresLost(SinkError):
+    """The sink deleted keys for an erasure that the platform does not know."""
+
+    code: ClassVar[str] = "sink-erasures-lost"
+
+    def __init__(self, title: str, erased: int, newest: int) -> None:
+        super().__init__(
+            f"sink {title} has deleted the keys of erasures up to {erased}, but the last that the "
+            f"dataset has is {newest}: the platform was restored to an earlier time. Erase the "
+            "keys again, and give the connector another name to write everything again"
+        )
+
+
+class SinkMessageTooLarge(SinkError):
+    """A change is larger than what the topic takes."""
+
+    code: ClassVar[str] = "sink-message-too-large"
+
+    def __init__(self, topic: str, size_bytes: int) -> None:
+        super().__init__(
+            f"a change for topic `{topic}` has {size_bytes} bytes, which is more than the topic "
+            "takes, or than the 32 MiB that a sink writes; set `max.message.bytes` of the topic "
+            "to more than that, or take large columns out of the dataset"
+        )
+
+
 class SinkRowsLost(SinkError):
     """Changes that were not written are in neither history nor Kafka."""
 

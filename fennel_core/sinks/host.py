@@ -25,7 +25,7 @@ from fennel_core.connections.installation import installation_of
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.topic_slices import TopicSlice, plan_slices
 from fennel_core.settings.model import Settings
-from fennel_core.sinks.errors import SinkError
+from fennel_core.sinks.errors import SinkErasuresLost, SinkError
 from fennel_core.sinks.kafka import KafkaPositionCopy, KafkaSinkLog
 from fennel_core.sinks.reader import TopicVersions
 from fennel_core.sinks.targets import SinkReport, SinkTarget, pause_s, targets_of
@@ -49,11 +49,6 @@ MILLIS: Final = 1000
 SINKS = metrics.gauge("fennel_sinks", "Sinks by state: `running` or `broken`.", ("state",))
 EVENTS = metrics.counter(
     "fennel_sink_events", "Changes written to a sink.", ("workspace", "dataset", "sink")
-)
-UNKNOWN = metrics.counter(
-    "fennel_sink_unknown_changes",
-    "Retracted deletes, whose earlier row a sink does not know and does not write.",
-    ("workspace", "dataset", "sink"),
 )
 BEHIND = metrics.gauge(
     "fennel_sink_behind_messages",
@@ -81,7 +76,12 @@ class SinkHost:
 
     def report(self) -> list[SinkReport]:
         """Return what is known of each sink, the broken ones first."""
-        found = [thread.report for thread in self._running.values()]
+        found = [
+            thread.report
+            if thread.is_alive() or thread.report.reason is not None
+            else replace(thread.report, reason="its thread has ended; it is started again")
+            for thread in self._running.values()
+        ]
         return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.sink))
 
     async def run(self) -> None:
@@ -125,18 +125,21 @@ class SinkHost:
         if wanted:
             self._newest = await erasures.newest(self._pool)
         self._ending = False
+        ending = set()
         for name, thread in list(self._running.items()):
-            if wanted.get(name) == thread.target:
+            if wanted.get(name) == thread.target and thread.is_alive():
                 continue
             thread.stop()
             if thread.is_alive():
                 self._ending = True
+                ending.add(thread.target.shared)
             else:
                 del self._running[name]
                 with contextlib.suppress(KeyError):
                     BEHIND.remove(*thread.labels)
         for name, target in wanted.items():
-            if name not in self._running:
+            # Two sinks that write one topic at once would mix an old content with a new one.
+            if name not in self._running and target.shared not in ending:
                 self._running[name] = SinkThread(self, target)
                 self._running[name].start()
 
@@ -166,13 +169,19 @@ class SinkHost:
             lambda: int(time.time() * MILLIS),
         )
 
-    def erasures_of(self, target: SinkTarget, known: KeyErasures) -> KeyErasures:
-        """Return the erasures of a sink's dataset; those that are `known` unless there are more."""
+    def erasures_of(self, target: SinkTarget, known: KeyErasures, erased: int) -> KeyErasures:
+        """Return the erasures of a sink's dataset; those that are `known` unless there are more.
+
+        `erased`: the last that the sink knows of. Raises `SinkErasuresLost`.
+        """
         newest = self._newest.get((target.workspace, target.dataset), 0)
-        if newest <= known.newest:
+        if max(newest, erased) <= known.newest:
             return known
         found = self.wait(erasures.numbered(self._pool, target.workspace, target.dataset))
-        return KeyErasures(found[-1][0], found)
+        last = found[-1][0] if found else 0
+        if last < erased:
+            raise SinkErasuresLost(target.title, erased, last)
+        return KeyErasures(last, found)
 
     def wait(self, work: Coroutine[None, None, T]) -> T:
         """Return what `work` returns on the event loop; for threads of sinks."""
@@ -209,22 +218,29 @@ class SinkThread(threading.Thread):
             except (ConnectionsError, SinkError, KafkaException) as failed:
                 failures += 1
                 self._park(failed, failures)
-            except Exception as unexpected:  # last line of defence: this parks one sink only
+            # The last line of defence parks one sink only. Panics of libraries are BaseException.
+            except BaseException as unexpected:
                 log.exception("unexpected error of a sink", sink=self.target.title)
                 failures += 1
                 self._park(unexpected, failures)
             finally:
                 if writer is not None:
-                    writer.close()
+                    self._close(writer)
+
+    def _close(self, writer: SinkWriter) -> None:
+        try:
+            writer.close()
+        except BaseException:  # last line of defence: the next session ends what is left
+            log.exception("a sink could not be closed", sink=self.target.title)
 
     def _steps(self, writer: SinkWriter) -> Iterator[None]:
         """Write step after step until the thread is stopped."""
         labels, known = self.labels, NO_ERASURES
         while not self._stopping.is_set():
-            known = self._host.erasures_of(self.target, known)
+            erased = 0 if writer.position is None else writer.position.erased
+            known = self._host.erasures_of(self.target, known, erased)
             step = writer.step(known)
             EVENTS.labels(*labels).inc(step.events)
-            UNKNOWN.labels(*labels).inc(step.unknown)
             BEHIND.labels(*labels).set(step.behind)
             position = writer.position
             self.report = replace(
@@ -236,7 +252,7 @@ class SinkThread(threading.Thread):
             )
             yield
 
-    def _park(self, failed: Exception, failures: int) -> None:
+    def _park(self, failed: BaseException, failures: int) -> None:
         reason = " ".join(str(failed).split())[:REASON_CHARS] or type(failed).__name__
         self.report = replace(self.report, failures=failures, behind=None, reason=reason)
         log.error(

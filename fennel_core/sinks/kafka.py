@@ -8,11 +8,12 @@ that are open there, because a committed record of this sink may be hidden behin
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Sequence
 from typing import Any, Final
 
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from confluent_kafka.admin import AdminClient
 
 from fennel_core.connections.committed_records import committed_records, log_ends, records_before
@@ -33,10 +34,13 @@ from fennel_core.connections.kafka import client_config
 from fennel_core.connections.offsets import high_watermarks
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.debezium import SinkRecord
+from fennel_core.sinks.errors import SinkMessageTooLarge
 from fennel_core.sinks.positions import SinkPosition, decode, encode
 from fennel_core.vocab.ids import PartitionIndex, TopicName, TopicPartition
 
 REQUEST_S: Final = 15.0
+ABORT_S: Final = 5.0
+"""How long a session that failed tries to end its transaction; otherwise the next one does."""
 COPY_EVERY_S: Final = 10.0
 POSITIONS_PARTITION: Final[TopicPartition] = (TopicName(POSITIONS), PartitionIndex(0))
 
@@ -102,20 +106,23 @@ class KafkaSinkSession:
     ) -> None:
         self._producer, self._topic, self._partitions = producer, topic, partitions
         self._key, self._over = key, False
+        self._begun = False
+        """A transaction was begun that was neither committed nor is it unknown whether it was."""
         self.origin, self.position = origin, position
 
     def commit(self, records: Sequence[SinkRecord], position: SinkPosition) -> None:
         assert not self._over, "a session whose transaction failed is over"
         self._over = True
         producer = self._producer
-        refused: list[KafkaError] = []
+        refused: list[tuple[KafkaError, Message]] = []
 
-        def delivered(error: KafkaError | None, _: object) -> None:
+        def delivered(error: KafkaError | None, message: Message) -> None:
             if error is not None:
-                refused.append(error)
+                refused.append((error, message))
 
         try:
             producer.begin_transaction()
+            self._begun = True
             for record in records:
                 self._produce(record, delivered)
             producer.produce(
@@ -124,17 +131,21 @@ class KafkaSinkSession:
             missing = producer.flush(TRANSACTION_S)
         except (KafkaException, BufferError) as failed:
             raise TransactionAborted(_text(failed)) from failed
+        for error, message in refused:
+            if error.code() == KafkaError.MSG_SIZE_TOO_LARGE:
+                raise SinkMessageTooLarge(str(message.topic()), len(message))
         if missing or refused:
             raise TransactionAborted(
-                refused[0].str() if refused else f"{missing} records were not acknowledged"
+                refused[0][0].str() if refused else f"{missing} records were not acknowledged"
             )
         try:
             producer.commit_transaction(TRANSACTION_S)
         except KafkaException as failed:
             if failed.args[0].txn_requires_abort():
                 raise TransactionAborted(_text(failed)) from failed
+            self._begun = False
             raise TransactionOutcomeUnknown(_text(failed)) from failed
-        self.position, self._over = position, False
+        self.position, self._over, self._begun = position, False, False
 
     def _produce(self, record: SinkRecord, delivered: Any) -> None:
         """Queue a record; wait while the queue is full."""
@@ -150,14 +161,26 @@ class KafkaSinkSession:
                 if time.monotonic() > deadline_s:
                     raise
                 self._producer.poll(0.1)
+            except KafkaException as failed:
+                if failed.args[0].code() != KafkaError.MSG_SIZE_TOO_LARGE:
+                    raise
+                size_bytes = len(record.key or b"") + len(record.value or b"")
+                raise SinkMessageTooLarge(self._topic, size_bytes) from failed
             else:
                 self._producer.poll(0)
                 return
 
     def close(self) -> None:
-        """End the session; the cluster ends a transaction that is open."""
+        """End the session and its open transaction, which holds back the readers of the topics.
+
+        If that fails, the next session or the cluster ends it.
+        """
         self._over = True
         self._producer.purge(in_queue=True, in_flight=True, blocking=False)
+        if self._begun:
+            self._begun = False
+            with contextlib.suppress(KafkaException):
+                self._producer.abort_transaction(ABORT_S)
 
 
 class KafkaPositionCopy:

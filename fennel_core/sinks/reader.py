@@ -120,6 +120,11 @@ class TopicVersions:
                     break
         except KafkaException as failed:
             raise SystemUnavailable(f"Kafka: {failed}") from failed
+        for part, end in self._ends.items():
+            # What the last fetch said: no request.
+            at = RdTopicPartition(self._topic, part)
+            _, newest = self._consumer.get_watermark_offsets(at, cached=True)
+            self._ends[part] = max(end, newest)
         empty = _no_versions(self._schema) if not frames else pl.concat(frames)
         return Versions(empty, dict(self._next))
 
@@ -173,5 +178,5 @@ def _require_readable(title: str, of: TopicSlice, following: int) -> None:
         raise SinkAhead(title, part, following, int(of.end))
     if of.begins > following:
         raise SinkRowsLost(title, part, following, int(of.begins))
-    if of.gap is not None and of.gap[1] > following:
-        raise SinkRowsLost(title, part, max(following, int(of.gap[0])), int(of.gap[1]))
+    if (gap := of.gap_behind(following)) is not None:
+        raise SinkRowsLost(title, part, max(following, int(gap[0])), int(gap[1]))

@@ -34,13 +34,13 @@ class SinkSession(Protocol):
     def commit(self, records: Sequence[SinkRecord], position: SinkPosition) -> None:
         """Write records and position in one transaction, in order per key.
 
-        Raises `TransactionAborted`, `TransactionOutcomeUnknown` and `SystemUnavailable`; the
-        session is over after each.
+        Raises `TransactionAborted`, `TransactionOutcomeUnknown`, `SystemUnavailable` and
+        `SinkMessageTooLarge`; the session is over after each, and has to be closed.
         """
         ...
 
     def close(self) -> None:
-        """Release what the session holds; it is over."""
+        """Abort what was begun and not committed, and release the rest; the session is over."""
         ...
 
 

@@ -43,6 +43,11 @@ class SinkTarget:
         return f"{self.connector.name}/{self.place}"
 
     @property
+    def shared(self) -> tuple[WorkspaceId, str, str]:
+        """What sinks have in common that write one topic, of different versions of a dataset."""
+        return self.workspace, self.connector.name, self.place
+
+    @property
     def source(self) -> ChangeSource:
         """What its events say about where they are from."""
         return ChangeSource(self.connector.name, self.workspace, self.dataset, self.schema)

@@ -17,11 +17,14 @@ import polars as pl
 
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.history.asof import without_erased
+from fennel_core.operators.rows import columns_of, decode_rows
 from fennel_core.sinks.changes import events_of
 from fennel_core.sinks.debezium import ChangeSource, SinkRecord, change_records, erasure_records
 from fennel_core.sinks.errors import SinkPositionsLost, SinkTopicReplaced
 from fennel_core.sinks.positions import SinkPosition, lost
 from fennel_core.sinks.store import PositionCopy, SinkLog, SinkSession
+from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.schema import Schema
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +72,17 @@ class KeyErasures:
             found.setdefault(columns, set()).add(key)
         return tuple(ErasedKeys(columns, frozenset(keys)) for columns, keys in found.items())
 
-    def since(self, number: int, columns: tuple[str, ...]) -> list[bytes]:
-        """Return the keys of exactly these columns that were erased after the number."""
-        return [key for n, own, key in self.keys if n > number and own == columns]
+    def since(self, number: int, schema: Schema) -> list[bytes]:
+        """Return the key bytes of keys erased after the number by all key columns, in any order."""
+        names, found = schema.key_names, dict[tuple[str, ...], list[bytes]]()
+        for n, columns, key in self.keys:
+            if n > number and set(columns) == set(names):
+                found.setdefault(columns, []).append(key)
+        return [
+            key
+            for columns, keys in found.items()
+            for key in key_bytes(decode_rows(keys, columns_of(schema, columns)), names)
+        ]
 
 
 NO_ERASURES = KeyErasures(0, ())
@@ -82,7 +93,6 @@ class Step:
     """What a step wrote and read, and how far the sink is behind."""
 
     events: int
-    unknown: int
     behind: int
     idle: bool
     """Nothing was there to read."""
@@ -112,23 +122,29 @@ class SinkWriter:
         return self._position
 
     def step(self, erasures: KeyErasures) -> Step:
-        """Write the next changes, or the deletes of newly erased keys."""
+        """Write the next changes, or the deletes of newly erased keys.
+
+        Nothing is read while the position knows of a later erasure than `erasures` has.
+        """
         try:
             session, reader, position = self._opened(erasures)
             if position.erased < erasures.newest:
                 return self._erase(session, reader, position, erasures)
+            if position.erased > erasures.newest:
+                # Rows of keys that another writer deleted would be written again.
+                return Step(0, reader.behind(), idle=False)
             read = reader.read()
             kept = without_erased(read.frame, erasures.hidden())
             events = events_of(kept, self._of.schema)
             records = change_records(kept, events, self._of, self._now_ms())
-            count = events.frame.height
+            count = events.height
             if records:
                 # Without a record the position moves in memory only: an idle sink writes nothing.
                 self._commit(session, records, position.moved(read.following, 0, count))
         except BaseException:
             self.close()
             raise
-        return Step(count, events.unknown, reader.behind(), idle=read.frame.is_empty())
+        return Step(count, reader.behind(), idle=read.frame.is_empty())
 
     def close(self) -> None:
         """Release session and reader."""
@@ -161,10 +177,10 @@ class SinkWriter:
         position: SinkPosition,
         erasures: KeyErasures,
     ) -> Step:
-        keys = erasures.since(position.erased, self._of.schema.key_names)
+        keys = erasures.since(position.erased, self._of.schema)
         records = erasure_records(keys, self._of, self._now_ms()) if keys else []
         self._commit(session, records, position.moved({}, erasures.newest, len(keys)))
-        return Step(len(keys), 0, reader.behind(), idle=False)
+        return Step(len(keys), reader.behind(), idle=False)
 
     def _commit(
         self, session: SinkSession, records: Sequence[SinkRecord], position: SinkPosition

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import random
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -22,6 +23,7 @@ from fennel_core.connections.external_sinks import POSITIONS, check_sink_topic
 from fennel_core.connections.kafka import client_config
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.debezium import SinkRecord
+from fennel_core.sinks.errors import SinkMessageTooLarge
 from fennel_core.sinks.kafka import KafkaPositionCopy, KafkaSinkLog
 from fennel_core.sinks.positions import SinkPosition
 from fennel_core.sinks.store import MemorySinkLog, SinkLog
@@ -113,6 +115,53 @@ def test_what_a_frozen_writer_had_sent_is_aborted(secured_kafka: Settings) -> No
     assert owner.position is None
     owner.commit(rows(b"sent"), at(owner.origin, 1))
     assert committed(secured_kafka, topic) == {b"k": [b"sent"]}
+
+
+def test_a_session_that_failed_holds_back_no_reader(secured_kafka: Settings) -> None:
+    topic = created(secured_kafka)
+    session = sink(secured_kafka, topic).open()
+    produce = session._produce
+
+    def sent(record: SinkRecord, delivered: object) -> None:
+        if record.value == b"refused":
+            raise KafkaException(KafkaError(KafkaError.INVALID_RECORD))
+        produce(record, delivered)
+        assert session._producer.flush(30) == 0
+
+    session._produce = sent  # type: ignore[method-assign]  # one refusal
+    with pytest.raises(TransactionAborted):
+        session.commit(rows(b"half", b"refused"), at(session.origin, 1))
+    session.close()
+    other = Producer(client_config(secured_kafka) | {"partitioner": "murmur2_random"})
+    other.produce(topic, b"other", key=b"k")
+    assert other.flush(30) == 0
+    assert committed(secured_kafka, topic) == {b"k": [b"other"]}
+
+
+def test_a_change_that_is_too_large_is_named_with_its_size(secured_kafka: Settings) -> None:
+    topic = created(secured_kafka)
+    admin = AdminClient(client_config(secured_kafka))
+
+    def take(size_bytes: int) -> None:
+        entry = ConfigEntry(
+            "max.message.bytes",
+            str(size_bytes),
+            incremental_operation=AlterConfigOpType.SET,
+        )
+        resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+        admin.incremental_alter_configs([resource])[resource].result(30)
+
+    log, large = sink(secured_kafka, topic), random.Random(3).randbytes(2_000_000)  # noqa: S311  # no secret
+    take(1_000_000)
+    for value, size_bytes in ((large, 2_000_000), (b"x" * 40_000_000, 40_000_001)):
+        session = log.open()
+        with pytest.raises(SinkMessageTooLarge, match=f"topic `{topic}` has {size_bytes} bytes"):
+            session.commit(rows(value), at(session.origin, 1))
+        session.close()
+    take(8_000_000)
+    session = log.open()
+    session.commit(rows(large), at(session.origin, 1))
+    assert committed(secured_kafka, topic) == {b"k": [large]}
 
 
 def test_an_open_transaction_of_another_sink_hides_no_position(secured_kafka: Settings) -> None:

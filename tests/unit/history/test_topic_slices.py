@@ -59,3 +59,13 @@ def test_what_is_missing_is_known(
 ) -> None:
     assert (part.begins, part.gap) == (begins, gap)
     assert replace(part, root="").begins == begins
+
+
+@pytest.mark.parametrize(
+    ("offset", "gap"),
+    [(0, (10, 20)), (19, (10, 20)), (20, (150, 200)), (199, (150, 200)), (200, (300, 310))],
+)
+def test_each_gap_behind_an_offset_is_known(offset: int, gap: tuple[int, int]) -> None:
+    files = file(0, 10), file(20, 150), file(200, 300)
+    assert slice_of(*files, tail_first=310, end=400).gap_behind(offset) == gap
+    assert slice_of(*files, tail_first=310, end=400).gap_behind(310) is None

@@ -77,6 +77,8 @@ def test_values_are_those_of_debezium() -> None:
             "position": "01",
             "partition": 3,
             "offset": 9,
+            "withdrawn": None,
+            "retraction": False,
         },
         "op": "c",
         "ts_ms": 42,
@@ -89,24 +91,48 @@ def events(*versions: tuple[int, int | None, int, int, int]) -> list[tuple]:
     return shown(change_records(batch, events_of(batch, USERS), of, 42))
 
 
+def sources(*versions: tuple[int, int | None, int, int, int]) -> list[dict]:
+    batch = located([(0, 0, frame(versions))])
+    of = ChangeSource("kafka", "shop", "Users", USERS)
+    found = change_records(batch, events_of(batch, USERS), of, 42)
+    return [json.loads(each.value or b"")["source"] for each in found]
+
+
 def test_a_replaced_row_has_both_images() -> None:
     assert events((1, 10, 5, 1, -1), (1, 11, 5, 1, 1)) == [(1, "u", 10, 11)]
 
 
 def test_a_delete_has_the_old_row_if_it_is_known() -> None:
-    assert events((1, None, 5, 1, 1)) == [(1, "d", None, None), (1, None)]
-    assert events((1, 10, 5, 1, -1), (1, None, 5, 1, 1)) == [(1, "d", 10, None), (1, None)]
+    assert events((1, None, 5, 1, 1)) == [(1, "d", None, None)]
+    assert events((1, 10, 5, 1, -1), (1, None, 5, 1, 1)) == [(1, "d", 10, None)]
 
 
 def test_a_row_that_moves_in_time_is_there_at_the_end() -> None:
-    moved = events((1, 10, 9, 1, -1), (1, 11, 3, 2, 1))
-    assert moved == [(1, "d", 10, None), (1, None), (1, "c", None, 11)]
+    assert events((1, 10, 9, 1, -1), (1, 11, 3, 2, 1)) == [(1, "u", 10, 11)]
+    source = sources((1, 10, 9, 1, -1), (1, 11, 3, 2, 1))[0]
+    assert (source["ts_us"], source["position"], source["retraction"]) == (3, "00000002", False)
+    assert source["withdrawn"] == {"ts_us": 9, "position": "00000001"}
 
 
-def test_a_retracted_delete_is_counted() -> None:
-    batch = located([(0, 0, frame([(1, None, 5, 1, -1)]))])
-    found = events_of(batch, USERS)
-    assert (found.frame.height, found.unknown) == (0, 1)
+def test_a_retraction_names_the_version_that_it_withdraws() -> None:
+    assert events((1, 10, 9, 1, -1)) == [(1, "d", 10, None)]
+    assert events((1, None, 9, 1, -1)) == [(1, "d", None, None)]
+    for value in (10, None):
+        (source,) = sources((1, value, 9, 1, -1))
+        assert source["retraction"]
+        assert source["withdrawn"] == {"ts_us": 9, "position": "00000001"}
+    assert not sources((1, None, 9, 1, 1))[0]["retraction"]
+
+
+def test_an_addition_is_paired_with_the_nearest_retraction() -> None:
+    changed = events((1, 10, 5, 1, -1), (1, 20, 5, 2, -1), (1, 21, 5, 2, 1), (1, 30, 5, 3, 1))
+    assert changed == [(1, "u", 20, 21), (1, "u", 10, 30)]
+
+
+def test_a_retraction_of_one_key_changes_no_order_of_others() -> None:
+    added = [(2, 20, 5, 2, 1), (3, 30, 5, 2, 1), (4, 40, 4, 3, 1)]
+    alone = events(*added)
+    assert events((1, 10, 9, 1, -1), *added) == [(1, "d", 10, None), *alone]
 
 
 def test_the_latest_of_a_message_comes_last() -> None:
@@ -121,6 +147,9 @@ def test_without_keys_each_version_is_an_event_in_order() -> None:
     records = change_records(batch, events_of(batch, bag), of, 42)
     assert [(r.key, r.part) for r in records] == [(None, 4)] * 3
     assert [json.loads(r.value or b"")["op"] for r in records] == ["c", "d", "c"]
+    late = _bag(frame([(1, 10, 5, 1, 1), (1, 11, 3, 2, 1)]).drop("user"))
+    records = change_records(late, events_of(late, bag), of, 42)
+    assert [json.loads(r.value or b"")["after"]["age"] for r in records] == [10, 11]
 
 
 def _bag(keyless: pl.DataFrame) -> pl.DataFrame:

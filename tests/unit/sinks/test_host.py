@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
@@ -15,9 +16,10 @@ from fennel_core.connections.external_kafka import ExternalKafkaUnusable
 from fennel_core.settings.model import Settings
 from fennel_core.sinks import host as sinks_host
 from fennel_core.sinks import targets
-from fennel_core.sinks.host import SinkHost
+from fennel_core.sinks.errors import SinkErasuresLost
+from fennel_core.sinks.host import SinkHost, SinkThread
 from fennel_core.sinks.targets import SinkTarget, pause_s, targets_of
-from fennel_core.sinks.writer import SinkWriter
+from fennel_core.sinks.writer import NO_ERASURES, KeyErasures, SinkWriter
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
 from fennel_core.wire.connectors import Cdc, JsonFormat, Kafka, KafkaTopic, Login, Sink
 from tests.support.polling import eventually
@@ -54,8 +56,10 @@ class Listed:
     """The catalogs, without a database."""
 
     found: list[Catalog]
+    reads: int = 0
 
     async def read(self) -> list[Catalog]:
+        self.reads += 1
         return self.found
 
 
@@ -67,11 +71,14 @@ class Host(SinkHost):
         self.listed = Listed([])
         self._catalogs = self.listed  # type: ignore[assignment]  # no database
         self.broken: set[str] = set()
+        self.panics: list[BaseException] = []
         self.worlds: dict[str, SinkWorld] = {}
 
     def writer(self, target: SinkTarget) -> SinkWriter:
         if target.place in self.broken:
             raise ExternalKafkaUnusable("the cluster is away")
+        if self.panics:
+            raise self.panics.pop()
         topic = MemoryTopic([[frame([(1, 10, 5, 1, 1)])]], slowly)
         return self.worlds.setdefault(target.place, SinkWorld(topic)).writer()
 
@@ -92,6 +99,7 @@ async def host(monkeypatch: pytest.MonkeyPatch) -> AsyncIterator[Host]:
 
     monkeypatch.setattr(sinks_host.erasures, "newest", none)
     monkeypatch.setattr(sinks_host, "LOOK_S", 0.01)
+    monkeypatch.setattr(sinks_host, "STOPPING_S", 0.01)
     monkeypatch.setattr(targets, "FIRST_PAUSE_S", 0.01)
     monkeypatch.setattr(targets, "LONGEST_PAUSE_S", 0.05)
     host = Host()
@@ -129,6 +137,74 @@ async def test_a_changed_connector_starts_the_sink_again_where_it_was(host: Host
     host.listed.found = [catalog(binding("one", ONE.positions, moved))]
     await eventually(lambda: host.worlds["one"].log.epoch > epoch, within_s=20)
     assert len(host.worlds["one"].log.records) == 1
+
+
+class Panic(BaseException):
+    """A panic of a native library is no `Exception`."""
+
+
+async def test_a_sink_goes_on_after_a_panic_and_a_close_that_fails(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(_: SinkWriter) -> None:
+        raise Panic
+
+    monkeypatch.setattr(SinkWriter, "close", fail)
+    host.panics = [Panic("index out of bounds")]
+    host.listed.found = [catalog(ONE)]
+    await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
+    thread = host._running[ONE.positions]
+    moved = replace(CONNECTOR, security_protocol="SASL_SSL")
+    host.listed.found = [catalog(binding("one", ONE.positions, moved))]
+    await eventually(lambda: host._running.get(ONE.positions) not in (None, thread), within_s=20)
+    assert not host.panics
+
+
+async def test_a_thread_that_ended_is_started_again(host: Host) -> None:
+    (target,) = targets_of([catalog(ONE)]).values()
+    dead = SinkThread(host, target)
+    host._running[ONE.positions] = dead
+    assert host.reasons() == {"kafka/one": "its thread has ended; it is started again"}
+    host.listed.found = [catalog(ONE)]
+    await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
+    assert host._running[ONE.positions].is_alive()
+
+
+async def test_a_new_version_waits_until_the_old_one_has_stopped_writing(host: Host) -> None:
+    inside, gate = threading.Event(), threading.Event()
+
+    def held() -> int:
+        inside.set()
+        gate.wait(20)
+        return slowly()
+
+    host.worlds["one"] = SinkWorld(MemoryTopic([[frame([(1, 10, 5, 1, 1)])]], held))
+    host.listed.found = [catalog(ONE)]
+    await asyncio.to_thread(inside.wait, 20)
+    host.listed.found = [catalog(binding("one", "shop.sink.new.1"))]
+    reads = host.listed.reads
+    await eventually(lambda: host.listed.reads > reads + 3, within_s=20)
+    assert list(host._running) == [ONE.positions]
+    gate.set()
+    await eventually(lambda: list(host._running) == ["shop.sink.new.1"], within_s=20)
+
+
+async def test_erasures_are_read_again_if_the_sink_knows_later_ones(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = [(4, ("user",), b"key")]
+
+    async def numbered(*_: object) -> list[tuple[int, tuple[str, ...], bytes]]:
+        return found
+
+    monkeypatch.setattr(sinks_host.erasures, "numbered", numbered)
+    await eventually(lambda: host.listed.reads > 0, within_s=20)
+    (target,) = targets_of([catalog(ONE)]).values()
+    again = await asyncio.to_thread(host.erasures_of, target, NO_ERASURES, 4)
+    assert again == KeyErasures(4, found)
+    assert host.erasures_of(target, again, 4) is again
+    with pytest.raises(SinkErasuresLost, match=r"erasures up to 5, but the last .* is 4"):
+        await asyncio.to_thread(host.erasures_of, target, again, 5)
 
 
 def test_branches_with_the_same_sink_share_it_with_the_newest_credentials() -> None:

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 
+import polars as pl
 import pytest
 
 from fennel_core.sinks.errors import SinkPositionsLost, SinkTopicReplaced
 from fennel_core.sinks.positions import SinkPosition
 from fennel_core.sinks.writer import NO_ERASURES, KeyErasures
+from fennel_core.vocab import dtypes as d
+from fennel_core.vocab.dtypes import Field
 from fennel_core.vocab.keys import key_bytes
+from fennel_core.vocab.schema import Schema
 from tests.support.sink_world import USERS, MemoryTopic, SinkWorld, frame, shown
 
 ONE = frame([(1, 10, 5, 1, 1)])
@@ -66,6 +70,30 @@ def test_an_erased_key_is_deleted_once_and_never_written_again() -> None:
     ]
     deleted = json.loads(sink.log.records[2].value or b"")
     assert deleted["before"] == {"user": 1, "age": None, USERS.timestamp: None}
+
+
+def test_nothing_is_written_with_erasures_that_are_older_than_the_sink() -> None:
+    sink = SinkWorld(MemoryTopic([[ONE]]))
+    erased = KeyErasures(4, [(4, ("user",), KEYS[0])])
+    first = sink.writer()
+    first.step(NO_ERASURES)
+    first.step(erased)
+    written = len(sink.log.records)
+    sink.topic.partitions = [[ONE, frame([(1, 11, 6, 3, 1)])]]
+    late = sink.writer()
+    assert late.step(NO_ERASURES).events == 0
+    assert late.position is not None
+    assert late.position.erased == 4, "its host reads the erasures again"
+    assert late.step(erased).events == 0
+    assert len(sink.log.records) == written
+
+
+def test_an_erased_key_is_deleted_whatever_the_order_of_its_columns() -> None:
+    two = Schema((Field("a", d.Int()), Field("b", d.Str())), (Field("c", d.Int()),), "at")
+    rows = pl.DataFrame({"a": [1], "b": ["x"]})
+    erased = KeyErasures(4, [(4, ("b", "a"), key_bytes(rows, ["b", "a"])[0])])
+    assert erased.since(3, two) == key_bytes(rows, ["a", "b"])
+    assert erased.since(4, two) == []
 
 
 def test_a_new_sink_deletes_nothing_that_it_never_wrote() -> None:
