@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from fennel_core.wire.connectors import KafkaTopic, Table
+from fennel_core.wire.connectors import KafkaTopic, S3Table, Table
 
-StreamTable = KafkaTopic
+StreamTable = KafkaTopic | S3Table
 """The tables that are streams: one case in `stream_of` for each."""
 
 
@@ -35,3 +35,17 @@ def stream_of(table: StreamTable) -> Stream:
     match table:
         case KafkaTopic():
             return Stream("kafka", table.topic, f"Kafka topic `{table.topic}`")
+        case S3Table():
+            place = f"{table.bucket}/{table.prefix}{table.suffix}"
+            return Stream("s3", f"{place}?{_form(table)}", f"S3 files `{place}`")
+
+
+def _form(table: S3Table) -> str:
+    """Return how the files are read, which is part of what is read."""
+    given = [f"format={table.format}"]
+    if table.format == "csv":
+        if table.delimiter not in ("", ","):
+            given.append(f"delimiter={table.delimiter}")
+        if table.headers:
+            given.append(f"headers={','.join(table.headers)}")
+    return "&".join(given)

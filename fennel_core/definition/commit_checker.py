@@ -33,6 +33,7 @@ from fennel_core.definition.window_specs import RunProgram, add_window_specs
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.store import Commit, LedgerTransaction
 from fennel_core.ledger.transitions import open_branch
+from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, CommitId
 from fennel_core.wire.connectors import Sink, Source
 
@@ -52,15 +53,20 @@ class CheckedRequest:
 class CommitChecker:
     """Validates commits. `run_program` runs user code in the client's environment.
 
-    `sealer` None: commits with plain secrets are refused.
+    `sealer` None: commits with plain secrets are refused. `settings` None: so are files on S3.
     """
 
     def __init__(
-        self, context: LedgerContext, run_program: RunProgram, sealer: Sealer | None = None
+        self,
+        context: LedgerContext,
+        run_program: RunProgram,
+        sealer: Sealer | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self._context = context
         self._run_program = run_program
         self._sealer = sealer
+        self._settings = settings
 
     async def check(self, request: CommitRequest) -> CheckedRequest:
         """Validate a request against its branch, and reach the sources that it adds.
@@ -127,7 +133,7 @@ class CommitChecker:
         stored = await self._context.ledger.run(catalogs)
         others = {name: stored_names.loads(encoded, Catalog) for name, encoded in stored.items()}
         problems = [
-            *await source_problems(added, others, request.workspace, self._sealer),
+            *await source_problems(added, others, request.workspace, self._sealer, self._settings),
             *await sink_problems(sinks, others, request.workspace, self._sealer),
         ]
         if problems:

@@ -82,7 +82,7 @@ class CommitSteps:
     `new_workspace_partitions`: of the topics and jobs of a workspace that has its first commit;
     every later commit uses the count of the workspace. `warm_seconds`: how long to wait for new
     jobs. `run_program` runs user code in the client's environment. `sealer` None: commits with
-    plain secrets are refused.
+    plain secrets are refused. `settings` None: so are sources of files on S3.
     """
 
     def __init__(
@@ -93,9 +93,10 @@ class CommitSteps:
         new_workspace_partitions: int,
         warm_seconds: float,
         sealer: Sealer | None = None,
+        settings: Settings | None = None,
     ) -> None:
         self.context = context
-        self.checker = CommitChecker(context, run_program, sealer)
+        self.checker = CommitChecker(context, run_program, sealer, settings)
         self._new_workspace_partitions = new_workspace_partitions
         self._warm_seconds = warm_seconds
         self._checked: dict[CommitId, CheckedDefinitions] = {}
@@ -337,6 +338,7 @@ def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
         new_workspace_partitions=settings.partitions,
         warm_seconds=settings.warm_timeout_s,
         sealer=None if key_file is None else Sealer.from_file(key_file),
+        settings=settings,
     )
 
 

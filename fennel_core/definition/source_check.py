@@ -3,39 +3,45 @@
 A wrong address or password would otherwise be found by the process that reads the source, after the
 commit has succeeded. Only sources that the commit adds or changes are checked, so a cluster that is
 down does not stop other commits. The topics of the platform itself are refused whatever cluster
-they are on: a workspace would read the rows of another one. Branches with the same connector and
-topic share one reader, so they must agree on the address and on the format.
+they are on, and so is its bucket: a workspace would read the rows of another one. Without keys a
+connector of S3 may read the buckets that the operator names, because it reads with the platform's
+keys. Branches with the same connector and topic share one reader, so they must agree on the
+address and on the format.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator, Mapping
-from typing import Final
+from typing import Final, assert_never
 
 from fennel_core.blueprints.asset_names import is_asset_name
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.connections import secrets
+from fennel_core.blueprints.streams import StreamTable, is_stream, stream_of
+from fennel_core.connections import external_kafka, external_s3, secrets
 from fennel_core.connections.external_kafka import (
     ExternalKafkaUnusable,
     OpenSecret,
     describe_topic,
-    opened,
 )
+from fennel_core.connections.external_s3 import ExternalBucketUnusable
 from fennel_core.connections.schema_registry import RegistryClient, SchemaRegistryUnusable
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.passes.streams import format_title
 from fennel_core.ledger.kafka_access import AUDIT_PREFIX
+from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire.connectors import (
+    S3,
     AvroFormat,
     JsonFormat,
     Kafka,
     KafkaTopic,
     RecordFormat,
+    S3Table,
     SealedSecret,
     Source,
 )
@@ -46,7 +52,7 @@ NOT_READ: Final = ("__", AUDIT_PREFIX)
 
 def added_streams(graph: Graph, before: Collection[Source]) -> list[Source]:
     """Return the streams of a valid `graph` that are not in `before`, the branch's version."""
-    return [s for s in graph.sources if s not in before and isinstance(s.table, KafkaTopic)]
+    return [s for s in graph.sources if s not in before and is_stream(s.table)]
 
 
 async def source_problems(
@@ -54,23 +60,28 @@ async def source_problems(
     others: Mapping[BranchName, Catalog],
     workspace: WorkspaceId,
     sealer: Sealer | None,
+    settings: Settings | None = None,
 ) -> tuple[Problem, ...]:
     """Return a problem for each of the streams `added` that cannot be read.
 
-    `others`: the catalogs of the workspace's other branches.
+    `others`: the catalogs of the workspace's other branches. `settings` None: of a program without
+    an installation, which reads no bucket.
     """
     found: list[Problem] = []
-    reached: dict[KafkaTopic, Source] = {}
+    reached: dict[StreamTable, Source] = {}
     for source in added:
-        assert isinstance(source.table, KafkaTopic), "streams only"
-        found += _disagreements(source, source.table, others)
-        if is_platform_topic(source.table.topic):
-            found.append(_own_topic(source, source.table))
-        else:
+        assert is_stream(source.table), "streams only"
+        if isinstance(source.table, KafkaTopic):
+            found += _disagreements(source, source.table, others)
+        refused = _not_allowed(source.table, settings)
+        if refused is None:
             reached.setdefault(source.table, source)
+        else:
+            text = f"Dataset `{source.dataset}`: {stream_of(source.table).title} {refused}"
+            found.append(Problem("connector-not-served", source.dataset, text))
     results = await asyncio.gather(
         *(
-            asyncio.to_thread(_unreachable, table, source, workspace, sealer)
+            asyncio.to_thread(_unreachable, table, source, workspace, sealer, settings)
             for table, source in reached.items()
         )
     )
@@ -105,12 +116,31 @@ def _address(table: KafkaTopic) -> str:
     return f"{table.db.bootstrap_servers}{format_title(table.format)}"
 
 
-def _own_topic(source: Source, table: KafkaTopic) -> Problem:
-    text = (
-        f"Dataset `{source.dataset}`: Kafka topic `{table.topic}` belongs to a platform like this "
-        "one, or to Kafka itself, and is no source; read a topic of your own"
-    )
-    return Problem("connector-not-served", source.dataset, text)
+def _not_allowed(table: StreamTable, settings: Settings | None) -> str | None:
+    """Return why a stream is no source of a user, as the end of a sentence about it."""
+    match table:
+        case KafkaTopic():
+            if is_platform_topic(table.topic):
+                return (
+                    "belongs to a platform like this one, or to Kafka itself, and is no source; "
+                    "read a topic of your own"
+                )
+        case S3Table():
+            if settings is None:
+                return "cannot be read by a program without an installation"
+            if table.bucket == settings.s3_bucket:
+                return "are in the bucket of the platform itself; read a bucket of your own"
+            assert isinstance(table.db, S3), "validation refuses connectors by name"
+            login = table.db.login
+            has_keys = login.user is not None or login.password is not None
+            if not has_keys and table.bucket not in settings.source_shared_buckets:
+                return (
+                    "need keys: give `aws_access_key_id` and `aws_secret_access_key`, or ask your "
+                    f"operator to name bucket `{table.bucket}` in FENNEL_SOURCE_SHARED_BUCKETS"
+                )
+        case unreachable:
+            assert_never(unreachable)
+    return None
 
 
 def is_platform_topic(topic: str) -> bool:
@@ -130,17 +160,31 @@ def secret_opener(workspace: WorkspaceId, sealer: Sealer | None) -> OpenSecret:
 
 
 def _unreachable(
-    table: KafkaTopic, source: Source, workspace: WorkspaceId, sealer: Sealer | None
+    table: StreamTable,
+    source: Source,
+    workspace: WorkspaceId,
+    sealer: Sealer | None,
+    settings: Settings | None,
 ) -> list[Problem]:
-    assert isinstance(table.db, Kafka), "validation refuses connectors by name"
-    open_secret, found = secret_opener(workspace, sealer), []
+    open_secret = secret_opener(workspace, sealer)
+    found: list[Problem] = []
     try:
-        describe_topic(opened(table.db, open_secret), table.topic)
-    except ExternalKafkaUnusable as unusable:
+        match table:
+            case KafkaTopic():
+                assert isinstance(table.db, Kafka), "validation refuses connectors by name"
+                describe_topic(external_kafka.opened(table.db, open_secret), table.topic)
+            case S3Table():
+                assert isinstance(table.db, S3), "validation refuses connectors by name"
+                assert settings is not None, "files are not allowed without an installation"
+                external_s3.opened(table.db, table.bucket, settings, open_secret).check()
+            case unreachable:
+                assert_never(unreachable)
+    except (ExternalKafkaUnusable, ExternalBucketUnusable) as unusable:
         text = f"Dataset `{source.dataset}`: {unusable}"
         found.append(Problem("source-unreachable", source.dataset, text))
     try:
-        _check_registry(table.format, open_secret)
+        if isinstance(table, KafkaTopic):
+            _check_registry(table.format, open_secret)
     except SchemaRegistryUnusable as unusable:
         text = f"Dataset `{source.dataset}`: {unusable}"
         found.append(Problem("schema-registry-unreachable", source.dataset, text))

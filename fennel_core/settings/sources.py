@@ -1,4 +1,4 @@
-"""Settings of the streaming sources, which read topics of users' own clusters."""
+"""Settings of the streaming sources, which read topics and files of users."""
 
 from pydantic import Field
 from pydantic_settings import BaseSettings
@@ -23,4 +23,9 @@ class SourceSettings(BaseSettings):
         2,
         gt=0,
         description="Concurrent Spark tasks of the streaming sources, one Python process each.",
+    )
+    source_shared_buckets: tuple[str, ...] = Field(
+        (),
+        description="Buckets that sources of every workspace may read with the platform's S3 keys, "
+        "as JSON: a connector of S3 without keys names one of them.",
     )

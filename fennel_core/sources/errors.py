@@ -35,6 +35,18 @@ class ReaderSuperseded(SourceError):
     code: ClassVar[str] = "source-reader-superseded"
 
 
+class TooManyFiles(SourceError):
+    """A source has more files than can be remembered; give it a narrower path."""
+
+    code: ClassVar[str] = "source-too-many-files"
+
+    def __init__(self, title: str, limit: int) -> None:
+        super().__init__(
+            f"{title} has more than {limit:,} files, and what was read is remembered per file; "
+            "use a path with fewer, larger files"
+        )
+
+
 class StreamReplaced(SourceError):
     """The connector leads to another stream than the rows before came from.
 

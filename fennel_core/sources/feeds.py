@@ -41,6 +41,8 @@ class Feed:
     positions: TopicName
     partitions: int
     table: StreamTable
+    every_us: int | None = None
+    """How often it is looked at, where the stream does not say that something is new."""
     generation: int = 0
     """See `sources.controls`; 0 where only the stream matters."""
 
@@ -86,6 +88,7 @@ def feeds_of(catalogs: Iterable[Catalog]) -> dict[TopicName, Feed]:
                     source.positions,
                     catalog.partitions,
                     table,
+                    source.source.every_us,
                 ),
             )
     return found

@@ -35,7 +35,7 @@ from fennel_core.connections.postgres import ListenStarted, Pool
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, has_exited
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
-from fennel_core.sources import kafka_topics
+from fennel_core.sources import kafka_topics, s3_files
 from fennel_core.sources import spark as sources_spark
 from fennel_core.sources.controls import FeedNews, SourceControls
 from fennel_core.sources.errors import SourceError
@@ -65,7 +65,7 @@ from fennel_core.telemetry.endless_tasks import (
 )
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import TopicName, WorkspaceId
-from fennel_core.wire.connectors import KafkaTopic, SealedSecret
+from fennel_core.wire.connectors import KafkaTopic, S3Table, SealedSecret
 
 T = TypeVar("T")
 PROCESS: Final = "sources"
@@ -314,6 +314,8 @@ def start_feed(by: StartedBy) -> RunningFeed:
     match by.feed.table:
         case KafkaTopic() as table:
             return kafka_topics.start(by, table)
+        case S3Table() as table:
+            return s3_files.start(by, table)
 
 
 def count_rows(counts: pa.Table) -> None:

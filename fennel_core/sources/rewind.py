@@ -49,7 +49,7 @@ from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import Feed
 from fennel_core.sources.overview import SourceView
 from fennel_core.sources.positions import SourcePosition, rewound
-from fennel_core.sources.service import SourceService, topic_of
+from fennel_core.sources.service import ReadTopic, SourceService, topic_of
 from fennel_core.sources.store import SourceLog
 from fennel_core.sources.trial import OpenSecret
 from fennel_core.vocab.ids import WorkspaceId
@@ -173,9 +173,10 @@ class SourceRewinds:
         RewindPlaceInvalid, RewindNeedsConsent and RewindEndedEarly.
         """
         view, feed = await self._sources.feed(workspace, name, "rewind")
+        topic = topic_of(name, feed, "rewind")
         if not dry_run and feed.raw_topic not in await self._controls.pauses():
             raise SourceNotPaused(name)
-        bounds = await self._bounds(workspace, name, feed, to)
+        bounds = await self._bounds(workspace, name, topic, to)
         positions = await self._sources.positions(feed)
         for number, position in positions.items():
             if position.origin != bounds.origin:
@@ -209,9 +210,9 @@ class SourceRewinds:
                 f"{lost}; `{name}` may have been moved already: repeat the order before you resume"
             ) from lost
 
-    async def _bounds(self, workspace: WorkspaceId, name: str, feed: Feed, to: str) -> StreamBounds:
-        topic = topic_of(name, feed, "rewind")
-
+    async def _bounds(
+        self, workspace: WorkspaceId, name: str, topic: ReadTopic, to: str
+    ) -> StreamBounds:
         def read() -> StreamBounds:
             kafka = opened(topic.db, lambda secret: self._open(workspace, secret))
             return self._read(kafka, topic.topic, time_of(to))

@@ -76,7 +76,7 @@ def feed_task(
     def work(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         for batch in batches:
             if batch.num_rows:
-                yield _process(settings).write(of, origin, rewinds, record_format, batch)
+                yield task_process(settings).write(of, origin, rewinds, record_format, batch)
 
     return work
 
@@ -92,7 +92,9 @@ class _Counted:
 
 
 @dataclass(slots=True)
-class _Counts:
+class Counts:
+    """What became of the rows of a task, by source and dataset."""
+
     found: dict[tuple[str, str], _Counted] = field(default_factory=dict)
 
     def add(self, done: IngestTransaction) -> None:
@@ -125,7 +127,7 @@ class _Counts:
         return pa.RecordBatch.from_pylist(rows, schema=COUNTS)
 
 
-class _Process:
+class TaskProcess:
     """What the tasks of one worker process share."""
 
     def __init__(self, settings: Settings) -> None:
@@ -134,10 +136,10 @@ class _Process:
         threading.Thread(target=self._loop.run_forever, name="sources", daemon=True).start()
         self._stack = AsyncExitStack()
         self._writers: OrderedDict[
-            tuple[FeedPartition, str, int, RecordFormat], tuple[PartitionWriter, _Counts]
+            tuple[FeedPartition, str, int, RecordFormat], tuple[PartitionWriter, Counts]
         ] = OrderedDict()
         self._decoders: OrderedDict[tuple[WorkspaceId, RecordFormat], Decode] = OrderedDict()
-        self._run(self._open())
+        self.run(self._open())
 
     def write(
         self,
@@ -152,13 +154,14 @@ class _Process:
         assert len(numbers) == 1, "a task has the messages of one partition"
         partition = of(numbers[0].as_py())
         rewound = rewinds.get(partition.number, 0)
-        writer, counts = self._writer(partition, origin, rewound, record_format)
+        writer, counts = self.writer(partition, origin, rewound, record_format)
         counts.found.clear()
         offsets = batch.column(1).to_numpy().astype(np.int64)
-        self._run(writer.write(MessageBatch(offsets, batch.column(2).to_pylist())))
+        self.run(writer.write(MessageBatch(offsets, batch.column(2).to_pylist())))
         return counts.batch()
 
-    def _run(self, work: Coroutine[Any, Any, T]) -> T:
+    def run(self, work: Coroutine[Any, Any, T]) -> T:
+        """Return what `work` returns on the event loop of the process; blocks."""
         return asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     async def _open(self) -> None:
@@ -179,12 +182,13 @@ class _Process:
         self._log = KafkaSourceLog(settings, ThreadPoolExecutor(4, thread_name_prefix="source"))
         self._server = await self._clock.server_number()
 
-    def _writer(
+    def writer(
         self, partition: FeedPartition, origin: str, rewinds: int, record_format: RecordFormat
-    ) -> tuple[PartitionWriter, _Counts]:
+    ) -> tuple[PartitionWriter, Counts]:
+        """Return the writer of a partition, and what becomes of the rows that it writes."""
         key = (partition, origin, rewinds, record_format)
         if key not in self._writers:
-            counts = _Counts()
+            counts = Counts()
             self._writers[key] = (
                 PartitionWriter(
                     partition,
@@ -232,5 +236,6 @@ class _Process:
 
 
 @lru_cache(maxsize=1)
-def _process(settings: Settings) -> _Process:
-    return _Process(settings)
+def task_process(settings: Settings) -> TaskProcess:
+    """Return what the tasks of this worker process share."""
+    return TaskProcess(settings)

@@ -101,7 +101,8 @@ def _operators(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
 def _source(dataset: Dataset, table: c.Table) -> Problem:
     text = (
         f"Dataset `{dataset.name}` has a source of {table_title(table)}, which this platform does "
-        "not read yet: rows come from webhooks and from Kafka topics. Use a webhook and "
+        "not read yet: rows come from webhooks, from Kafka topics, and from csv, json and "
+        "parquet files on S3. Use a webhook and "
         "send the rows with `client.log`, or give the source an `env` and commit with another one."
     )
     return Problem("source-not-served", dataset.name, text)

@@ -11,6 +11,7 @@ from fennel_core.vocab.problems import Problem
 from fennel_core.wire.connectors import (
     Database,
     KafkaTopic,
+    S3Table,
     Sink,
     Source,
     Table,
@@ -54,6 +55,9 @@ def _what(table: Table) -> str | None:
             return f"webhook endpoint `{table.db.name}/{table.endpoint}`"
         case KafkaTopic():
             return f"Kafka topic `{table.db.name}/{table.topic}`"
+        case S3Table():
+            path = f"{table.bucket}/{table.prefix}{table.suffix}"
+            return f"{table.format} files `{table.db.name}/{path}`"
         case _:
             return None
 

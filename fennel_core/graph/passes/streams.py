@@ -11,6 +11,7 @@ from collections.abc import Iterator
 from typing import Final, assert_never
 
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.s3_paths import UnknownDirective, file_path
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
 from fennel_core.wire.entities import Dataset
@@ -21,9 +22,20 @@ ADDRESS: Final = re.compile(r"https?://(\[[0-9A-Fa-f:.]+\]|[\w.\-]+)(:[0-9]{1,5}
 MECHANISMS: Final = ("PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512")
 
 
+FILES: Final = ("csv", "json", "parquet")
+BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
+"""The names that S3 gives; an ARN or an address is no bucket."""
+
+
 def reads(table: c.Table) -> bool:
     """Return whether the platform reads the external stream `table`."""
-    return isinstance(table, c.KafkaTopic)
+    match table:
+        case c.KafkaTopic():
+            return True
+        case c.S3Table():
+            return table.format in FILES
+        case _:
+            return False
 
 
 def format_title(record_format: c.RecordFormat) -> str:
@@ -60,16 +72,34 @@ def check_formats(graph: Graph) -> Iterator[Problem]:
 def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
     """Yield one problem per option of a stream that is read, if the option cannot be served."""
     table = source.table
-    assert isinstance(table, c.KafkaTopic), "only topics of Kafka are read"
-    if source.cdc not in (c.Cdc.APPEND, c.Cdc.UPSERT, c.Cdc.DEBEZIUM):
+    assert isinstance(table, c.KafkaTopic | c.S3Table), "these kinds are read"
+    match table:
+        case c.KafkaTopic():
+            what, where = f"Kafka topic `{table.topic}`", "Kafka"
+            polled = {"every": source.every_us is not None}
+            served = {c.Cdc.APPEND, c.Cdc.UPSERT, c.Cdc.DEBEZIUM}
+            hint = (
+                "which a topic does not have: it is for tables that record their changes "
+                "themselves. Use `append`, `upsert` or `debezium`."
+            )
+        case c.S3Table():
+            what, where = f"{table.format} files in S3 bucket `{table.bucket}`", "files on S3"
+            # Every file is read, whatever time its path has: nothing could be left out by it.
+            polled = {"spread": table.spread_us is not None}
+            served = {c.Cdc.APPEND, c.Cdc.UPSERT}
+            hint = (
+                "which this platform does not read from files. Use cdc `append` without key "
+                "fields, or `upsert` with key fields."
+            )
+        case unreachable:
+            assert_never(unreachable)
+    if source.cdc not in served:
         text = (
-            f"Dataset `{dataset.name}` has a source of Kafka topic `{table.topic}` with cdc "
-            f"`{source.cdc.value}`, which a topic does not have: it is for tables that record "
-            "their changes themselves. Use `append`, `upsert` or `debezium`."
+            f"Dataset `{dataset.name}` has a source of {what} with cdc `{source.cdc.value}`, {hint}"
         )
         yield Problem("cdc-not-served", dataset.name, text)
     without_effect = {
-        "every": source.every_us is not None,
+        **polled,
         "cursor": source.cursor is not None,
         "timestamp_field": source.timestamp_field not in (None, dataset.schema.timestamp),
         # A partition that is silent does not say that the others are: no partition can decide.
@@ -78,21 +108,63 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
     for option, is_set in without_effect.items():
         if is_set:
             text = (
-                f"Dataset `{dataset.name}` has a source of Kafka topic `{table.topic}` with "
-                f"`{option}`, which this platform does not serve for Kafka; remove the option"
+                f"Dataset `{dataset.name}` has a source of {what} with "
+                f"`{option}`, which this platform does not serve for {where}; remove the option"
             )
             yield Problem("source-option-not-served", dataset.name, text)
     yield from connector_problems(dataset, table)
 
 
-def connector_problems(dataset: Dataset, table: c.KafkaTopic) -> Iterator[Problem]:
-    """Yield one problem per property of a connector with which no cluster can be reached."""
-    for what in (*_unusable(table.db), *_unusable_registry(table.format)):
-        text = (
-            f"Dataset `{dataset.name}`: connector `{table.db.name}` of Kafka topic "
-            f"`{table.topic}` {what}"
-        )
+def connector_problems(dataset: Dataset, table: c.KafkaTopic | c.S3Table) -> Iterator[Problem]:
+    """Yield one problem per property of a connector with which nothing can be reached."""
+    reasons: tuple[str, ...]
+    match table:
+        case c.KafkaTopic():
+            what, reasons = (
+                f"Kafka topic `{table.topic}`",
+                (
+                    *_unusable(table.db),
+                    *_unusable_registry(table.format),
+                ),
+            )
+        case c.S3Table():
+            what = f"{table.format} files in S3 bucket `{table.bucket}`"
+            reasons = (*_unusable_bucket(table),)
+        case unreachable:
+            assert_never(unreachable)
+    for reason in reasons:
+        text = f"Dataset `{dataset.name}`: connector `{table.db.name}` of {what} {reason}"
         yield Problem("connector-not-served", dataset.name, text)
+
+
+def _unusable_bucket(table: c.S3Table) -> Iterator[str]:
+    """Yield what about a source of files cannot be served; as `_unusable`."""
+    if isinstance(table.db, c.NamedReference):
+        yield (
+            "is a reference to a connector that was defined elsewhere, and this platform has no "
+            "list of connectors yet; define it with its keys in the code"
+        )
+        return
+    if BUCKET.fullmatch(table.bucket) is None:
+        yield f"has the bucket `{table.bucket}`, which is no name of a bucket"
+    if table.db.role_arn is not None:
+        yield "has a role, which this platform does not assume; give it keys"
+    login = (table.db.login.user, table.db.login.password)
+    if any(isinstance(each, c.SecretRef) for each in login):
+        yield (
+            "refers to a secret of another store, which this platform does not read yet; give "
+            "the keys as text, which is encrypted on arrival"
+        )
+    if (login[0] is None) != (login[1] is None):
+        yield "has one key of two; give `aws_access_key_id` and `aws_secret_access_key`, or neither"
+    if table.format == "csv" and len(table.delimiter.encode()) > 1:
+        yield f"has the delimiter `{table.delimiter}`; csv is read with one of one byte"
+    if len(set(table.headers)) < len(table.headers):
+        yield "names a column of csv twice in its headers"
+    try:
+        file_path(table.prefix, table.suffix)
+    except UnknownDirective as unknown:
+        yield f"has a path that cannot be read: {unknown}"
 
 
 def _unusable(db: c.Kafka | c.NamedReference) -> Iterator[str]:

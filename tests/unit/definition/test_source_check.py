@@ -10,8 +10,10 @@ from fennel_core.connections.external_kafka import ExternalKafka, describe_topic
 from fennel_core.connections.secrets import CREDENTIAL, Sealer, make_key_file
 from fennel_core.definition.source_check import added_streams, source_problems
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.wire.connectors import (
+    S3,
     AvroFormat,
     BasicAuth,
     JsonFormat,
@@ -20,6 +22,7 @@ from fennel_core.wire.connectors import (
     Login,
     PlainSecret,
     ProtobufFormat,
+    S3Table,
     SchemaRegistry,
     SealedSecret,
 )
@@ -128,3 +131,36 @@ async def test_branches_must_agree_on_the_format_of_a_stream() -> None:
     found = await source_problems((of,), {BranchName("main"): main}, WORKSPACE, None)
     assert found[0].code == "connector-redefined"
     assert "Protobuf" in found[0].text
+
+
+def files(bucket: str, *, keys: bool = True):
+    pair = Login(PlainSecret("key"), PlainSecret("other")) if keys else Login(None, None)
+    table = S3Table(S3("lake", None, pair), bucket, "in/", "*", "json", "", (), False, None)
+    return source("Orders", table=table)
+
+
+@pytest.mark.parametrize(
+    ("bucket", "keys", "code", "text"),
+    [
+        ("own", True, "connector-not-served", "bucket of the platform itself"),
+        ("own", False, "connector-not-served", "bucket of the platform itself"),
+        ("other", False, "connector-not-served", "FENNEL_SOURCE_SHARED_BUCKETS"),
+        ("shared", False, "source-unreachable", "`lake`"),
+        ("other", True, "source-unreachable", "`lake`"),
+    ],
+)
+async def test_buckets_that_may_be_read_are_reached(
+    bucket: str, keys: bool, code: str, text: str
+) -> None:
+    settings = Settings(
+        s3_endpoint="http://127.0.0.1:1", s3_bucket="own", source_shared_buckets=("shared",)
+    )
+    (problem,) = await source_problems((files(bucket, keys=keys),), {}, WORKSPACE, None, settings)
+    assert problem.code == code
+    assert text in problem.text
+    (refused,) = await source_problems((files(bucket, keys=keys),), {}, WORKSPACE, None)
+    assert refused.code == "connector-not-served"
+
+
+def test_files_that_a_commit_adds_are_streams() -> None:
+    assert added_streams(Graph(sources=(files("b"),)), ()) == [files("b")]

@@ -8,13 +8,14 @@ from datetime import UTC, datetime
 import pytest
 
 from fennel_core.ingest.store import MemoryDirectory
-from fennel_core.sources.api_errors import SourceIsSent, SourceUnknown
+from fennel_core.sources.api_errors import OrderNotServed, SourceIsSent, SourceUnknown
 from fennel_core.sources.controls import FeedNews, FeedStatus, MemorySourceControls, SourcePause
+from fennel_core.sources.feeds import feeds_of
 from fennel_core.sources.overview import STATUS_S, SourceState, source_views, state_of
 from fennel_core.sources.positions import DatasetPosition, SourcePosition
-from fennel_core.sources.service import SourceService
+from fennel_core.sources.service import SourceService, topic_of
 from fennel_core.vocab.ids import BranchName, Identity, Micros
-from fennel_core.wire.connectors import JsonFormat, KafkaTopic
+from fennel_core.wire.connectors import S3, JsonFormat, KafkaTopic, Login, S3Table
 from tests.support.ingest_world import WORKSPACE, binding, branches, catalog
 from tests.support.source_world import CONNECTOR, ORIGIN, RAW, stream_source
 
@@ -130,3 +131,12 @@ def test_the_state_of_a_stream(paused: bool, status: FeedStatus | None, state: S
     pause = SourcePause("token 1", datetime.now(UTC)) if paused else None
     assert state_of(stream, pause, status) is state
     assert state_of(webhook, None, None) is SourceState.SENT
+
+
+def test_orders_that_files_do_not_have_are_refused_before_a_pause_is_asked_for() -> None:
+    db = S3("lake", None, Login(None, None))
+    table = S3Table(db, "b", "in/", "", "json", "", (), False, None)
+    (feed,) = feeds_of([catalog(stream_source(table=table))]).values()
+    assert (feed.title, feed.stream.kind) == ("lake/b/in/?format=json", "s3")
+    with pytest.raises(OrderNotServed, match=r"reads S3 files `b/in/`, which .* cannot rewind yet"):
+        topic_of(feed.title, feed, "rewind")

@@ -1,0 +1,178 @@
+"""The files of users' buckets as a kind of stream: rounds of one task, as often as `every` says.
+
+Each round is a Spark job of one task, which lists, reads and writes (`file_reader.py`) in a worker
+of the application that hosts all streams. There is no streaming query: what Spark would plan and
+remember of one is in the position, and its file source forgets files after a time, re-reads a file
+from its beginning, and knows a file by its name only.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Final
+
+import pyarrow as pa
+import structlog
+from py4j.protocol import Py4JError
+from pyspark import InheritableThread
+from pyspark.errors import PySparkException
+
+from fennel_core.connections.external_s3 import ExternalBucket, FileBody, ListedFile, opened
+from fennel_core.graph.s3_paths import file_path
+from fennel_core.settings.model import Settings
+from fennel_core.sources.errors import TooManyFiles
+from fennel_core.sources.feeds import FeedProgress
+from fennel_core.sources.file_reader import FileReader, FileStore
+from fennel_core.sources.file_rows import FileFormat, FilePiece, file_pieces
+from fennel_core.sources.files import FILES
+from fennel_core.sources.kinds import StartedBy
+from fennel_core.sources.spark import reason_of
+from fennel_core.sources.store import FeedPartition
+from fennel_core.sources.task import COUNTS, COUNTS_DDL, task_process
+from fennel_core.sources.writer import PartitionWriter
+from fennel_core.wire.connectors import S3, JsonFormat, S3Table
+
+ROUND_S: Final = 20.0
+"""How long a round reads before it gives way to other sources."""
+STOP_S: Final = 60.0
+"""How long the end of a feed waits for its round."""
+LEFT: Final = "left"
+ROUND_DDL: Final = f"{COUNTS_DDL}, {LEFT} bigint"
+ROUND: Final = pa.schema([*COUNTS, pa.field(LEFT, pa.int64())])
+MICROS: Final = 1e6
+READERS: Final = 64
+"""Feeds of which a process keeps what it knows."""
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class FileRound:
+    """What a task needs to read; pickled. Hashed by what it reads."""
+
+    settings: Settings
+    partition: FeedPartition
+    origin: str
+    bucket: ExternalBucket
+    table: S3Table
+
+    def store(self) -> FileStore:
+        """Return the files of the source; blocks."""
+        client, table, bucket = self.bucket.client(), self.table, self.bucket
+        path = file_path(table.prefix, table.suffix)
+        form = FileFormat(table.format, table.delimiter or ",", table.headers)
+        title = f"S3 file `{bucket.bucket}`"
+
+        def files() -> list[ListedFile]:
+            found: list[ListedFile] = []
+            for page in bucket.files(client, table.prefix):
+                found += [file for file in page if path.matches(file.key)]
+                if len(found) > FILES:
+                    raise TooManyFiles(self.partition.title, FILES)
+            return found
+
+        def pieces(file: ListedFile, first: int) -> Iterator[FilePiece]:
+            body = FileBody(bucket, client, file)
+            return file_pieces(form, f"{title[:-1]}/{file.key}`", file.key, body, first)
+
+        return FileStore(title, files, pieces)
+
+
+def start(by: StartedBy, table: S3Table) -> FileRounds:
+    """Start to read the files of a bucket. Raises `ConnectionsError`; blocks."""
+    assert isinstance(table.db, S3), "validation refuses connectors by name"
+    feed = by.feed
+    bucket = opened(
+        table.db, table.bucket, by.settings, lambda secret: by.open_secret(feed.workspace, secret)
+    )
+    bucket.check()
+    # Not the address: it is the installation's, and buckets of one name are the same bucket.
+    work = FileRound(by.settings, feed.partition(0), f"s3/{table.bucket}", bucket, table)
+    pause_s = max(by.settings.source_trigger_ms / 1000, (feed.every_us or 0) / MICROS)
+    return FileRounds(by, work, pause_s)
+
+
+class FileRounds:
+    """Runs the rounds of a feed in a thread of its own; see `kinds.RunningFeed`."""
+
+    def __init__(self, by: StartedBy, work: FileRound, pause_s: float) -> None:
+        self._by, self._pause_s = by, pause_s
+        self._task, self._group = round_task(work), str(work.partition.raw_topic)
+        self._stopped = threading.Event()
+        self._progress: FeedProgress | None = None
+        self._reason: str | None = None
+        self._thread = InheritableThread(target=self._run, name=f"files-{self._group}", daemon=True)
+        self._thread.start()
+
+    def progress(self) -> FeedProgress | None:
+        return self._progress
+
+    def failure(self) -> str | None:
+        return self._reason
+
+    def stop(self) -> None:
+        """Cancel the round; one that ends after `STOP_S` is fenced by the next reader."""
+        self._stopped.set()
+        try:
+            self._by.spark.sparkContext.cancelJobGroup(self._group)
+        except (PySparkException, Py4JError) as failed:
+            log.warning("a round could not be cancelled", reason=reason_of(str(failed)))
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        context = self._by.spark.sparkContext
+        try:
+            context.setJobGroup(self._group, self._by.feed.title, interruptOnCancel=True)
+            context.setLocalProperty("spark.scheduler.pool", self._group)
+            while not self._stopped.is_set():
+                begun_s = time.monotonic()
+                left = self._round()
+                self._progress = FeedProgress(left)
+                pause_s = 0.0 if left else self._pause_s - (time.monotonic() - begun_s)
+                self._stopped.wait(max(0.0, pause_s))
+        except (PySparkException, Py4JError) as failed:
+            self._reason = reason_of(str(failed)) or type(failed).__name__
+        except Exception as unexpected:  # last line of defence: the host parks the feed
+            log.exception("unexpected error of a source", source=self._by.feed.title)
+            self._reason = f"{type(unexpected).__name__}: {unexpected}"
+
+    def _round(self) -> int:
+        """Run a round; return how many files are left."""
+        frame = self._by.spark.range(1, numPartitions=1).mapInArrow(self._task, ROUND_DDL)
+        found = frame.toArrow()
+        left = found.column(LEFT)
+        self._by.count_rows(found.filter(left.is_null()).select(COUNTS.names))
+        return int(left.drop_null()[0].as_py())
+
+
+def round_task(work: FileRound) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that a worker runs for a round."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                yield _read(work)
+
+    return run
+
+
+def _read(work: FileRound) -> pa.RecordBatch:
+    process = task_process(work.settings)
+    writer, counts = process.writer(work.partition, work.origin, 0, JsonFormat())
+    counts.found.clear()
+    left = process.run(_reader(work, writer).round(ROUND_S))
+    rows = pa.Table.from_batches([counts.batch()]).append_column(
+        LEFT, pa.nulls(len(counts.found), pa.int64())
+    )
+    end = pa.Table.from_pylist([{LEFT: left}], schema=ROUND)
+    whole = pa.concat_tables([rows.cast(ROUND), end]).combine_chunks()
+    return whole.to_batches(max_chunksize=None)[0]
+
+
+@lru_cache(maxsize=READERS)
+def _reader(work: FileRound, writer: PartitionWriter) -> FileReader:
+    path = file_path(work.table.prefix, work.table.suffix)
+    return FileReader(writer, work.partition, path, work.store(), presorted=work.table.presorted)

@@ -1,0 +1,202 @@
+"""What a reader of files does about order, overwritten files, small files and time."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Iterator
+from dataclasses import dataclass, field, replace
+
+import pytest
+
+from fennel_core.connections.external_s3 import FileChanged, ListedFile
+from fennel_core.graph.s3_paths import FilePath, file_path
+from fennel_core.sources import file_reader
+from fennel_core.sources import files as files_module
+from fennel_core.sources.errors import TooManyFiles
+from fennel_core.sources.file_reader import FileReader, FileStore
+from fennel_core.sources.file_rows import FilePiece
+from fennel_core.sources.files import decode_cursor, plan
+from fennel_core.vocab.dead_letters import origin_of
+from fennel_core.vocab.ids import Micros
+from tests.support.ingest_world import catalog
+from tests.support.source_world import POSITIONS, RAW, SourceWorld, partition, stream_source, users
+
+ENDLESS_S = 1e9
+
+
+@dataclass
+class Bucket:
+    """Files by key: what is listed of each, and its rows in pieces; FileChanged in between."""
+
+    files: dict[str, tuple[ListedFile, list[int | Exception]]] = field(default_factory=dict)
+    opened: list[tuple[str, int]] = field(default_factory=list)
+    rows: int = 0
+
+    def put(self, key: str, *pieces: int | Exception, etag: str = "1", at: int = 1) -> None:
+        self.files[key] = ListedFile(key, etag, 1, Micros(at)), list(pieces)
+
+    def store(self) -> FileStore:
+        def pieces(file: ListedFile, first: int) -> Iterator[FilePiece]:
+            self.opened.append((file.key, first))
+            at = 0
+            for count in self.files[file.key][1]:
+                if isinstance(count, Exception):
+                    raise count
+                at += count
+                if at > first:
+                    self.rows += count
+                    yield FilePiece((users(self.rows - count, count),), at, 1)
+
+        return FileStore("S3 file `b`", lambda: [f for f, _ in self.files.values()], pieces)
+
+
+@pytest.fixture
+async def sources() -> AsyncIterator[SourceWorld]:
+    made = SourceWorld()
+    made.world.commit(main=catalog(stream_source()))
+    yield made
+    await made.world.close()
+
+
+def reader(
+    sources: SourceWorld, bucket: Bucket, path: FilePath | None = None, *, presorted: bool = False
+) -> FileReader:
+    made = path or file_path("", "")
+    return FileReader(sources.writer(), partition(), made, bucket.store(), presorted=presorted)
+
+
+def listed(*keys: str) -> list[ListedFile]:
+    return [ListedFile(key, "1", 1, Micros(len(keys) - n)) for n, key in enumerate(keys)]
+
+
+@pytest.mark.parametrize(
+    ("path", "presorted", "order"),
+    [
+        (file_path("", ""), False, ["d=3/c", "d=2/a", "d=1/b"]),
+        (file_path("", ""), True, ["d=1/b", "d=2/a", "d=3/c"]),
+        (file_path("", "d=%d/*"), False, ["d=1/b", "d=2/a", "d=3/c"]),
+    ],
+)
+def test_the_order_of_files(path: FilePath, presorted: bool, order: list[str]) -> None:
+    found = plan(listed("d=1/b", "d=2/a", "d=3/c"), path, {}, None, presorted=presorted)
+    assert [file.key for file in found.files] == order
+
+
+async def test_small_files_share_a_transaction(sources: SourceWorld) -> None:
+    bucket = Bucket()
+    for number in range(50):
+        bucket.put(f"f{number:02}", 2)
+    assert await reader(sources, bucket).round(ENDLESS_S) == 0
+    assert len(sources.world.messages(RAW)) == 1
+    assert len(sources.read()) == 100
+    # A note of each, and one position.
+    assert len(sources.world.messages(POSITIONS)) == 51
+
+
+async def test_a_file_that_appears_with_an_earlier_name_and_time_is_read(
+    sources: SourceWorld,
+) -> None:
+    bucket = Bucket()
+    bucket.put("m", 2, at=100)
+    own = reader(sources, bucket)
+    await own.round(ENDLESS_S)
+    bucket.put("a", 3, at=1)
+    await own.round(ENDLESS_S)
+    await reader(sources, bucket).round(ENDLESS_S)
+    assert bucket.opened == [("m", 0), ("a", 0)]
+    assert len(sources.read()) == 5
+
+
+async def test_a_killed_reader_is_continued_in_the_middle_of_a_file(sources: SourceWorld) -> None:
+    bucket = Bucket()
+    bucket.put("a", 2, 2, 2)
+    assert await reader(sources, bucket).round(0) == 1
+    assert await reader(sources, bucket).round(ENDLESS_S) == 0
+    assert bucket.opened == [("a", 0), ("a", 2)]
+    assert len(sources.read()) == 6
+
+
+async def test_an_open_file_is_read_on_in_the_next_round(sources: SourceWorld) -> None:
+    bucket = Bucket()
+    bucket.put("a", 2, 2, 2)
+    own = reader(sources, bucket)
+    while await own.round(0):
+        pass
+    assert bucket.opened == [("a", 0)]
+    assert len(sources.read()) == 6
+
+
+async def letters(sources: SourceWorld) -> list[str]:
+    return [
+        f"{origin_of(r.headers).source}: {origin_of(r.headers).reason}"
+        for _, r in sources.world.messages("w.dead.1")
+    ]
+
+
+async def test_an_overwritten_file_is_another_file(sources: SourceWorld) -> None:
+    bucket = Bucket()
+    bucket.put("a", 2)
+    own = reader(sources, bucket)
+    await own.round(ENDLESS_S)
+    bucket.put("a", 3, etag="2")
+    await own.round(ENDLESS_S)
+    await own.round(ENDLESS_S)
+    assert len(sources.read()) == 5
+    assert await letters(sources) == []
+
+
+@pytest.mark.parametrize("kills", [False, True])
+async def test_a_file_that_changes_while_it_is_read_is_named_and_its_new_content_read(
+    sources: SourceWorld, kills: bool
+) -> None:
+    bucket = Bucket()
+    bucket.put("a", 2, FileChanged("the file was overwritten while it was read"))
+    own = reader(sources, bucket)
+    if kills:
+        await own.round(0)
+        own = reader(sources, bucket)
+    else:
+        await own.round(ENDLESS_S)
+    bucket.put("a", 4, etag="2")
+    bucket.put("b", 1)
+    await own.round(ENDLESS_S)
+    assert len(sources.read()) == 7
+    (letter,) = await letters(sources)
+    assert letter.startswith("S3 file `b/a` at 2: the file was overwritten")
+    assert letter.endswith("after 2 of its rows were read")
+
+
+async def test_the_first_read_ends_with_the_newest_file_of_the_first_listing(
+    sources: SourceWorld,
+) -> None:
+    bucket = Bucket()
+    bucket.put("a", 2, at=5)
+    bucket.put("b", 2, at=3)
+    own = reader(sources, bucket)
+    await own.round(ENDLESS_S)
+    position = await sources.writer().position()
+    assert position is not None
+    cursor = decode_cursor(position.cursor)
+    assert cursor is not None
+    assert cursor.first_until_us == 5
+
+
+async def test_more_files_than_can_be_remembered_are_refused(
+    sources: SourceWorld, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_reader, "FILES", 3)
+    bucket = Bucket()
+    for number in range(4):
+        bucket.put(f"f{number}", 1)
+    with pytest.raises(TooManyFiles, match="more than 3 files"):
+        await reader(sources, bucket).round(ENDLESS_S)
+
+
+def test_what_is_remembered_is_the_content_and_not_the_name() -> None:
+    (file,) = listed("a")
+    notes = {files_module.note_name("a"): files_module.note_of(file)}
+    path = file_path("", "")
+    assert plan([file], path, notes, None, presorted=False).files == ()
+    for changed in (replace(file, etag="2"), replace(file, size_bytes=2), replace(file, key="b")):
+        assert plan([changed], path, notes, None, presorted=False).files == (changed,)
+    moved_only = replace(file, modified_us=Micros(99))
+    assert plan([moved_only], path, notes, None, presorted=False).files == ()
