@@ -102,6 +102,7 @@ def show_removable_rows(settings: Settings, report: Report) -> None:
     if not settings.history_retention:
         report("FENNEL_HISTORY_RETENTION is off: a run removes no rows older than `history`")
     report(f"nothing is changed; a run would do this: {done}")
+    done.check()
 
 
 def _repeatedly(work: Callable[[], None], name: str, report: Report, every_s: float | None) -> None:

@@ -274,7 +274,7 @@ def _adopted(
 def _removed_before(
     facts: BankFacts, compiled: Compiled, existing: Mapping[AssetKey, AssetId]
 ) -> Iterator[Notice]:
-    """Yield which datasets take over topics that have lost rows of erased keys."""
+    """Yield which datasets and sinks take over topics that have lost rows."""
     for name, topics in _adopted(facts, compiled, existing):
         if rows := sum(facts.amounts.removed_rows.get(topic, 0) for topic in topics):
             yield Notice(
@@ -283,6 +283,28 @@ def _removed_before(
                 f"dataset `{name}` takes over rows that exist, without {rows} rows that were "
                 "removed from their history because keys were erased of the dataset that had them",
             )
+        if rows := sum(facts.amounts.expired_rows.get(topic, 0) for topic in topics):
+            yield Notice(
+                "expired-rows-removed",
+                name,
+                f"dataset `{name}` takes over rows that exist, without {rows} rows that were older "
+                "than the `history` of the dataset that had them",
+            )
+    for sink in compiled.sinks:
+        if sink.key in facts.alive or sink.topic not in existing:
+            continue
+        topic = existing[sink.topic]
+        for code, amounts in (
+            ("erased-rows-removed", facts.amounts.removed_rows),
+            ("expired-rows-removed", facts.amounts.expired_rows),
+        ):
+            if rows := amounts.get(topic, 0):
+                yield Notice(
+                    code,
+                    sink.dataset,
+                    f"a sink of dataset `{sink.dataset}` delivers what is left: {rows} rows were "
+                    "removed from its history",
+                )
 
 
 def _planned(
@@ -344,7 +366,7 @@ def measured_topics(facts: BankFacts, compiled: Compiled) -> frozenset[AssetId]:
     inputs |= {
         existing[sink.topic]
         for sink in compiled.sinks
-        if sink.key not in existing and sink.topic in existing
+        if sink.key not in facts.alive and sink.topic in existing
     }
     removed = requests_left_out(facts.before, compiled).values()
     adopted = set[AssetId]().union(*(topics for _, topics in _adopted(facts, compiled, existing)))

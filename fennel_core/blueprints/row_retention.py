@@ -7,7 +7,8 @@ any time in the last `history` must stay exact. So a topic needs its rows for th
 - `history` and twice the longest window of each terminal aggregate over windows that end at the
   time of reading: a read as of the oldest time reaches back a window, and the last row that has
   left one dates the result;
-- the need of each topic that a stateless job makes of it, because that is computed again from it.
+- the need of each topic that a stateless job makes of it, because that is computed again from it
+  (other than a `transform`, which may give its rows other times: its input stays).
 
 Rows of other topics stay. A keyed dataset needs the last version of each key, however old. A
 retraction must find its row. Any other reader (joins, first and latest rows, windows without an
@@ -37,7 +38,9 @@ STATEFUL: Final = (
     "or another one with state) would compute something else without them"
 )
 UNKNOWN: Final = "an earlier release stored a dataset with these rows without its `history`"
+MOVED: Final = "a `transform` reads them, and may give its rows other times"
 UNSERVED: Final = "an aggregate that no version has now reads them and may be revived"
+RETAINED: Final = "a dataset that no version has now is computed from them and may be revived"
 DELIVERED: Final = "a sink delivers each change of them, from the first on"
 TIMES: Final = "its datasets have different time columns"
 SECOND_US: Final = 1_000_000
@@ -164,10 +167,12 @@ class _Needs(Generic[Topic]):
             return DELIVERED
         needs: list[int | str] = [view.history_us or UNKNOWN for view in views]
         needs += [self._need_of_reader(job) for job in self._readers.get(topic, ())]
-        return _longest(needs)
+        return _longest(needs or [RETAINED])
 
     def _need_of_reader(self, job: KeptJob[Topic]) -> int | str:
         match job.step:
+            case UserCodeSpec(kind="transform"):
+                return MOVED
             case MapSpec() | UserCodeSpec():
                 return _longest([self._need(topic) for topic in job.outputs])
             case AggregateSpec(terminal=True):

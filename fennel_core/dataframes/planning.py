@@ -260,10 +260,18 @@ def _check_not_expired(
     as_of: Micros,
 ) -> None:
     """Raise ReadFailed if rows that a read as of a time needs were removed."""
-    reach_us = 0 if aggregate is None else 2 * (longest_window_us(aggregate) or 0)
     expired_to = max((part.expired_to for part in slices if part.expired_rows), default=None)
-    if expired_to is not None and as_of < expired_to + reach_us:
-        rows = sum(part.expired_rows for part in slices)
+    if expired_to is None:
+        return
+    rows = sum(part.expired_rows for part in slices)
+    window_us = 0 if aggregate is None else longest_window_us(aggregate)
+    if window_us is None:
+        raise ReadFailed(
+            f"`{dataset}` is not complete as of any time: it is computed from all rows, and {rows} "
+            "that are older than the `history` of its input were removed [read-expired]"
+        )
+    reach_us = 2 * window_us
+    if as_of < expired_to + reach_us:
         complete = datetime.fromtimestamp((expired_to + reach_us) / 1e6, UTC)
         raise ReadFailed(
             f"`{dataset}` is complete as of {complete.isoformat()} or later: {rows} rows that are "

@@ -1,8 +1,8 @@
 """Which rows of which topics have expired now.
 
 Theory. The clock that ages rows must not jump: what is removed does not come back. So `now` is the
-earliest of three clocks: that of the database, that of this machine, and the last stamp with which
-the workspace accepted rows. A workspace that accepts nothing keeps everything.
+earliest of three clocks: that of the database, that of this machine, and the time that the database
+stored when the workspace last accepted rows. A workspace that accepts nothing loses nothing more.
 """
 
 from __future__ import annotations
@@ -14,11 +14,15 @@ from typing import Final
 from fennel_core.blueprints.row_retention import RowRetention
 from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
-from fennel_core.history.expiring import TopicExpiry, accepted_us
+from fennel_core.history.expiring import TopicExpiry
 from fennel_core.history.topic_counts import group_of
 from fennel_core.vocab.ids import Micros, TopicName
 
-CLOCKS: Final = "SELECT workspace, hlc FROM ingest_clock"
+CLOCKS: Final = """
+    SELECT workspace, (extract(epoch FROM max(last_rows_at)) * 1000000)::bigint FROM source_clock
+    WHERE last_rows_at IS NOT NULL GROUP BY workspace
+"""
+"""Not `ingest_clock`, which erasures advance, too."""
 
 
 def expiries(
@@ -44,5 +48,4 @@ async def expiries_now(
     async with postgres.connection_of(pool) as connection:
         rows: list[tuple[str, int]] = await (await connection.execute(CLOCKS)).fetchall()  # type: ignore[assignment]  # the columns of the table
     stored = (await postgres.now(pool)).timestamp()
-    accepted = {workspace: accepted_us(hlc) for workspace, hlc in rows}
-    return expiries(kept, accepted, int(min(stored, time.time()) * 1_000_000))
+    return expiries(kept, dict(rows), int(min(stored, time.time()) * 1_000_000))

@@ -72,6 +72,17 @@ class MaintenanceResult:
         """The sums over all topics."""
         return sums(self.expired.values())
 
+    def check(self) -> None:
+        """Raise CompactionFailed if some files could not be read or merged."""
+        merged = CompactionResult() if self.merged is None else self.merged
+        if refused := self.removed.refused + self.expired_rows.refused + merged.refused:
+            raise CompactionFailed(
+                f"{refused} files or merges were refused, {merged.made} were made and "
+                f"{self.removed.rows} rows of erased keys and {self.expired_rows.rows} expired "
+                "ones removed: the log names the files; restore damaged ones from a backup of the "
+                "bucket"
+            )
+
     def __str__(self) -> str:
         removed, expired = self.removed, self.expired_rows
         older = "removed" if self.retention else "kept, because FENNEL_HISTORY_RETENTION is off"
@@ -94,8 +105,9 @@ async def maintain_history(
 ) -> MaintenanceResult:
     """Remove the rows of erased keys and those that have expired, and merge small files.
 
-    `dry_run`: rows that would be removed are counted, and nothing is changed. Raises
-    SystemUnavailable, and CompactionFailed also if some files cannot be read or merged.
+    `dry_run`: rows that would be removed are counted, nothing is changed, and the caller checks the
+    result. Raises SystemUnavailable, and CompactionFailed also if some files cannot be read or
+    merged.
     """
     dsn = settings.postgres_dsn.get_secret_value()
     async with postgres.pool(dsn, name=SESSION, size=2) as pool:
@@ -108,13 +120,8 @@ async def maintain_history(
                 done = await remove_and_merge(settings, pool, worker, read_bounds)
         finally:
             worker.stop()
-    merged = CompactionResult() if done.merged is None else done.merged
-    if refused := done.removed.refused + done.expired_rows.refused + merged.refused:
-        raise CompactionFailed(
-            f"{refused} files or merges were refused, {merged.made} were made and "
-            f"{done.removed.rows} rows of erased keys and {done.expired_rows.rows} expired ones "
-            "removed: the log names the files; restore damaged ones from a backup of the bucket"
-        )
+    if not dry_run:
+        done.check()
     return done
 
 

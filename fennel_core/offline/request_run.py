@@ -502,15 +502,16 @@ def _shortened(read: OfflineRead, earliest_us: int | None) -> Iterator[str]:
         )
     for job, parts in sorted(read.slices.items()):
         if rows := sum(part.expired_rows for part in parts):
-            reach_us = 2 * (longest_window_us(read.query.specs[job]) or 0)
-            complete_us = max(part.expired_to for part in parts) + reach_us
-            if earliest_us is not None and earliest_us >= complete_us:
-                continue
-            complete = datetime.fromtimestamp(complete_us / 1e6, UTC).isoformat()
+            features = "features"
+            if (window_us := longest_window_us(read.query.specs[job])) is not None:
+                complete_us = max(part.expired_to for part in parts) + 2 * window_us
+                if earliest_us is not None and earliest_us >= complete_us:
+                    continue
+                complete = datetime.fromtimestamp(complete_us / 1e6, UTC).isoformat()
+                features = f"features of rows before {complete}"
             yield (
                 f"{rows} rows of topic `{parts[0].partition[0]}` were removed, because they are "
-                f"older than the `history` of its datasets: features of rows before {complete} "
-                "may lack them"
+                f"older than the `history` of its datasets: {features} may lack them"
             )
 
 

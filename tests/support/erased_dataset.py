@@ -64,6 +64,16 @@ async def commit_dataset(
             )
 
 
+async def accept(connections: Pool, seconds_ago: int = 0) -> None:
+    """Record that the workspace accepted rows last so many seconds ago."""
+    async with connections.connection() as connection:
+        await connection.execute(
+            "INSERT INTO source_clock (workspace, identity, last_rows_at) "
+            "VALUES ('w', 'clicks', now() - make_interval(secs => %s))",
+            (seconds_ago,),
+        )
+
+
 async def erase(connections: Pool, keys: Sequence[int]) -> None:
     """Erase keys of the dataset."""
     frame = pl.DataFrame({"k": keys}, schema={"k": pl.Int64})

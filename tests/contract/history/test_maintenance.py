@@ -28,7 +28,7 @@ from fennel_core.vocab.ids import (
     PartitionIndex,
     TopicName,
 )
-from tests.support.erased_dataset import CLICKS, HISTORY_US, commit_dataset, erase
+from tests.support.erased_dataset import CLICKS, HISTORY_US, accept, commit_dataset, erase
 from tests.support.history_world import LAYOUT, TOPIC, batch
 from tests.support.s3 import S3Server
 
@@ -168,6 +168,7 @@ async def test_the_program_merges_small_files_and_only_rows_of_erased_keys_and_e
         now = Micros(int((await files.now()).timestamp() * 1_000_000))
         await write_clicks(files, objects, now)
         await commit_dataset(connections, PARTITIONS, clicks=True)
+        await accept(connections)
         await erase(connections, [ERASED])
         removed = 0
         for part, (rows, start) in enumerate(zip(written, LOG_STARTS, strict=True)):

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
 import pytest
 
+from fennel_core.apps import state_commands
 from fennel_core.connections.postgres import Pool, pool
+from fennel_core.history.errors import CompactionFailed
+from fennel_core.history.expired_topics import expiries_now
 from fennel_core.history.expiring import TopicExpiry
 from fennel_core.history.maintenance import MaintenanceResult, remove_rows
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.removals import RemovedRows, sums
 from fennel_core.history.store import HistoryFile
+from fennel_core.history.topics import HistoryTopics
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
-from fennel_core.vocab.position import COUNTER_BITS
-from tests.support.erased_dataset import CLICKS, commit_dataset
+from tests.support.erased_dataset import CLICKS, HISTORY_US, accept, commit_dataset, erase
 
 PART = PartitionIndex(0)
 
@@ -41,17 +43,6 @@ async def everything(settings: Settings, connections: Pool) -> Mapping[TopicPart
     return {(CLICKS, PART): Offset(1)}
 
 
-async def accepted_now(connections: Pool) -> None:
-    """Let the workspace accept a row."""
-    stamp = int(time.time() * 1000) << COUNTER_BITS
-    async with connections.connection() as connection:
-        await connection.execute(
-            "INSERT INTO ingest_clock (workspace, hlc) VALUES ('w', %s) "
-            "ON CONFLICT (workspace) DO UPDATE SET hlc = excluded.hlc",
-            (stamp,),
-        )
-
-
 @pytest.mark.parametrize(
     ("retention", "dry_run", "rows", "left"),
     [(False, False, 0, 20), (False, True, 10, 20), (True, True, 10, 20), (True, False, 10, 10)],
@@ -62,7 +53,7 @@ async def test_old_rows_leave_only_with_the_setting(
     async with pool(database, name="test", size=2) as connections:
         files = PostgresHistoryFiles(connections)
         await commit_dataset(connections, 1, clicks=True)
-        await accepted_now(connections)
+        await accept(connections)
         place = (CLICKS, PART, Offset(0), Offset(1), "whole", 20, 1, Micros(5), Micros(6))
         assert await files.add(HistoryFile(*place))
         settings = Settings(history_retention=retention)
@@ -83,3 +74,37 @@ def test_a_result_says_that_the_setting_is_off() -> None:
 
 def test_the_setting_is_off_by_default() -> None:
     assert not Settings().history_retention
+
+
+async def test_rows_age_by_the_last_acceptance_of_rows_whatever_is_erased(database: str) -> None:
+    async with pool(database, name="test", size=2) as connections:
+        await commit_dataset(connections, 1, clicks=True)
+        await erase(connections, [1])
+        kept = await HistoryTopics(connections).row_retention()
+        assert await expiries_now(connections, kept) == {}, "no row was accepted"
+        await accept(connections, seconds_ago=3600)
+        found = await expiries_now(connections, kept)
+        now = await PostgresHistoryFiles(connections).now()
+        age_us = now.timestamp() * 1_000_000 - found[CLICKS].oldest - HISTORY_US
+        assert 3_600_000_000 <= age_us < 3_660_000_000
+
+
+def test_a_dry_run_with_a_damaged_file_reports_before_it_fails(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    expired = {CLICKS: RemovedRows(searched=2, rewritten=1, rows=3, refused=1)}
+
+    async def dry(*_: object, **__: object) -> MaintenanceResult:
+        return MaintenanceResult(RemovedRows(), expired, None, retention=False)
+
+    class Connection:
+        def close(self) -> None:
+            """Close nothing."""
+
+    monkeypatch.setattr(state_commands, "maintain_history", dry)
+    monkeypatch.setattr(state_commands.postgres, "connect", lambda *_, **__: Connection())
+    lines: list[str] = []
+    with pytest.raises(CompactionFailed, match="1 files or merges were refused"):
+        state_commands.show_removable_rows(Settings(), lines.append)
+    assert lines[0].startswith(f"{CLICKS}: 3 rows older than `history` would leave 1 files")
+    assert "FENNEL_HISTORY_RETENTION is off" in lines[1]

@@ -9,6 +9,8 @@ import pytest
 from fennel_core.blueprints.row_retention import (
     DELIVERED,
     KEYED,
+    MOVED,
+    RETAINED,
     RETRACTED,
     STATEFUL,
     TIMES,
@@ -27,9 +29,11 @@ from fennel_core.operators.spec import (
     MapSpec,
     SourceReplaySpec,
     StepSpec,
+    UserCodeSpec,
 )
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire import operators as wire
+from fennel_core.wire.pycode import PyCode
 from tests.support import ingest_world
 from tests.support.ingest_world import KEYED as USERS
 from tests.support.ingest_world import KEYLESS as CLICKS
@@ -131,6 +135,19 @@ def test_what_is_made_of_rows_by_a_stateless_job_needs_them_as_long_as_its_own()
     assert kept([clicks(30), copy], mapped) == {"clicks": 90 * DAY, "copy": 90 * DAY}
     latest = job("l", LATEST, "copy", "l")
     assert kept([clicks(30), copy], mapped, latest) == {"clicks": STATEFUL, "copy": STATEFUL}
+
+
+@pytest.mark.parametrize(
+    ("kind", "expected"), [("transform", MOVED), ("assign", 90 * DAY), ("filter", 90 * DAY)]
+)
+def test_a_transform_may_move_rows_to_other_times(kind: str, expected: int | str) -> None:
+    step = UserCodeSpec(kind, PyCode("", "", "", "", "", (), ()), None, CLICKS, CLICKS)
+    code, copy = job("t", step, writes="copy"), clicks(90, "copy", "Copy")
+    assert kept([clicks(30), copy], code) == {"clicks": expected, "copy": 90 * DAY}
+
+
+def test_a_dataset_that_may_be_revived_keeps_what_it_is_computed_from() -> None:
+    assert kept([clicks(30)], job("m", MAP, writes="copy")) == {"clicks": RETAINED}
 
 
 def test_the_input_of_an_aggregate_that_is_no_dataset_is_kept_by_its_readers() -> None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import pytest
+
 from fennel_core.blueprints.commit_plan import (
     BankFacts,
     TopicAmounts,
@@ -77,6 +79,35 @@ def test_the_plan_says_with_how_many_rows_a_sink_starts() -> None:
     assert [(each.positions, each.topic, each.dataset) for each in bound] == [
         (entry.id, topic, "Large")
     ]
+
+
+@pytest.mark.parametrize("revived", [False, True])
+def test_the_plan_says_which_rows_a_sink_cannot_deliver(revived: bool) -> None:
+    after = compiled(sink())
+    (key,) = (each.key for each in after.sinks)
+    names = plan_commit(BankFacts(SHOP, 1), after).ids()
+    alive = {k: v for k, v in names.items() if k != key}
+    topic = names[after.sinks[0].topic]
+    retained = {key: RetainedAsset(names[key], 5, None)} if revived else {}
+    lost = TopicAmounts(removed_rows={topic: 3}, expired_rows={topic: 4})
+    facts = BankFacts(SHOP, 2, alive, frozenset(alive.values()), retained=retained, amounts=lost)
+    assert topic in measured_topics(facts, after)
+    found = {
+        (each.code, each.text)
+        for each in plan_commit(facts, after).notices
+        if each.text.startswith("a sink of dataset `Large` delivers what is left")
+    }
+    assert found == {
+        (
+            code,
+            f"a sink of dataset `Large` delivers what is left: {rows} rows were removed from "
+            "its history",
+        )
+        for code, rows in (("erased-rows-removed", 3), ("expired-rows-removed", 4))
+    }
+    kept = replace(facts, alive=names, mine=frozenset(names.values()), retained={})
+    texts = [each.text for each in plan_commit(kept, after).notices]
+    assert not any(text.startswith("a sink of dataset") for text in texts), "it has read them"
 
 
 def test_a_sink_of_content_that_is_recomputed_starts_with_an_unknown_number_of_rows() -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from fennel_core.blueprints.spec import DatasetView, Job
@@ -77,3 +79,12 @@ def test_an_aggregate_needs_twice_its_window_before() -> None:
     with pytest.raises(ReadFailed, match="00:00:40"):
         read(lost, 40 * SECOND - 1)
     read(lost, 40 * SECOND)
+
+
+def test_an_aggregate_without_a_finite_window_is_never_complete() -> None:
+    count = wire.Count("age", wire.Forever(), None, False, False, False)
+    forever = replace(TOTALS, specs=(count,))
+    with pytest.raises(ReadFailed, match=r"not complete as of any time.* 3 that") as refused:
+        read(source(forever, (3, 20 * SECOND)), 10**15)
+    assert "[read-expired]" in str(refused.value)
+    read(source(forever, (0, 20 * SECOND)), 0)

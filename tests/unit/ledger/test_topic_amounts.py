@@ -198,3 +198,7 @@ async def test_a_dataset_that_takes_over_a_topic_without_some_rows_is_stated() -
     (notice,) = await notices("Customers")
     assert (notice.code, notice.entity) == ("erased-rows-removed", "Customers")
     assert "takes over rows that exist, without 5 rows" in notice.text
+    world.ledger.state.history[at(0, topic)] = HistoryRange(Offset(0), Offset(9), expired_rows=7)
+    (notice,) = await notices("Customers")
+    assert (notice.code, notice.entity) == ("expired-rows-removed", "Customers")
+    assert "takes over rows that exist, without 7 rows" in notice.text

@@ -114,3 +114,7 @@ def test_a_run_says_from_when_on_features_are_complete() -> None:
     assert list(_shortened(read, 40_000_000)) == []
     whole = replace(read, slices={job: (replace(part, files=(replace(file, expired_rows=0),)),)})
     assert list(_shortened(whole, None)) == []
+    forever = replace(step, specs=(replace(count, window=wire.Forever()),))
+    endless = replace(read, query=SimpleNamespace(specs={job: forever}))
+    (text,) = _shortened(endless, 10**15)
+    assert text.endswith("`history` of its datasets: features may lack them")
