@@ -20,6 +20,14 @@ Convert = Callable[[Sequence[Any]], list[Any]]
 SCHEMAS: Final = 64
 """Schemas whose conversions are kept; a table has few, one after the other."""
 DECIMAL_BYTES: Final = 64
+SCALE_CHARS: Final = 4
+OUT_OF_RANGE: Final = "out of range"
+"""The only key of an object instead of a time without a text: no field accepts it."""
+_FIRST_S: Final = -62_135_596_800
+_END_S: Final = 253_402_300_800
+"""The years 1 to 9999, in seconds since 1970. Postgres has `infinity` outside of them."""
+_DAY_S: Final = 86_400
+_PER_S: Final = {"ms": 10**3, "us": 10**6, "ns": 10**9}
 _MICROS: Final = {
     "io.debezium.time.Timestamp": "ms",
     "io.debezium.time.MicroTimestamp": "us",
@@ -71,33 +79,40 @@ def _converter(field: _Field) -> Convert | None:
         return _dates
     if name == DECIMAL:
         scale = (field.parameters or {}).get("scale", "0")
-        return partial(_decimals, scale=int(scale)) if scale.isdecimal() else None
+        known = len(scale) <= SCALE_CHARS and scale.isdecimal()
+        return partial(_decimals, scale=int(scale)) if known else None
     if name == VARIABLE_DECIMAL:
         return _variable_decimals
     return None
 
 
 def _instants(values: Sequence[Any], unit: Any) -> list[Any]:
-    texts = _numbers(values).cast(pl.Datetime(unit)).dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ")
-    return _where_number(values, texts)
+    per_s = _PER_S[unit]
+    times = _numbers(values, _FIRST_S * per_s, _END_S * per_s).cast(pl.Datetime(unit))
+    return _where_number(values, times.dt.strftime("%Y-%m-%dT%H:%M:%S%.6fZ"))
 
 
 def _dates(values: Sequence[Any]) -> list[Any]:
-    days = _numbers(values).cast(pl.Int32, strict=False)
+    days = _numbers(values, _FIRST_S // _DAY_S, _END_S // _DAY_S).cast(pl.Int32)
     return _where_number(values, days.cast(pl.Date).dt.strftime("%Y-%m-%d"))
 
 
-def _numbers(values: Sequence[Any]) -> pl.Series:
-    return pl.Series([v if _is_number(v) else None for v in values], dtype=pl.Int64)
-
-
-def _is_number(value: object) -> bool:
-    return type(value) is int and -(2**63) <= value < 2**63
+def _numbers(values: Sequence[Any], first: int, end: int) -> pl.Series:
+    """Return the numbers of [first, end) and null for others: polars panics at their texts."""
+    first, end = max(first, -(2**63)), min(end, 2**63)
+    known = (v if type(v) is int and first <= v < end else None for v in values)
+    return pl.Series(list(known), dtype=pl.Int64)
 
 
 def _where_number(values: Sequence[Any], texts: pl.Series) -> list[Any]:
-    """Return `texts`, and the value itself where it was no number: the cast reports it."""
-    return [v if text is None else text for v, text in zip(values, texts, strict=True)]
+    """Return `texts`, and where there is none the value itself: the cast reports it.
+
+    A number without a text would be read by its size, as another time: it becomes an object.
+    """
+    return [
+        text if text is not None else {OUT_OF_RANGE: v} if type(v) is int else v
+        for v, text in zip(values, texts, strict=True)
+    ]
 
 
 def _decimals(values: Sequence[Any], scale: int) -> list[Any]:

@@ -130,6 +130,9 @@ class RegistryClient:
         """`auth`: user and password, or a bearer token."""
         self._url, self._sleep, self._deadline_s = url.rstrip("/"), sleep, deadline_s
         headers = {"Accept": "application/vnd.schemaregistry.v1+json, application/json"}
+        self._sendable = _is_sendable(auth)
+        if not self._sendable:
+            auth = None
         if isinstance(auth, str):
             headers["Authorization"] = f"Bearer {auth}"
         self._client = httpx.Client(
@@ -177,7 +180,9 @@ class RegistryClient:
 
     def version(self, subject: str, version: int) -> RegisteredSchema:
         """Return a version of a subject; see `SchemaReader`."""
-        return self._schema(f"/subjects/{quote(subject, safe='')}/versions/{version}")
+        path = f"/subjects/{quote(subject, safe='')}/versions/{version}"
+        # A subject that was deleted softly is still what a schema was registered with.
+        return self._schema(f"{path}?deleted=true")
 
     def _schema(self, path: str) -> RegisteredSchema:
         try:
@@ -187,11 +192,17 @@ class RegistryClient:
 
     def _get(self, path: str) -> bytes:
         """Return the body of a successful response; tries again for at most the deadline."""
+        if not self._sendable:
+            raise self._unusable(
+                "its credentials have characters that cannot be sent, such as the end of a line"
+            )
         end_s = time.monotonic() + self._deadline_s
         pauses = iter(PAUSES_S)
         while True:
             try:
                 status, body = self._attempt(path, end_s - time.monotonic())
+            except httpx.ProtocolError as failed:
+                reason = type(failed).__name__  # its text may have a header, with the secret
             except (httpx.TransportError, ssl.SSLError) as failed:
                 reason = f"{type(failed).__name__}: {failed}"
             except httpx.InvalidURL as wrong:
@@ -238,3 +249,14 @@ class RegistryClient:
             f"the schema registry at `{self._url}` cannot be used: {reason}; check its address "
             "and credentials"
         )
+
+
+def _is_sendable(auth: tuple[str, str] | str | None) -> bool:
+    """Return whether credentials have no control characters; a token is a header as it is."""
+    match auth:
+        case None:
+            return True
+        case str():
+            return auth.isascii() and auth.isprintable()
+        case (user, password):
+            return not any(ord(each) < ord(" ") or each == "\x7f" for each in user + password)

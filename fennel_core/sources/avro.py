@@ -35,6 +35,7 @@ CONNECT: Final = {
 }
 """The logical type of a number of Kafka Connect, by its type and name."""
 NAMED: Final = ("record", "error", "enum", "fixed")
+PARTS: Final = {"array": "items", "map": "values"}
 UNREADABLE: Final = (
     ArithmeticError,
     EOFError,
@@ -75,94 +76,97 @@ def compile_avro(schema: RegisteredSchema, registry: SchemaReader) -> AvroRows:
     if schema.type != KIND:
         raise SchemaRefused(f"it is of type {schema.type}, and the source has the format Avro")
     named: dict[str, Any] = {}
-    walk = _Walk()
+    check = _Check()
     for each in imports_of(schema, registry):
-        _parsed(walk, each.schema, named)
-    parsed = _parsed(walk, schema, named)
+        _parsed(check, each.schema, named)
+    parsed = _parsed(check, schema, named)
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise SchemaRefused("its rows are no records")
-    return AvroRows(parsed, has_floats=walk.has_floats)
+    return AvroRows(parsed, has_floats=check.has_floats)
 
 
-def _parsed(walk: _Walk, schema: RegisteredSchema, named: dict[str, Any]) -> Any:
+def _parsed(check: _Check, schema: RegisteredSchema, named: dict[str, Any]) -> Any:
     try:
-        plain = walk.schema(json.loads(schema.text), "", ())
-        return fastavro.parse_schema(plain, named_schemas=named)
+        parsed = fastavro.parse_schema(_copied(json.loads(schema.text)), named_schemas=named)
+        check.type(parsed, ())
     except (SchemaParseException, UnknownType, RecursionError) as wrong:
         raise SchemaRefused(f"it is not valid ({type(wrong).__name__})") from wrong
     except (ValueError, TypeError, LookupError, AttributeError) as wrong:
         raise SchemaRefused("it is not a valid Avro schema") from wrong
+    return parsed
 
 
-class _Walk:
-    """Copies schemas: checks them, and replaces names of Kafka Connect by logical types."""
+def _copied(node: Any) -> Any:
+    """Return a copy with logical types for names of Kafka Connect, without the library's marks."""
+    match node:
+        case list():
+            return [_copied(each) for each in node]
+        case str():
+            return node
+        case {"type": kind, **rest}:
+            own: dict[str, Any] = {
+                str(k): v for k, v in rest.items() if not str(k).startswith("__")
+            }
+        case _:
+            raise SchemaRefused("it is not a valid Avro schema")
+    if not isinstance(kind, str):
+        return {"type": _copied(kind), **own}
+    if kind in ("record", "error"):
+        own["fields"] = [{**field, "type": _copied(field["type"])} for field in own["fields"]]
+    elif kind in PARTS:
+        own[PARTS[kind]] = _copied(own[PARTS[kind]])
+    logical = CONNECT.get((kind, str(own.get("connect.name"))))
+    if logical is not None:
+        own["logicalType"] = logical
+    return {"type": kind, **own}
+
+
+class _Check:
+    """Checks schemas as the library has parsed them: all names are full ones."""
 
     def __init__(self) -> None:
         self.has_floats = False
         self._empty: set[str] = set()
         """Named types whose values have no bytes."""
 
-    def schema(self, node: Any, space: str, above: tuple[str, ...]) -> Any:
-        """Return the copy of `node` in a namespace, inside of the named types `above`."""
+    def type(self, node: Any, above: tuple[str, ...]) -> None:
+        """Return if `node` can be read inside of the named types `above`; else refuse it."""
         match node:
             case list():
-                return [self.schema(each, space, above) for each in node]
+                for each in node:
+                    self.type(each, above)
             case str():
-                if _full(node, space) in above:
+                if node in above:
                     raise SchemaRefused(f"type `{node}` contains itself")
                 self.has_floats |= node in ("float", "double")
-                return node
-            case {"type": kind, **rest}:
-                own = {str(k): v for k, v in rest.items() if not str(k).startswith("__")}
-                return self._typed(kind, own, space, above)
+            case {"type": "record" | "error", "name": str(name), "fields": list(fields)}:
+                for field in fields:
+                    self.type(field["type"], (*above, name))
+                if all(self._has_no_bytes(field["type"]) for field in fields):
+                    raise SchemaRefused("it has records without bytes")
+            case {"type": "fixed", "name": str(name), "size": int(size)} if size >= 0:
+                if size == 0:
+                    self._empty.add(name)
+            case {"type": "enum"}:
+                pass
+            case {"type": "array", "items": items}:
+                self.type(items, above)
+                if self._has_no_bytes(items):
+                    raise SchemaRefused("it has arrays of values without bytes")
+            case {"type": "map", "values": values}:
+                self.type(values, above)
+            case {"type": inner} if inner not in NAMED:
+                self.type(inner, above)
             case _:
                 raise SchemaRefused("it is not a valid Avro schema")
 
-    def _typed(self, kind: Any, own: dict[str, Any], space: str, above: tuple[str, ...]) -> Any:
-        if not isinstance(kind, str):
-            return {"type": self.schema(kind, space, above), **own}
-        if kind in NAMED:
-            space = str(own.get("namespace") or _space(str(own.get("name", "")), space))
-            name = _full(str(own.get("name", "")), space)
-            if kind in ("record", "error"):
-                inside = (*above, name)
-                own["fields"] = [
-                    {**field, "type": self.schema(field["type"], space, inside)}
-                    for field in own["fields"]
-                ]
-                if all(self._has_no_bytes(field["type"], space) for field in own["fields"]):
-                    raise SchemaRefused("it has records without bytes")
-            elif kind == "fixed" and own.get("size") == 0:
-                self._empty.add(name)
-            return {"type": kind, **own}
-        if kind in ("array", "map"):
-            part = "items" if kind == "array" else "values"
-            own[part] = self.schema(own[part], space, above)
-            if kind == "array" and self._has_no_bytes(own[part], space):
-                raise SchemaRefused("it has arrays of values without bytes")
-            return {"type": kind, **own}
-        logical = CONNECT.get((kind, str(own.get("connect.name"))))
-        if logical is not None:
-            own["logicalType"] = logical
-        self.schema(kind, space, above)
-        return {"type": kind, **own}
-
-    def _has_no_bytes(self, node: Any, space: str) -> bool:
+    def _has_no_bytes(self, node: Any) -> bool:
         match node:
             case str():
-                return node == "null" or _full(node, space) in self._empty
-            case {"type": "fixed", "name": str(name), **rest}:
-                own = str(rest.get("namespace") or _space(name, space))
-                return _full(name, own) in self._empty
+                return node == "null" or node in self._empty
+            case {"type": "fixed", "name": str(name)}:
+                return name in self._empty
             case {"type": inner}:
-                return self._has_no_bytes(inner, space)
+                return self._has_no_bytes(inner)
             case _:
                 return False
-
-
-def _space(name: str, space: str) -> str:
-    return name.rpartition(".")[0] or space
-
-
-def _full(name: str, space: str) -> str:
-    return name if "." in name or not space else f"{space}.{name}"

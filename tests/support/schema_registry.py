@@ -28,6 +28,8 @@ class MemoryRegistry:
 
     schemas: list[RegisteredSchema] = field(default_factory=list)
     subjects: dict[str, list[int]] = field(default_factory=dict)
+    deleted: set[str] = field(default_factory=set)
+    """Subjects that were deleted softly: over HTTP only `deleted=true` finds them."""
     away: bool = False
     reads: int = 0
 
@@ -80,6 +82,7 @@ class HttpRegistry:
             return self.statuses.pop(0), {"error_code": 50001, "message": "out of order"}
         if self.auth is not None and authorization != self.auth:
             return 401, {"error_code": 40101, "message": "Unauthorized"}
+        path, _, query = path.partition("?")
         parts = [unquote(part) for part in path.split("/")[1:]]
         try:
             match parts:
@@ -88,6 +91,8 @@ class HttpRegistry:
                 case ["schemas", "ids", number]:
                     return 200, _described(self.memory.by_id(int(number)))
                 case ["subjects", subject, "versions", version]:
+                    if subject in self.memory.deleted and query != "deleted=true":
+                        return 404, {"error_code": 40401, "message": "not found"}
                     return 200, _described(self.memory.version(subject, int(version)))
         except SchemaUnknown:
             code = 40403 if parts[0] == "schemas" else 40402

@@ -154,6 +154,18 @@ def schema(**types: object) -> dict:
         ("io.debezium.time.Date", 19_000, "2022-01-08"),
         ("org.apache.kafka.connect.data.Date", -1, "1969-12-31"),
         ("io.debezium.time.Date", None, None),
+        ("io.debezium.time.Date", 2_932_896, "9999-12-31"),
+        ("io.debezium.time.Date", -719_162, "0001-01-01"),
+        *[
+            (f"io.debezium.time.{kind}", number, {"out of range": number})
+            for kind, numbers in {
+                "MicroTimestamp": (9_223_372_036_825_200_000, -9_223_372_036_832_400_000),
+                "Timestamp": (9_223_372_036_825_200, 253_402_300_800_000),
+                "NanoTimestamp": (2**63, -(2**80)),
+                "Date": (10**8, 2_932_897, -719_163, 2**40),
+            }.items()
+            for number in numbers
+        ],
         ("io.debezium.time.Date", "soon", "soon"),
         ("io.debezium.time.ZonedTimestamp", "2022-01-08T00:00:00Z", "2022-01-08T00:00:00Z"),
         ("io.debezium.data.VariableScaleDecimal", {"scale": 2, "value": "BNI="}, "12.34"),
@@ -174,8 +186,22 @@ def test_the_schema_of_an_event_says_what_its_values_mean(kind, value, meant) ->
     assert row["x"] == value, "the event stays as it was"
 
 
-def test_a_decimal_has_the_scale_of_its_schema() -> None:
-    parameters = {"scale": "3", "connect.decimal.precision": "10"}
+def test_a_time_out_of_range_is_a_dead_letter_only_where_it_is_read() -> None:
+    infinity = 9_223_372_036_825_200_000
+    kind = "io.debezium.time.MicroTimestamp"
+    rows = [ROW | {"at": infinity}, ROW | {"until": infinity}]
+    made = [
+        {"schema": schema(at=kind, until=kind), "payload": {"op": "c", "after": row, **MADE}}
+        for row in rows
+    ]
+    good, (letter,) = changed(*made)
+    assert [each.numbers.tolist() for each in good] == [[1]]
+    assert letter.payload.numbers.tolist() == [0]
+
+
+@pytest.mark.parametrize(("scale", "meant"), [("3", "123.456"), ("9" * 5000, "AeJA")])
+def test_a_decimal_has_the_scale_of_its_schema(scale, meant) -> None:
+    parameters = {"scale": scale, "connect.decimal.precision": "10"}
     name = "org.apache.kafka.connect.data.Decimal"
     fields = [{"field": "x", "name": name, "parameters": parameters}]
     wrapped = {
@@ -183,7 +209,7 @@ def test_a_decimal_has_the_scale_of_its_schema() -> None:
         "payload": {"op": "c", "after": {"user": "a", "x": "AeJA", "at": AT}, **MADE},
     }
     found = changes_of(events(wrapped), DEBEZIUM.source, DEBEZIUM.schema).put
-    assert found.columns["x"] == ["123.456"]
+    assert found.columns["x"] == [meant]
 
 
 def test_the_time_of_a_wrapped_row_is_exact() -> None:

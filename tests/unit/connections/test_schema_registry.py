@@ -2,6 +2,7 @@
 
 import time
 
+import httpx
 import pytest
 
 from fennel_core.connections.schema_registry import (
@@ -55,7 +56,7 @@ def test_only_the_registrys_own_word_makes_a_schema_unknown() -> None:
             client(registry.url).by_id(7)
         with pytest.raises(SchemaUnknown):
             client(registry.url).version("a/b", 1)
-        assert registry.requests[-1] == "/subjects/a%2Fb/versions/1"
+        assert registry.requests[-1] == "/subjects/a%2Fb/versions/1?deleted=true"
         with pytest.raises(SchemaRegistryUnusable, match="no such path"):
             client(registry.url + "/wrong").by_id(7)
         registry.memory.add(SCHEMA)
@@ -116,3 +117,32 @@ def test_imports_come_before_what_imports_them_and_a_cycle_is_refused() -> None:
     cycle = RegisteredSchema("a", references=(SchemaReference("d", "d", 1),))
     with pytest.raises(SchemaUnknown, match="cycle"):
         imports_of(cycle, registry)
+
+
+def test_a_reference_to_a_deleted_subject_is_read() -> None:
+    with http_registry() as registry:
+        registry.memory.add(SCHEMA, subject="point")
+        registry.memory.deleted.add("point")
+        assert client(registry.url).version("point", 1).type == "AVRO"
+
+
+@pytest.mark.parametrize(
+    "auth", ["hidden\n", "hidden\r\nX: y", "hidd\xe9n", ("ann", "hidden\n"), ("hidden\0", "")]
+)
+def test_credentials_that_cannot_be_sent_are_refused_and_not_shown(auth) -> None:
+    with http_registry() as registry:
+        with pytest.raises(SchemaRegistryUnusable, match="cannot be sent") as refused:
+            RegistryClient(registry.url, auth).check("AVRO")
+        assert "hid" not in str(refused.value)
+        assert registry.requests == []
+
+
+def test_an_error_of_the_protocol_shows_no_header(monkeypatch) -> None:
+    def stream(*_: object, **__: object) -> object:
+        raise httpx.LocalProtocolError("Illegal header value b'Bearer hidden'")
+
+    made = client("http://127.0.0.1:1")
+    monkeypatch.setattr(made._client, "stream", stream)
+    with pytest.raises(SchemaRegistryUnusable, match="LocalProtocolError") as refused:
+        made.by_id(1)
+    assert "hidden" not in str(refused.value)

@@ -127,9 +127,30 @@ NODE = {
 }
 
 
+def own(name: str, space: str | None, inner: object) -> dict:
+    """Return a record with a namespace and a field beside `inner`."""
+    spaces = {} if space is None else {"namespace": space}
+    return record(name, x=inner, y="int") | spaces
+
+
 @pytest.mark.parametrize(
     ("schema", "text"),
     [
+        (json.dumps(own("x.A", "y", ["null", "A"])), "contains itself"),
+        (json.dumps(own("x.A", "y", ["null", "x.A"])), "contains itself"),
+        (json.dumps(own("A", None, own("B", "", ["null", "B"]))), "contains itself"),
+        (json.dumps(own("A", "y", own("B", "", ["null", "B"]))), "contains itself"),
+        (json.dumps(own("A", "y", own("x.B", "z", ["null", "y.A"]))), "contains itself"),
+        (
+            json.dumps(
+                record(
+                    "x.A",
+                    f=["int", EMPTY | {"name": "p.Z", "namespace": "q"}],
+                    z={"type": "array", "items": "p.Z"},
+                )
+            ),
+            "without bytes",
+        ),
         ("no json", "not a valid"),
         ("3", "not a valid"),
         ('"string"', "no records"),
