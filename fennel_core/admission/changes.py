@@ -24,6 +24,7 @@ the table, Debezium sends a delete and an insert; otherwise the update is refuse
 from __future__ import annotations
 
 import base64
+import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -51,7 +52,17 @@ UNWRAPPED: Final = (
     "use cdc `upsert` for rows that a transformation has flattened"
 )
 PLACEHOLDER: Final = "__debezium_unavailable_value"
-PLACEHOLDERS: Final = frozenset({PLACEHOLDER, base64.b64encode(PLACEHOLDER.encode()).decode()})
+_PLACEHOLDER_BYTES: Final = PLACEHOLDER.encode()
+PLACEHOLDERS: Final = (
+    PLACEHOLDER,
+    base64.b64encode(_PLACEHOLDER_BYTES).decode(),
+    _PLACEHOLDER_BYTES.hex(),
+    [PLACEHOLDER],
+    list(_PLACEHOLDER_BYTES),
+    {PLACEHOLDER: PLACEHOLDER},
+    json.dumps({PLACEHOLDER: PLACEHOLDER}, separators=(",", ":")),
+)
+"""What Debezium writes for text, bytes, arrays and hstore (a map or its JSON)."""
 MAX_US: Final = 253_402_300_800 * 10**6
 """The year 10000."""
 _encode = msgspec.json.Encoder().encode
@@ -220,7 +231,7 @@ def _refuse_unavailable(
         for place, row in enumerate(rows):
             value = None if row is None else row.get(name)
             if (
-                isinstance(value, str)
+                isinstance(value, str | list | dict)
                 and value in PLACEHOLDERS
                 and refusals.kinds[place] in (PUT, READ)
             ):

@@ -11,7 +11,8 @@ As for the branches that a request was not sent to, a row that is not admitted i
 client waits for an answer. A request that lacks a required field is older than the field.
 
 Requests with the same columns are typed together, because most of them have one row. Not so if the
-source runs user code, which may use the other rows of its request.
+source runs user code, which may use the other rows of its request, or reads change events: these
+have the same columns whatever columns their rows have.
 """
 
 from __future__ import annotations
@@ -30,7 +31,7 @@ from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.vocab.ids import TopicName
 from fennel_core.vocab.position import following
 from fennel_core.vocab.raw_batches import RawRequest
-from fennel_core.wire.connectors import EvalCode
+from fennel_core.wire.connectors import Cdc, EvalCode
 
 ROWS_TOGETHER = 10_000
 """Rows of requests that are typed together, unless one request has more."""
@@ -75,7 +76,7 @@ def _groups(
     definition: SourceDefinition, requests: Sequence[RawRequest]
 ) -> Iterator[tuple[Payload, pa.Array]]:
     """Yield payloads whose numbers count the rows of the group, with the rows' positions."""
-    alone = runs_user_code(definition)
+    alone = runs_user_code(definition) or definition.source.cdc is Cdc.DEBEZIUM
     waiting: dict[tuple[str, ...], list[tuple[Payload, pa.Array]]] = {}
     sizes: dict[tuple[str, ...], int] = {}
     for request in requests:

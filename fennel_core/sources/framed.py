@@ -80,6 +80,8 @@ class FramedDecoder:
         self._clock, self._sleep = clock, sleep
         self._known: OrderedDict[int, RowDecoder | _Unusable] = OrderedDict()
         self._lock = threading.Lock()
+        self._patience = 0
+        """Unknown ids of this batch that are still asked for twice."""
 
     def __call__(self, values: Sequence[bytes | None]) -> DecodedMessages:
         """Return the rows of a batch. Raises `SchemaRegistryUnusable`; blocks."""
@@ -93,11 +95,10 @@ class FramedDecoder:
                 groups.setdefault(found, []).append(place)
         texts: list[bytes | None] = [None] * len(values)
         with self._lock:
-            patience = ASKED_AGAIN
+            self._patience = ASKED_AGAIN
             for number, places in groups.items():
-                decoder = self._decoder(number, again=patience > 0)
+                decoder = self._decoder(number)
                 if isinstance(decoder, _Unusable):
-                    patience -= 1
                     for place in places:
                         rows[place] = decoder.reason
                     continue
@@ -109,10 +110,10 @@ class FramedDecoder:
                     rows[place], texts[place] = row, text
         return decoded_messages(rows, texts)
 
-    def _decoder(self, number: int, *, again: bool) -> RowDecoder | _Unusable:
+    def _decoder(self, number: int) -> RowDecoder | _Unusable:
         known = self._known.get(number)
         if known is None or (isinstance(known, _Unusable) and known.until_s <= self._clock()):
-            known = self._read(number, again=again)
+            known = self._read(number, again=self._patience > 0)
             self._known[number] = known
             while len(self._known) > SCHEMAS:
                 self._known.popitem(last=False)
@@ -126,6 +127,7 @@ class FramedDecoder:
             return _Unusable(f"schema {number} cannot be used: {refused}", math.inf)
         except SchemaUnknown as unknown:
             if again:
+                self._patience -= 1
                 self._sleep(ASKED_AGAIN_S)
                 return self._read(number, again=False)
             reason = f"the message has schema {number}, and {unknown}"

@@ -41,19 +41,38 @@ from fennel_core.sources.errors import SchemaRefused
 
 KIND: Final = "PROTOBUF"
 COMPILE_S: Final = 20.0
+COMPILE_BYTES: Final = 1 << 30
+"""Address space of the compiler."""
+LIMITED: Final = f"""
+import resource, sys
+resource.setrlimit(resource.RLIMIT_AS, ({COMPILE_BYTES}, {COMPILE_BYTES}))
+resource.setrlimit(resource.RLIMIT_CPU, ({COMPILE_S:.0f}, {COMPILE_S:.0f}))
+resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+from grpc_tools import protoc
+sys.exit(protoc.main(["protoc", *sys.argv[1:]]))
+"""
+"""A program that is protoc with limits: the schema is the user's."""
+PATH_CHARS: Final = 200
+VALUES: Final = 4_000_000
+"""Values that messages may become: 8 MiB of JSON have no more."""
 REASON_CHARS: Final = 200
 MAIN: Final = "fennel_registered_schema.proto"
 PATH: Final = re.compile(r"[\w\-]+(?:[./][\w\-]+)*\.proto")
 """The path of an import: it stays inside of its folder."""
-LOCATED: Final = re.compile(r"(schema|[\w./\-]+\.proto):")
+LOCATED: Final = re.compile(r"(schema|[\w./\-]+\.proto):(?!.*: warning: )")
 """An error of protoc: the file, often the line and column, and what is wrong."""
+AT_FAULT: Final = re.compile(r"^(schema|[\w./\-]+\.proto):\d+:\d+: (?!warning: )", re.MULTILINE)
+"""An error in a line of a schema. Without one, protoc has failed and not the schema."""
 INCLUDED: Final = Path(grpc_tools.__file__).parent / "_proto"
 """The files `google/protobuf/*.proto`."""
 INDEXES: Final = 32
 """How deep a message may be nested in the text of a schema."""
 EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
-OUT_OF_RANGE: Final = "a time out of range"
 _FAILED: Final = "the message does not fit its Protobuf schema"
+_NO_JSON: Final = (
+    "the message has a value that JSON has no form for (a time out of range, a number of a Struct "
+    "that is none), too many values, or a type that is not Google's under its name"
+)
 _NO_INDEX: Final = "the message names no message type of its Protobuf schema"
 _FLOATS: Final = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
 
@@ -91,8 +110,8 @@ class ProtobufRows:
                     rows[place] = _FAILED
                 else:
                     parsed.append(place)
-            for place, row in zip(parsed, _values(descriptor, messages), strict=True):
-                rows[place] = row if isinstance(row, dict) else _FAILED
+            for place, row in zip(parsed, _rows(descriptor, messages), strict=True):
+                rows[place] = row if isinstance(row, dict) else _NO_JSON
         return rows
 
     def message(self, indexes: tuple[int, ...]) -> Descriptor | None:
@@ -103,7 +122,8 @@ class ProtobufRows:
                 if index >= len(types):
                     return None
                 found = types[index]
-                types = list(found.nested_types)
+                # Entries of maps are messages of the descriptor only, not of the text.
+                types = [each for each in found.nested_types if not _is_entry(each)]
             self._known[indexes] = found
         return self._known[indexes]
 
@@ -142,9 +162,14 @@ def compile_protobuf(schema: RegisteredSchema, registry: SchemaReader) -> Protob
         raise SchemaRefused(f"it is of type {schema.type}, and the source has the format Protobuf")
     texts = {each.name: each.schema.text for each in imports_of(schema, registry)}
     for name in texts:
-        if PATH.fullmatch(name) is None or name == MAIN:
+        if PATH.fullmatch(name) is None or name == MAIN or len(name) > PATH_CHARS:
             raise SchemaRefused("the name of an import is not the path of a .proto file")
-    files = _compiled(texts | {MAIN: schema.text})
+    try:
+        files = _compiled(texts | {MAIN: schema.text})
+    except (FileExistsError, IsADirectoryError, NotADirectoryError) as wrong:
+        raise SchemaRefused("an import has the name of another one's folder") from wrong
+    except (OSError, DecodeError) as failed:
+        raise _not_compiled(f"because the machine failed ({type(failed).__name__})") from failed
     pool = DescriptorPool()
     try:
         for file in files.file:
@@ -163,7 +188,7 @@ def _compiled(texts: dict[str, str]) -> descriptor_pb2.FileDescriptorSet:
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text, encoding="utf-8")
         command = [
-            *(sys.executable, "-I", "-m", "grpc_tools.protoc", f"--proto_path={root}"),
+            *(sys.executable, "-I", "-c", LIMITED, f"--proto_path={root}"),
             *(f"--proto_path={INCLUDED}", f"--descriptor_set_out={made}", "--include_imports"),
             MAIN,
         ]
@@ -176,72 +201,110 @@ def _compiled(texts: dict[str, str]) -> descriptor_pb2.FileDescriptorSet:
                 env={"PATH": os.defpath},
             )
         except subprocess.TimeoutExpired as late:
-            raise SchemaRegistryUnusable(
-                f"a Protobuf schema was not compiled within {COMPILE_S:.0f} s; it is tried again"
-            ) from late
+            raise _not_compiled(f"within {COMPILE_S:.0f} s") from late
         if done.returncode != 0:
-            raise SchemaRefused(f"protoc: {_said(done.stderr, root)}")
+            text = done.stderr.decode(errors="replace")
+            said = text.replace(f"{root}/", "").replace(MAIN, "schema")
+            if done.returncode > 0 and AT_FAULT.search(said):
+                raise SchemaRefused(f"protoc: {_first_error(said)}")
+            raise _not_compiled(f"because protoc failed with status {done.returncode}")
         return descriptor_pb2.FileDescriptorSet.FromString(made.read_bytes())
 
 
-def _said(errors: bytes, root: Path) -> str:
-    """Return the first error of protoc, without warnings and our folder."""
-    text = errors.decode(errors="replace").replace(f"{root}/", "").replace(MAIN, "schema")
-    found = [line for line in text.splitlines() if LOCATED.match(line)]
-    return found[0][:REASON_CHARS] if found else "it cannot be compiled"
+def _not_compiled(why: str) -> SchemaRegistryUnusable:
+    return SchemaRegistryUnusable(
+        f"a Protobuf schema was not compiled {why}; it is tried again: look at memory, disk and "
+        "load of the machine, or make the schema smaller"
+    )
+
+
+def _first_error(said: str) -> str:
+    """Return the first error of protoc, without warnings."""
+    found = [line for line in said.splitlines() if LOCATED.match(line)]
+    return found[0][:REASON_CHARS]
 
 
 # --- values, one field of all messages at a time --------------------------------------------------
 
 
-def _values(descriptor: Descriptor, messages: Sequence[Any]) -> list[Any]:
-    """Return messages of one type as JSON values, in which bytes and times may stay objects."""
-    if not messages:
-        return []  # ends the recursion of types that contain themselves
-    special = _WELL_KNOWN.get(descriptor.full_name)
-    if special is not None:
-        return [special(message) for message in messages]
-    fields = list(descriptor.fields)
-    if not fields:
-        return [{} for _ in messages]
-    names = [field.name for field in fields]
-    columns = [_field(field, messages) for field in fields]
-    return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+def _rows(descriptor: Descriptor, messages: Sequence[Any]) -> list[Any]:
+    """Return the JSON value of each message, None for those that have none.
+
+    Values and schemas are the user's, and one of them must not decide about the other messages.
+    """
+    try:
+        return _Conversion().values(descriptor, messages)
+    except Exception:  # noqa: BLE001 - any error is that of a message, which is found by halves
+        if len(messages) == 1:
+            return [None]
+        middle = len(messages) // 2
+        return [
+            *_rows(descriptor, messages[:middle]),
+            *_rows(descriptor, messages[middle:]),
+        ]
 
 
-def _field(field: FieldDescriptor, messages: Sequence[Any]) -> list[Any]:
-    get = attrgetter(field.name) if field.name.isidentifier() else None
-    assert get is not None, "protoc accepts identifiers only"
-    if field.message_type is not None and field.message_type.GetOptions().map_entry:
-        return _maps(field.message_type, list(map(get, messages)))
-    if field.is_repeated:
-        lists = list(map(get, messages))
-        return _split(_leaves(field, list(chain.from_iterable(lists))), list(map(len, lists)))
-    if not field.has_presence:
-        return _leaves(field, list(map(get, messages)))
-    present = list(map(methodcaller("HasField", field.name), messages))
-    values = iter(
-        _leaves(field, [get(m) for m, is_set in zip(messages, present, strict=True) if is_set])
-    )
-    return [next(values) if is_set else None for is_set in present]
+class _Conversion:
+    """Converts messages, to at most `VALUES` values."""
+
+    def __init__(self) -> None:
+        self._left = VALUES
+
+    def values(self, descriptor: Descriptor, messages: Sequence[Any]) -> list[Any]:
+        """Return messages of one type as JSON values, in which bytes and times may be objects."""
+        if not messages:
+            return []  # ends the recursion of types that contain themselves
+        special = _WELL_KNOWN.get(descriptor.full_name)
+        if special is not None:
+            return [special(message) for message in messages]
+        fields = list(descriptor.fields)
+        if not fields:
+            return [{} for _ in messages]
+        self._take(len(fields) * len(messages))
+        names = [field.name for field in fields]
+        columns = [self._field(field, messages) for field in fields]
+        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+
+    def _take(self, count: int) -> None:
+        self._left -= count
+        if self._left < 0:
+            raise OverflowError("too many values")
+
+    def _field(self, field: FieldDescriptor, messages: Sequence[Any]) -> list[Any]:
+        get = attrgetter(field.name) if field.name.isidentifier() else None
+        assert get is not None, "protoc accepts identifiers only"
+        if field.is_repeated:
+            found = list(map(get, messages))
+            lengths = list(map(len, found))
+            self._take(sum(lengths))
+            if field.message_type is not None and _is_entry(field.message_type):
+                return self._maps(field.message_type, found, lengths)
+            return _split(self._leaves(field, list(chain.from_iterable(found))), lengths)
+        if not field.has_presence:
+            return self._leaves(field, list(map(get, messages)))
+        present = list(map(methodcaller("HasField", field.name), messages))
+        own = [get(m) for m, is_set in zip(messages, present, strict=True) if is_set]
+        values = iter(self._leaves(field, own))
+        return [next(values) if is_set else None for is_set in present]
+
+    def _leaves(self, field: FieldDescriptor, values: list[Any]) -> list[Any]:
+        if field.message_type is not None:
+            return self.values(field.message_type, values)
+        if field.enum_type is not None:
+            names = {each.number: each.name for each in field.enum_type.values}
+            return [names.get(value, value) for value in values]
+        return values
+
+    def _maps(self, entry: Descriptor, maps: list[Any], lengths: list[int]) -> list[Any]:
+        keys = [_key(each) for one in maps for each in one]
+        own = [one[each] for one in maps for each in one]
+        values = self._leaves(entry.fields_by_name["value"], own)
+        pairs = _split(list(zip(keys, values, strict=True)), lengths)
+        return [dict(each) for each in pairs]
 
 
-def _leaves(field: FieldDescriptor, values: list[Any]) -> list[Any]:
-    if field.message_type is not None:
-        return _values(field.message_type, values)
-    if field.enum_type is not None:
-        names = {each.number: each.name for each in field.enum_type.values}
-        return [names.get(value, value) for value in values]
-    return values
-
-
-def _maps(entry: Descriptor, maps: list[Any]) -> list[Any]:
-    key, value = entry.fields_by_name["key"], entry.fields_by_name["value"]
-    keys = [_key(each) for one in maps for each in one]
-    values = _leaves(value, [one[each] for one in maps for each in one])
-    del key
-    pairs = _split(list(zip(keys, values, strict=True)), list(map(len, maps)))
-    return [dict(each) for each in pairs]
+def _is_entry(descriptor: Descriptor) -> bool:
+    return bool(descriptor.GetOptions().map_entry)
 
 
 def _key(key: Any) -> str:
@@ -257,17 +320,8 @@ def _split(values: list[Any], lengths: list[int]) -> list[Any]:
 
 
 def _timestamp(message: Any) -> Any:
-    try:
-        return EPOCH + dt.timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)
-    except OverflowError:
-        return OUT_OF_RANGE
-
-
-def _json_format(message: Any) -> Any:
-    try:
-        return json_format.MessageToDict(message)
-    except (json_format.SerializeToJsonError, ValueError, OverflowError):
-        return OUT_OF_RANGE
+    """Return a time. Raises `OverflowError` outside of the years 1 to 9999."""
+    return EPOCH + dt.timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)
 
 
 _WRAPPERS: Final = (
@@ -276,7 +330,7 @@ _WRAPPERS: Final = (
 _WELL_KNOWN: Final[dict[str, Callable[[Any], Any]]] = {
     "google.protobuf.Timestamp": _timestamp,
     **{
-        f"google.protobuf.{name}": _json_format
+        f"google.protobuf.{name}": json_format.MessageToDict
         for name in ("Duration", "Struct", "Value", "ListValue")
     },
     **{f"google.protobuf.{name}Value": attrgetter("value") for name in _WRAPPERS},

@@ -82,6 +82,9 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
                 "which a topic does not have: it is for tables that record their changes "
                 "themselves. Use `append`, `upsert` or `debezium`."
             )
+            if source.cdc is c.Cdc.DEBEZIUM and isinstance(table.format, c.ProtobufFormat):
+                served -= {c.Cdc.DEBEZIUM}
+                hint = "which is not read from Protobuf. Let Debezium write JSON or Avro."
         case c.S3Table():
             what, where = f"{table.format} files in S3 bucket `{table.bucket}`", "files on S3"
             # Every file is read, whatever time its path has: nothing could be left out by it.

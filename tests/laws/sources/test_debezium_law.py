@@ -1,6 +1,8 @@
 """After any changes of a table, the dataset has its rows, however its events are read."""
 
 import asyncio
+import json
+from dataclasses import replace
 
 import polars as pl
 from hypothesis import given, settings
@@ -8,8 +10,10 @@ from hypothesis import strategies as st
 
 from fennel_core.admission.source_replay import replay_requests
 from fennel_core.admission.validator import RowKind, Validator
+from fennel_core.blueprints.spec import SourceBinding
+from fennel_core.vocab.dtypes import Field, Optional, Str
 from fennel_core.vocab.versions import IS_TOMBSTONE, POS, decode
-from fennel_core.wire.connectors import Cdc
+from fennel_core.wire.connectors import Cdc, FromPayload
 from tests.support.ingest_world import NoExecutors, catalog
 from tests.support.source_world import RAW, SourceWorld, batch, stream_source
 from tests.support.table_changes import changes, table_and_events
@@ -34,9 +38,9 @@ def versions(sources: SourceWorld) -> pl.DataFrame:
     return pl.concat(found) if found else pl.DataFrame()
 
 
-async def written(events: list, cuts: list[int]) -> SourceWorld:
+async def written(events: list, cuts: list[int], of: SourceBinding = DEBEZIUM) -> SourceWorld:
     sources = SourceWorld()
-    sources.world.commit(main=catalog(DEBEZIUM))
+    sources.world.commit(main=catalog(of))
     writer, start = sources.writer(), 0
     for end in [*sorted(c for c in cuts if c < len(events)), len(events)]:
         if end > start:
@@ -46,10 +50,10 @@ async def written(events: list, cuts: list[int]) -> SourceWorld:
     return sources
 
 
-async def replayed(sources: SourceWorld) -> pl.DataFrame:
+async def replayed(sources: SourceWorld, of: SourceBinding = DEBEZIUM) -> pl.DataFrame:
     """Return the versions that a later dataset computes from the raw requests."""
     validator = Validator(NoExecutors(), None)  # type: ignore[arg-type]  # no user code
-    groups = await replay_requests(validator, DEBEZIUM, sources.world.raw(RAW), ())
+    groups = await replay_requests(validator, of, sources.world.raw(RAW), ())
     frames = [
         rows.frame.with_columns(
             pl.Series(POS, group.positions.take(rows.numbers.tolist()), dtype=pl.Binary),
@@ -73,6 +77,39 @@ def test_the_dataset_has_the_rows_of_the_table(history, snapshot, cuts) -> None:
     columns = ["user", "age", "at", POS, IS_TOMBSTONE]
     assert len(again) == len(found)
     if len(found):
+        assert again.select(columns).sort(POS).equals(found.select(columns).sort(POS))
+
+
+TOWNS = replace(
+    DEBEZIUM,
+    source=replace(DEBEZIUM.source, preproc=(("city", FromPayload("town")),)),
+    schema=replace(
+        DEBEZIUM.schema,
+        values=(*DEBEZIUM.schema.values, Field("city", Optional(Str()))),
+    ),
+)
+
+
+@settings(deadline=None)
+@given(
+    changes(),
+    st.lists(st.booleans(), min_size=30, max_size=30),
+    st.lists(st.integers(1, 20), max_size=8),
+)
+def test_a_recomputation_judges_rows_of_any_shape_as_they_were(history, shapes, cuts) -> None:
+    """A table gets and loses a column; what a batch lacks is decided by the batch alone."""
+    _, events = table_and_events([replace(each, wrapped=False) for each in history])
+    for number, (message, has_town) in enumerate(zip(events, shapes, strict=False)):
+        made = None if message is None else json.loads(message)
+        if made is not None and has_town:
+            for image in ("before", "after"):
+                made[image] = made[image] and made[image] | {"town": "rome"}
+            events[number] = json.dumps(made).encode()
+    sources = asyncio.run(written(events, cuts, TOWNS))
+    found, again = versions(sources), asyncio.run(replayed(sources, TOWNS))
+    assert len(again) == len(found)
+    if len(found):
+        columns = ["user", "age", "city", "at", POS, IS_TOMBSTONE]
         assert again.select(columns).sort(POS).equals(found.select(columns).sort(POS))
 
 

@@ -1,6 +1,7 @@
 """Change events become rows and deletes, or are refused with a reason."""
 
 import asyncio
+import base64
 import datetime as dt
 from dataclasses import replace
 
@@ -64,6 +65,22 @@ def test_what_changes_no_row_is_refused_with_the_reason(event, text) -> None:
     assert [each.numbers.tolist() for each in good] == [[0, 2]]
     assert [each.payload.numbers.tolist() for each in dead] == [[1]]
     assert dead[0].payload.columns["op"][0] == event.get("op")
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        base64.b64encode(PLACEHOLDER.encode()).decode(),
+        PLACEHOLDER.encode().hex(),
+        [PLACEHOLDER],
+        list(PLACEHOLDER.encode()),
+        {PLACEHOLDER: PLACEHOLDER},
+        '{"__debezium_unavailable_value":"__debezium_unavailable_value"}',
+    ],
+)
+def test_a_placeholder_of_any_type_is_seen(value) -> None:
+    ((reason, _),) = reasons({"op": "u", "after": ROW | {"age": value}, **MADE})
+    assert "column `age` is unchanged" in reason
 
 
 def test_a_column_that_the_dataset_does_not_read_may_be_unavailable() -> None:

@@ -167,6 +167,10 @@ REGISTRY = SchemaRegistry("https://registry:8081/apis", None)
         ({"table": KafkaTopic(KAFKA, "orders", AvroFormat(REGISTRY))}, []),
         ({"table": KafkaTopic(KAFKA, "orders", ProtobufFormat(REGISTRY))}, []),
         ({"cdc": Cdc.NATIVE}, ["cdc-not-served"]),
+        (
+            {"cdc": Cdc.DEBEZIUM, "table": KafkaTopic(KAFKA, "orders", ProtobufFormat(REGISTRY))},
+            ["cdc-not-served"],
+        ),
         ({"bounded": True, "idleness_us": 1}, ["source-option-not-served"]),
         ({"cursor": "at"}, ["source-option-not-served"]),
         ({"every_us": 1}, ["source-option-not-served"]),

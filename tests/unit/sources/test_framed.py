@@ -60,6 +60,14 @@ def test_an_unknown_schema_is_asked_for_twice_and_then_not_for_a_time() -> None:
     assert world.decode([framed(9, b"\x02")]).rows == [{"a": 1}]
 
 
+def test_refusals_that_are_known_use_up_no_patience() -> None:
+    world = World()
+    world.decode([framed(100 + n, b"") for n in range(ASKED_AGAIN + 1)])
+    world.slept = 0
+    world.decode([*(framed(100 + n, b"") for n in range(ASKED_AGAIN + 1)), framed(9, b"")])
+    assert world.slept == 1
+
+
 def test_random_bytes_do_not_hold_up_a_batch() -> None:
     world = World()
     world.decode([framed(1000 + n, b"") for n in range(SCHEMAS + 5)])

@@ -6,10 +6,15 @@ import json
 import pytest
 from google.protobuf.message_factory import GetMessageClass
 
-from fennel_core.connections.schema_registry import RegisteredSchema, SchemaReference
+from fennel_core.connections.schema_registry import (
+    RegisteredSchema,
+    SchemaReference,
+    SchemaRegistryUnusable,
+)
+from fennel_core.sources import protobuf
 from fennel_core.sources.errors import SchemaRefused
 from fennel_core.sources.framed import FramedDecoder
-from fennel_core.sources.protobuf import OUT_OF_RANGE, compile_protobuf
+from fennel_core.sources.protobuf import compile_protobuf
 from tests.support.schema_registry import MemoryRegistry, framed
 
 TEXT = """
@@ -164,11 +169,91 @@ def test_a_message_that_does_not_fit_is_unreadable_alone(decode) -> None:
     assert "does not fit" in found.unreadable[0].reason
 
 
-def test_a_time_out_of_range_is_no_time(decode, order) -> None:
-    one = order()
-    one.at.seconds = 10**17
-    (row,) = decode([framed(1, ORDER + one.SerializeToString())]).rows
-    assert row["at"] == OUT_OF_RANGE
+def test_a_value_without_a_json_form_makes_its_row_unreadable(decode, order) -> None:
+    late, long, nan, fine = order(), order(), order(), order(user="ann")
+    late.inners.add()
+    late.at.seconds = 10**17
+    long.took.seconds = 10**17
+    nan.extra.update({"x": float("nan")})
+    given = [fine, late, long, fine, nan, fine]
+    found = decode([framed(1, ORDER + each.SerializeToString()) for each in given])
+    assert list(found.numbers) == [0, 3, 5]
+    assert [row["user"] for row in found.rows] == ["ann"] * 3
+    assert found.unreadable[0].numbers == [1, 2, 4]
+    assert "JSON has no form" in found.unreadable[0].reason
+
+
+@pytest.mark.parametrize(
+    ("text", "body"),
+    [
+        ("package google.protobuf; message Timestamp { string x = 1; }", b"\x0a\x01a"),
+        ("message M { optional int32 HasField = 1; }", b"\x08\x01"),
+    ],
+)
+def test_names_that_mean_something_else_break_no_batch(text, body) -> None:
+    registry = MemoryRegistry()
+    number = registry.add(f'syntax="proto3"; {text}', "PROTOBUF")
+    other = registry.add('syntax="proto3"; message P { int32 x = 1; }', "PROTOBUF")
+    decode = FramedDecoder(registry, compile_protobuf)
+    found = decode([framed(number, b"\0" + body), framed(other, b"\0\x08\x05")])
+    assert found.rows[-1] == {"x": 5}
+    assert len(found.rows) + sum(len(each.numbers) for each in found.unreadable) == 2
+
+
+def test_short_messages_do_not_become_many_values() -> None:
+    fields = " ".join(f"int32 f{n} = {n};" for n in range(1, 1001))
+    registry = MemoryRegistry()
+    text = f'syntax="proto3"; message M {{ repeated Wide w = 1; }} message Wide {{ {fields} }}'
+    number = registry.add(text, "PROTOBUF")
+    many = protobuf.VALUES // 1000
+    found = FramedDecoder(registry, compile_protobuf)(
+        [framed(number, b"\0" + b"\x0a\0" * count) for count in (1, many, 2)]
+    )
+    assert list(found.numbers) == [0, 2]
+    assert "too many values" in found.unreadable[0].reason
+
+
+def test_the_entry_of_a_map_has_no_index() -> None:
+    registry = MemoryRegistry()
+    text = "message M { map<string, int32> m = 1; message In { int32 y = 1; } }"
+    number = registry.add(f'syntax="proto3"; {text}', "PROTOBUF")
+    decode = FramedDecoder(registry, compile_protobuf)
+    found = decode([framed(number, b"\x04\0\0\x08\x05"), framed(number, b"\x04\0\x02\x08\x05")])
+    assert found.rows == [{"y": 5}]
+    assert list(found.numbers) == [0]
+
+
+FINE = 'syntax="proto3"; message P { int32 x = 1; }'
+
+
+@pytest.mark.parametrize(
+    "program",
+    [
+        "import os, signal; os.kill(os.getpid(), signal.SIGKILL)",
+        "import sys; sys.exit('made: No space left on device')",
+        "import sys; sys.exit('fennel_registered_schema.proto:1:1: warning: Import is unused.')",
+        "x = bytearray(1 << 31)",
+    ],
+)
+def test_a_compiler_that_fails_says_nothing_about_the_schema(monkeypatch, program) -> None:
+    registry = MemoryRegistry()
+    number = registry.add(FINE, "PROTOBUF")
+    decode = FramedDecoder(registry, compile_protobuf)
+    limits = protobuf.LIMITED.partition("from grpc_tools")[0]
+    with monkeypatch.context() as failing:
+        failing.setattr(protobuf, "LIMITED", limits + program)
+        with pytest.raises(SchemaRegistryUnusable, match="tried again"):
+            decode([framed(number, b"\0\x08\x05")])
+    assert decode([framed(number, b"\0\x08\x05")]).rows == [{"x": 5}]
+
+
+def test_a_process_that_cannot_be_made_says_nothing_about_the_schema(monkeypatch) -> None:
+    def run(*_: object, **__: object) -> None:
+        raise BlockingIOError
+
+    monkeypatch.setattr(protobuf.subprocess, "run", run)
+    with pytest.raises(SchemaRegistryUnusable, match="BlockingIOError"):
+        compile_protobuf(RegisteredSchema(FINE, "PROTOBUF"), MemoryRegistry())
 
 
 def test_imports_of_other_subjects_are_compiled() -> None:
