@@ -55,6 +55,7 @@ from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.rewind import SourceRewinds
 from fennel_core.sources.routes import router as sources_router
 from fennel_core.sources.service import SourceService
+from fennel_core.sources.table_schedule import ScheduledTables
 from fennel_core.sources.trial import SourceTrials
 from fennel_core.telemetry import logs, traces
 from fennel_core.telemetry.health import HealthEndpoint, ReadinessCheck
@@ -100,11 +101,8 @@ async def serve(settings: Settings) -> None:
         reconcile_loop = ReconcileLoop(
             steps.context, settings.reconcile_interval_s, run_check(orchestrator)
         )
-        needed_records = NeededRecordsCheck(
-            KafkaRetention(settings, pool), settings.retention_check_s
-        )
-        failed_drills = FailedDrillCheck(pool, settings.retention_check_s)
-        integrity = IntegrityAlarm(pool, settings.retention_check_s)
+        check_s = settings.retention_check_s
+        needed_records = NeededRecordsCheck(KafkaRetention(settings, pool), check_s)
         dead_letters = DeadLetterCheck(PostgresDeadLetterCounts(pool), KafkaDeadLetters(settings))
         state = ServerState(
             settings,
@@ -118,10 +116,12 @@ async def serve(settings: Settings) -> None:
             reconcile_loop.failing,
         )
         offline = OfflineParts.of(settings, pool, orchestrator)
+        tables = ScheduledTables.of(settings, pool, orchestrator)
         loops: tuple[EndlessLoop, ...] = (
-            *(changes, reconcile_loop, needed_records, failed_drills, integrity, dead_letters),
+            *(changes, reconcile_loop, needed_records, dead_letters),
             *(AuditExport(settings, pool), QueryLogTopics(pool, steps.context)),
-            *offline.loops,
+            *(*tables.loops, *offline.loops),
+            *(FailedDrillCheck(pool, check_s), IntegrityAlarm(pool, check_s)),
         )
         tasks = [asyncio.create_task(loop.run()) for loop in loops]
         app = with_services(state, offline, executors)
@@ -141,6 +141,7 @@ async def serve(settings: Settings) -> None:
                 for each in (warming, inline, orchestrator):
                     closing.push_async_callback(each.close)
                 closing.push_async_callback(offline.close)
+                closing.push_async_callback(tables.close)
                 closing.callback(app.state.dataframe_reads.close)
 
 

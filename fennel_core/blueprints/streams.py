@@ -10,9 +10,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from fennel_core.wire.connectors import KafkaTopic, S3Table, Table
+from fennel_core.wire.connectors import KafkaTopic, PostgresTable, S3Table, Table
 
-StreamTable = KafkaTopic | S3Table
+StreamTable = KafkaTopic | S3Table | PostgresTable
 """The tables that are streams: one case in `stream_of` for each."""
 
 
@@ -38,6 +38,13 @@ def stream_of(table: StreamTable) -> Stream:
         case S3Table():
             place = f"{table.bucket}/{table.prefix}{table.suffix}"
             return Stream("s3", f"{place}?{_form(table)}", f"S3 files `{place}`")
+        case PostgresTable():
+            return Stream("postgres", table.table, f"Postgres table `{table.table}`")
+
+
+def is_scheduled(table: StreamTable) -> bool:
+    """Return whether a stream is read now and then, and not without end."""
+    return isinstance(table, PostgresTable)
 
 
 def _form(table: S3Table) -> str:

@@ -25,6 +25,7 @@ KAFKA_JARS: Final = (
     "kafka-clients-*",
     "commons-pool2-*",
 )
+POSTGRES_JAR: Final = "postgresql-*"
 
 
 def has_exited(spark: SparkSession) -> bool:
@@ -44,6 +45,13 @@ def kafka_jars(settings: Settings) -> list[str]:
         for path in sorted((settings.jars_dir / "spark").glob(f"{pattern}.jar"))
     ]
     assert len(jars) >= len(KAFKA_JARS), "Spark's Kafka connector is missing: run `make jars`"
+    return jars
+
+
+def postgres_jars(settings: Settings) -> list[str]:
+    """Return the jar of Postgres' JDBC driver."""
+    jars = [str(path) for path in sorted((settings.jars_dir / "spark").glob(f"{POSTGRES_JAR}.jar"))]
+    assert jars, "Postgres' JDBC driver is missing: run `make jars`"
     return jars
 
 

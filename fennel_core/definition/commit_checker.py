@@ -19,6 +19,12 @@ from fennel_core.definition.errors import WindowSpecsUnavailable
 from fennel_core.definition.sealed_request import seal_request
 from fennel_core.definition.sink_check import added_sinks, sink_problems
 from fennel_core.definition.source_check import added_streams, source_problems
+from fennel_core.definition.table_check import (
+    AddedTable,
+    added_tables,
+    refused_tables,
+    table_problems,
+)
 from fennel_core.definition.validation import (
     CheckedDefinitions,
     DecodedCommit,
@@ -50,10 +56,20 @@ class CheckedRequest:
     definitions: CheckedDefinitions
 
 
+@dataclass(frozen=True, slots=True)
+class AddedStreams:
+    """What a commit adds of streams, tables and sinks, which is reached before it is accepted."""
+
+    streams: Sequence[Source]
+    tables: Sequence[AddedTable]
+    sinks: Sequence[Sink]
+
+
 class CommitChecker:
     """Validates commits. `run_program` runs user code in the client's environment.
 
-    `sealer` None: commits with plain secrets are refused. `settings` None: so are files on S3.
+    `sealer` None: commits with plain secrets are refused. `settings` None: so are files on S3
+    and tables.
     """
 
     def __init__(
@@ -87,6 +103,10 @@ class CommitChecker:
         received = await asyncio.to_thread(
             decode_received, sealed.stored, before, incremental=incremental
         )
+        if self._settings is None or not self._settings.table_sources:
+            refused = refused_tables(received.request.sources)
+            if refused:
+                raise problems_error(refused)
         try:
             completed = await add_window_specs(
                 sealed.stored,
@@ -106,19 +126,17 @@ class CommitChecker:
         )
         known = () if before is None else before.request.sources
         known_sinks = () if before is None else before.request.sinks
-        await self._reach(
-            added_streams(definitions.graph, known),
-            added_sinks(definitions.graph, known_sinks),
-            request,
+        graph = definitions.graph
+        added = AddedStreams(
+            added_streams(graph, known), added_tables(graph, known), added_sinks(graph, known_sinks)
         )
+        await self._reach(added, request)
         digest = digest_of(request, sealed.comparable)
         return CheckedRequest(completed, digest, CheckedDefinitions(target, definitions))
 
-    async def _reach(
-        self, added: Sequence[Source], sinks: Sequence[Sink], request: CommitRequest
-    ) -> None:
+    async def _reach(self, added: AddedStreams, request: CommitRequest) -> None:
         """Check that streams can be read and sinks written. Raises ApiError with all problems."""
-        if not added and not sinks:
+        if not (added.streams or added.tables or added.sinks):
             return
 
         async def catalogs(tx: LedgerTransaction) -> dict[BranchName, bytes]:
@@ -133,8 +151,11 @@ class CommitChecker:
         stored = await self._context.ledger.run(catalogs)
         others = {name: stored_names.loads(encoded, Catalog) for name, encoded in stored.items()}
         problems = [
-            *await source_problems(added, others, request.workspace, self._sealer, self._settings),
-            *await sink_problems(sinks, others, request.workspace, self._sealer),
+            *await source_problems(
+                added.streams, others, request.workspace, self._sealer, self._settings
+            ),
+            *await table_problems(added.tables, others, request.workspace, self._sealer),
+            *await sink_problems(added.sinks, others, request.workspace, self._sealer),
         ]
         if problems:
             raise problems_error(problems)

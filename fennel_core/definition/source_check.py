@@ -17,7 +17,7 @@ from typing import Final, assert_never
 
 from fennel_core.blueprints.asset_names import is_asset_name
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.blueprints.streams import StreamTable, is_stream, stream_of
+from fennel_core.blueprints.streams import StreamTable, is_scheduled, is_stream, stream_of
 from fennel_core.connections import external_kafka, external_s3, secrets
 from fennel_core.connections.external_kafka import (
     ExternalKafkaUnusable,
@@ -40,6 +40,7 @@ from fennel_core.wire.connectors import (
     JsonFormat,
     Kafka,
     KafkaTopic,
+    PostgresTable,
     RecordFormat,
     S3Table,
     SealedSecret,
@@ -52,7 +53,11 @@ NOT_READ: Final = ("__", AUDIT_PREFIX)
 
 def added_streams(graph: Graph, before: Collection[Source]) -> list[Source]:
     """Return the streams of a valid `graph` that are not in `before`, the branch's version."""
-    return [s for s in graph.sources if s not in before and is_stream(s.table)]
+    return [
+        source
+        for source in graph.sources
+        if source not in before and is_stream(source.table) and not is_scheduled(source.table)
+    ]
 
 
 async def source_problems(
@@ -138,6 +143,8 @@ def _not_allowed(table: StreamTable, settings: Settings | None) -> str | None:
                     "need keys: give `aws_access_key_id` and `aws_secret_access_key`, or ask your "
                     f"operator to name bucket `{table.bucket}` in FENNEL_SOURCE_SHARED_BUCKETS"
                 )
+        case PostgresTable():
+            raise AssertionError("tables are checked in table_check")
         case unreachable:
             assert_never(unreachable)
     return None
@@ -177,6 +184,8 @@ def _unreachable(
                 assert isinstance(table.db, S3), "validation refuses connectors by name"
                 assert settings is not None, "files are not allowed without an installation"
                 external_s3.opened(table.db, table.bucket, settings, open_secret).check()
+            case PostgresTable():
+                raise AssertionError("tables are checked in table_check")
             case unreachable:
                 assert_never(unreachable)
     except (ExternalKafkaUnusable, ExternalBucketUnusable) as unusable:

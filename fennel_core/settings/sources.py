@@ -19,6 +19,23 @@ class SourceSettings(BaseSettings):
         description="Messages of one batch over all partitions of a source; a source with a long "
         "backlog gives way to the others between batches.",
     )
+    table_sources: bool = Field(
+        False,
+        description="Experimental: serve tables of Postgres as sources on a schedule. While it is "
+        "off, commits with them are refused and none is read. See docs/connectors.md.",
+    )
+    source_page_rows: int = Field(
+        200_000,
+        gt=0,
+        description="Rows of a table that one query reads: a page. Between pages a run reports "
+        "its progress, and gives the database back its old row versions.",
+    )
+    source_inline_at_once: int = Field(
+        1,
+        gt=0,
+        description="Runs of scheduled sources at once on platforms without Airflow; each has a "
+        "Spark driver. With Airflow, its pool decides.",
+    )
     source_workers: int = Field(
         2,
         gt=0,

@@ -17,13 +17,19 @@ source starts when its commit switches and ends when the last version that has i
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
 
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.blueprints.streams import Stream, StreamTable, is_stream, stream_of
-from fennel_core.sources.controls import FeedNews
+from fennel_core.blueprints.streams import (
+    Stream,
+    StreamTable,
+    is_scheduled,
+    is_stream,
+    stream_of,
+)
+from fennel_core.sources.controls import FeedNews, FeedStatus
 from fennel_core.sources.store import FeedPartition
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 
@@ -49,6 +55,11 @@ class Feed:
     @property
     def stream(self) -> Stream:
         return stream_of(self.table)
+
+    @property
+    def scheduled(self) -> bool:
+        """Whether it is read now and then by runs, and not without end."""
+        return is_scheduled(self.table)
 
     @property
     def title(self) -> str:
@@ -166,6 +177,24 @@ def report_of(states: States, paused: Iterable[Feed] = ()) -> list[FeedReport]:
         )
         for state in states.values()
     ]
+    return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.source))
+
+
+def scheduled_report(
+    feeds: Mapping[TopicName, Feed],
+    statuses: Mapping[TopicName, FeedStatus],
+    paused: Collection[TopicName],
+) -> list[FeedReport]:
+    """Return a report of each source on a schedule, from what its runs have stored."""
+    found = []
+    for topic, feed in feeds.items():
+        status = statuses.get(topic)
+        failures = 0 if status is None else status.failures
+        stops = topic in paused
+        reason = None if status is None or stops else status.reason
+        found.append(
+            FeedReport(feed.workspace, feed.title, failures, failures, None, reason, paused=stops)
+        )
     return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.source))
 
 

@@ -49,6 +49,7 @@ from fennel_core.sources.feeds import (
     feeds_of,
     news_of,
     report_of,
+    scheduled_report,
     seen,
     started,
     to_start,
@@ -65,7 +66,7 @@ from fennel_core.telemetry.endless_tasks import (
 )
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import TopicName, WorkspaceId
-from fennel_core.wire.connectors import KafkaTopic, S3Table, SealedSecret
+from fennel_core.wire.connectors import KafkaTopic, PostgresTable, S3Table, SealedSecret
 
 T = TypeVar("T")
 PROCESS: Final = "sources"
@@ -105,6 +106,7 @@ class SourceHost:
         self._states: dict[TopicName, FeedState] = {}
         self._queries: dict[TopicName, RunningFeed] = {}
         self._catalogs = TargetCatalogs(pool)
+        self._tables: list[FeedReport] = []
         self._work: dict[TopicName, asyncio.Task[None]] = {}
         self._spark: SparkSession | None = None
         self._wanted: dict[TopicName, Feed] = {}
@@ -117,7 +119,7 @@ class SourceHost:
 
     def report(self) -> list[FeedReport]:
         """Return what is known of each feed."""
-        return report_of(self._states, self._paused)
+        return [*self._tables, *report_of(self._states, self._paused)]
 
     async def run(self, changed: asyncio.Event) -> None:
         """Follow the catalogs; raises only when Spark cannot be started or its JVM has exited."""
@@ -140,6 +142,10 @@ class SourceHost:
                 topic: replace(feed, generation=generations.get(topic, 0))
                 for topic, feed in feeds_of(await self._catalogs.read()).items()
             }
+            scheduled = {topic: feed for topic, feed in found.items() if feed.scheduled}
+            statuses = await self._controls.statuses() if scheduled else {}
+            self._tables = scheduled_report(scheduled, statuses, pauses)
+            found = {topic: feed for topic, feed in found.items() if not feed.scheduled}
             self._paused = [feed for topic, feed in found.items() if topic in pauses]
             self._wanted = {t: feed for t, feed in found.items() if t not in pauses}
             await self._tell()
@@ -316,6 +322,8 @@ def start_feed(by: StartedBy) -> RunningFeed:
             return kafka_topics.start(by, table)
         case S3Table() as table:
             return s3_files.start(by, table)
+        case PostgresTable():
+            raise AssertionError("tables are read by runs of their own")
 
 
 def count_rows(counts: pa.Table) -> None:

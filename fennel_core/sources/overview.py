@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final
 
@@ -23,9 +24,12 @@ from fennel_core.sources.controls import FeedStatus, SourcePause
 from fennel_core.sources.feeds import Feed, feeds_of
 from fennel_core.sources.positions import DatasetPosition, SourcePosition
 from fennel_core.vocab.ids import BranchName, Identity, TopicName
+from fennel_core.wire.connectors import Source
 
 STATUS_S: Final = 60.0
 """A status that is older says nothing: the process reports four times as often."""
+DEFAULT_EVERY_US: Final = 30 * 60 * 1_000_000
+"""The interval that the client gives to a source without `every`."""
 PositionsOf = Mapping[TopicName, Mapping[int, SourcePosition]]
 """Of each feed, by raw topic: the position of each partition of its stream."""
 
@@ -73,6 +77,26 @@ def source_views(branches: Branches) -> list[SourceView]:
             )
             having.add(branch.branch)
     return sorted(found.values(), key=lambda view: view.name)
+
+
+def interval_of(sources: Iterable[Source]) -> timedelta:
+    """Return how often a table is read: as the most frequent of its sources."""
+    return timedelta(microseconds=min(each.every_us or DEFAULT_EVERY_US for each in sources))
+
+
+def view_interval(view: SourceView) -> timedelta:
+    """Return how often the table of a view is read."""
+    return interval_of(binding.source for binding, _ in view.bindings.values())
+
+
+def cursor_and_disorder(view: SourceView) -> tuple[str, int]:
+    """Return the cursor of a table, on which all its sources agree, and the longest disorder."""
+    sources = [binding.source for binding, _ in view.bindings.values()]
+    names = {source.cursor for source in sources}
+    assert len(names) == 1, "commits that disagree on the cursor are refused"
+    [name] = names
+    assert name is not None, "a table without a cursor is refused"
+    return name, max(source.disorder_us for source in sources)
 
 
 def state_of(view: SourceView, pause: SourcePause | None, status: FeedStatus | None) -> SourceState:

@@ -129,6 +129,12 @@ def rewound(position: SourcePosition, next_offset: int, cursor: str = "") -> Sou
     return SourcePosition(next_offset, position.origin, datasets, position.rewinds + 1, cursor)
 
 
+def restarted(position: SourcePosition) -> SourcePosition:
+    """Return the position of a stream that is read from its beginning; ordinals go on."""
+    before = msgspec.structs.replace(position, next=position.next + 1)
+    return msgspec.structs.replace(rewound(before, position.next), cursor="")
+
+
 def _rows(counted: Iterable[tuple[SourceBinding, int]]) -> dict[Identity, int]:
     """Return the rows of each source: those of one of its topics, as all get the same."""
     by_topic: dict[tuple[Identity, TopicName], int] = {}

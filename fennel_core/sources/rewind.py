@@ -48,7 +48,7 @@ from fennel_core.sources.controls import SourceControls
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import Feed
 from fennel_core.sources.overview import SourceView
-from fennel_core.sources.positions import SourcePosition, rewound
+from fennel_core.sources.positions import SourcePosition, restarted, rewound
 from fennel_core.sources.service import ReadTopic, SourceService, topic_of
 from fennel_core.sources.store import SourceLog
 from fennel_core.sources.trial import OpenSecret
@@ -173,6 +173,8 @@ class SourceRewinds:
         RewindPlaceInvalid, RewindNeedsConsent and RewindEndedEarly.
         """
         view, feed = await self._sources.feed(workspace, name, "rewind")
+        if feed.scheduled:
+            return await self._table(view, feed, to, consent, dry_run=dry_run)
         topic = topic_of(name, feed, "rewind")
         if not dry_run and feed.raw_topic not in await self._controls.pauses():
             raise SourceNotPaused(name)
@@ -192,6 +194,42 @@ class SourceRewinds:
         again, skipped = messages_of(moves)
         return {
             "source": name,
+            "moves": [{"partition": m.partition, "from": m.before, "to": m.after} for m in moves],
+            "read_again": again,
+            "skipped": skipped,
+            "dry_run": dry_run,
+        }
+
+    async def _table(
+        self, view: SourceView, feed: Feed, to: str, consent: Consent, *, dry_run: bool
+    ) -> dict[str, Any]:
+        """Let the next run read a table from its beginning: it has no other place to name."""
+        if to != EARLIEST:
+            raise RewindPlaceInvalid(
+                f"`{view.name}` is a table, whose rows have no numbers; it can be read again from "
+                f"`{EARLIEST}` only"
+            )
+        if not dry_run and feed.raw_topic not in await self._controls.pauses():
+            raise SourceNotPaused(view.name)
+        position = (await self._sources.positions(feed)).get(0)
+        moves = [] if position is None or not position.cursor else [Move(0, position.next, 0)]
+        if moves and not dry_run:
+            require_consent(view, moves, consent)
+            try:
+                session = await self._log.open(feed.partition(0))
+                try:
+                    assert session.position is not None, "positions are not deleted"
+                    deadline_s = boot_s() + self._commit_within_s
+                    await session.commit((), restarted(session.position), deadline_s)
+                finally:
+                    session.close()
+            except (TransactionAborted, TransactionOutcomeUnknown, SystemUnavailable) as failed:
+                raise RewindEndedEarly(
+                    f"`{view.name}` may not have been moved: {failed}; repeat the order"
+                ) from failed
+        again, skipped = messages_of(moves)
+        return {
+            "source": view.name,
             "moves": [{"partition": m.partition, "from": m.before, "to": m.after} for m in moves],
             "read_again": again,
             "skipped": skipped,

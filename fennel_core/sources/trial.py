@@ -16,6 +16,7 @@ import numpy as np
 
 from fennel_core.admission.payload import Payload
 from fennel_core.admission.validator import CodeRunner, RowKind, Validator
+from fennel_core.connections import external_postgres
 from fennel_core.connections.erasures import Erased
 from fennel_core.connections.external_kafka import (
     ExternalKafka,
@@ -25,19 +26,21 @@ from fennel_core.connections.external_kafka import (
     newest_messages,
     opened,
 )
+from fennel_core.connections.external_postgres import ExternalPostgresUnusable
 from fennel_core.connections.schema_registry import SchemaRegistryUnusable
 from fennel_core.connections.secrets import SecretUnreadable
 from fennel_core.executors.client import Callbacks
 from fennel_core.ingest.log_service import ReadSecret
 from fennel_core.sources.api_errors import SourceNotReadable
 from fennel_core.sources.formats import decoder_of
-from fennel_core.sources.messages import DecodedMessages, is_expected
-from fennel_core.sources.overview import SourceView
+from fennel_core.sources.messages import DecodedMessages, decode_messages, is_expected
+from fennel_core.sources.overview import SourceView, cursor_and_disorder
 from fennel_core.sources.service import SourceService, topic_of
+from fennel_core.sources.table_trial import newest_rows
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import SealedSecret
+from fennel_core.wire.connectors import Postgres, PostgresTable, SealedSecret
 from fennel_core.wire.json_data import json_table
 from fennel_core.wire.json_encode import encode_column
 
@@ -74,20 +77,30 @@ class SourceTrials:
         Raises SourceUnknown, SourceIsSent, OrderNotServed, SourceNotReadable, and SourceCodeFailed.
         """
         view, feed = await self._sources.feed(workspace, name, "test")
-        topic = topic_of(name, feed, "test")
         branches = await self._sources.branches(workspace)
 
         def open_secret(secret: SealedSecret) -> str:
             return self._open(workspace, secret)
 
         def read() -> tuple[list[ExternalMessage], DecodedMessages]:
+            if isinstance(feed.table, PostgresTable):
+                assert isinstance(feed.table.db, Postgres), "validation refuses others"
+                database = external_postgres.opened(feed.table.db, open_secret)
+                cursor, _ = cursor_and_disorder(view)
+                messages = newest_rows(database, feed.table.table, cursor, MESSAGES)
+                return messages, decode_messages([message.value for message in messages])
+            topic = topic_of(name, feed, "test")
             messages = self._read(opened(topic.db, open_secret), topic.topic, MESSAGES)
             decode = decoder_of(topic.format, open_secret)
             return messages, decode([message.value for message in messages])
 
+        unusables = (
+            *(ExternalKafkaUnusable, ExternalPostgresUnusable),
+            *(SchemaRegistryUnusable, SecretUnreadable),
+        )
         try:
             messages, decoded = await asyncio.to_thread(read)
-        except (ExternalKafkaUnusable, SchemaRegistryUnusable, SecretUnreadable) as unusable:
+        except unusables as unusable:
             raise SourceNotReadable(name, str(unusable)) from unusable
         code = f"sources@{branches.version}"
         callbacks = Callbacks(

@@ -264,6 +264,16 @@ OFFLINE_QUERY_PARAMS: Final = {
     "request_id": _stored("request to compute", "Request id"),
 }
 
+SCHEDULED_SOURCES_PARAMS: Final = {
+    "sources": Param(
+        [],
+        type="array",
+        items={"type": "array", "items": {"type": "string"}, "minItems": 2, "maxItems": 2},
+        title="Sources",
+        description=f"{_SERVER}: what to read, and the name of the run. Empty: all that are due.",
+    ),
+}
+
 RETRIES: Final = {"retries": 3, "retry_delay": timedelta(seconds=3)}
 """Retry a task that was killed, or that could not reach the database or Airflow's own API; steps
 may run twice. Three retries outlast a restart of the api-server. An invalid commit is not retried.
@@ -283,6 +293,9 @@ OFFLINE_POOL: Final = "fennel_offline"
 """Pool of Spark jobs: offline queries, merges of history. Each uses all cores of its master, so few
 run at once.
 """
+SOURCES_POOL: Final = "fennel_sources"
+"""Pool of reads of tables, one core each: first reads take hours, and others must not wait."""
+CONCURRENT_SOURCE_RUNS: Final = 16
 OFFLINE_HOURS: Final = 24
 
 COMMIT_TASKS: Final = {**RETRIES, "pool": COMMIT_POOL, "weight_rule": "upstream"}
@@ -363,5 +376,14 @@ OFFLINE_QUERY: Final[dict[str, Any]] = {
     "schedule": None,
     "params": OFFLINE_QUERY_PARAMS,
     "max_active_runs": CONCURRENT_COMMITS,
+    "dagrun_timeout": timedelta(hours=OFFLINE_HOURS),
+}
+SCHEDULED_SOURCES: Final[dict[str, Any]] = {
+    **SHARED,
+    # The schedule of the platform tries a source again, after a pause of its own.
+    "default_args": {"retries": 0, "pool": SOURCES_POOL},
+    "schedule": None,
+    "params": SCHEDULED_SOURCES_PARAMS,
+    "max_active_runs": CONCURRENT_SOURCE_RUNS,
     "dagrun_timeout": timedelta(hours=OFFLINE_HOURS),
 }

@@ -20,6 +20,7 @@ from fennel_airflow.tasks import ACCEPT, REQUEST_ID
 
 COMPUTE: Final = "compute"
 COMPACT: Final = "compact"
+READ: Final = "read"
 CONNECTION: Final = "spark_default"
 OFFLINE_MEMORY: Final = os.environ.get("FENNEL_OFFLINE_MEMORY") or "2g"
 """`Settings.offline_memory`, read from the environment as in `factory`; a test compares the two."""
@@ -63,6 +64,17 @@ class ComputeFeatures(SubmitProgram):
         offline_bodies.log_outcome(request_id)
 
 
+class ReadTable(SubmitProgram):
+    """Reads one table to its end; the log shows rows, cursor and what a run waits for."""
+
+    def execute(self, context: Context) -> None:
+        """Submit the application and wait for its end."""
+        from fennel_airflow import source_bodies
+
+        self.jars = source_bodies.driver_jars()
+        super().execute(context)
+
+
 def compute_features() -> Any:
     """Return the task that computes the accepted request."""
     return ComputeFeatures(
@@ -85,3 +97,14 @@ def compact_history() -> Any:
         name="history maintenance",
         conf={"spark.log.level": "WARN"},
     )
+
+
+def read_tables(sources: Any) -> Any:
+    """Return the tasks that read `sources`, one each: pairs of a raw topic and a run."""
+    return ReadTable.partial(
+        task_id=READ,
+        conn_id=CONNECTION,
+        application=job_file("scheduled_source"),
+        name="scheduled source",
+        conf={"spark.log.level": "WARN"},
+    ).expand(application_args=sources)

@@ -192,6 +192,16 @@ def accept_request() -> None:
     context["ti"].xcom_push(key=REQUEST_ID, value=request_id)
 
 
+@task
+def due_sources() -> list[list[str]]:
+    """Return the raw topic and the run of each source to read: the form's, or all that are due."""
+    from fennel_airflow import source_bodies
+
+    context = get_current_context()
+    given = context["params"]["sources"]
+    return given or source_bodies.claim_due(context["dag_run"].run_id)
+
+
 def _user(context: Context) -> str:
     """Return the user who triggered the run, as Airflow's server has recorded it."""
     return context["dag_run"].triggering_user_name or UNKNOWN_USER

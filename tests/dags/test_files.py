@@ -101,6 +101,7 @@ def test_the_dag_folder_contains_the_documented_dags() -> None:
         "offline_query",
         "reconcile",
         "recovery",
+        "scheduled_sources",
         "snapshot",
     }
     assert documented <= {file.stem for file in FILES}
@@ -157,6 +158,7 @@ def test_every_task_names_a_pool_that_every_start_makes(looks: dict[str, dict[st
         "integrity": {"fennel_checks"},
         "offline_query": {"fennel_offline"},
         "history_maintenance": {"fennel_offline"},
+        "scheduled_sources": {"fennel_sources"},
     }
     assert set.union(*pools.values()) == set(airflow.POOLS)
 

@@ -42,6 +42,10 @@ POOLS: Final[Mapping[str, Mapping[str, str | int]]] = {
         "slots": PARALLELISM // 4,
         "description": "Spark jobs (offline queries, history): each uses all cores of its master",
     },
+    "fennel_sources": {
+        "slots": PARALLELISM // 4,
+        "description": "Reads of tables that are sources: seconds, hours at first; one core each",
+    },
 }
 """Airflow's pools. Neither can hold every worker, so neither kind of work keeps the other waiting.
 `fennel_airflow/factory.py` names them again, because the two must not import each other; a test

@@ -41,7 +41,7 @@ def refuse_unserved(graph: Graph, before: Graph | None) -> Iterator[Problem]:
             elif reads(source.table):
                 yield from check_stream(dataset, source)
             elif not isinstance(source.table, c.HttpPath):  # `check_sources` reports it
-                yield _source(dataset, source.table)
+                yield source_not_served(dataset.name, source.table)
         for sink in graph.sinks_of(dataset.name):
             yield from _sink(graph, dataset, sink)
     yield from check_formats(graph)
@@ -98,14 +98,15 @@ def _operators(graph: Graph, pipeline: Pipeline) -> Iterator[Problem]:
                 pass
 
 
-def _source(dataset: Dataset, table: c.Table) -> Problem:
+def source_not_served(dataset: str, table: c.Table) -> Problem:
+    """Return the refusal of a source of a kind that is not read."""
     text = (
-        f"Dataset `{dataset.name}` has a source of {table_title(table)}, which this platform does "
+        f"Dataset `{dataset}` has a source of {table_title(table)}, which this platform does "
         "not read yet: rows come from webhooks, from Kafka topics, and from csv, json and "
         "parquet files on S3. Use a webhook and "
         "send the rows with `client.log`, or give the source an `env` and commit with another one."
     )
-    return Problem("source-not-served", dataset.name, text)
+    return Problem("source-not-served", dataset, text)
 
 
 def _sink(graph: Graph, dataset: Dataset, sink: c.Sink) -> Iterator[Problem]:

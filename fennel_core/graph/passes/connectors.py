@@ -11,6 +11,7 @@ from fennel_core.vocab.problems import Problem
 from fennel_core.wire.connectors import (
     Database,
     KafkaTopic,
+    PostgresTable,
     S3Table,
     Sink,
     Source,
@@ -58,6 +59,8 @@ def _what(table: Table) -> str | None:
         case S3Table():
             path = f"{table.bucket}/{table.prefix}{table.suffix}"
             return f"{table.format} files `{table.db.name}/{path}`"
+        case PostgresTable():
+            return f"Postgres table `{table.db.name}/{table.table}`"
         case _:
             return None
 

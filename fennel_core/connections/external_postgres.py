@@ -1,0 +1,277 @@
+"""A Postgres database of the user's own: how it is reached, and what one of its tables is.
+
+The connector of a definition names the database; its credentials are opened here and nowhere else.
+Two clients read it: psycopg (checks, metadata, a few rows) and Spark's JDBC source (all rows).
+
+The *origin* of a table is the identifier of the cluster and the ids of database and table: a table
+that was dropped and created again, or another one that took its name, has another origin. Its
+*file* changes when all rows are written again, as by ALTER TABLE … TYPE or VACUUM FULL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any, ClassVar, Final, LiteralString
+from urllib.parse import quote
+
+import psycopg
+from psycopg import sql
+from psycopg.conninfo import make_conninfo
+
+from fennel_core.connections.errors import ConnectionsError
+from fennel_core.connections.external_kafka import OpenSecret, secret_text
+from fennel_core.wire.connectors import PlainSecret, Postgres, SealedSecret, SecretText
+
+CONNECT_S: Final = 5
+STATEMENT_MS: Final = 10_000
+"""Of a check: a commit waits for it, and clients wait for a commit."""
+SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
+PARAMETERS: Final = ("sslmode",)
+"""Parameters of a connection that may be given in `jdbc_params`."""
+OWN_PREFIX: Final = "__fennel_"
+"""How the names of the platform's own columns of a query begin."""
+READABLE_KINDS: Final = {"r": "a table"}
+KINDS: Final = {
+    "p": "a partitioned table",
+    "v": "a view",
+    "m": "a materialized view",
+    "f": "a foreign table",
+}
+TABLE: Final[LiteralString] = """
+    SELECT c.oid::bigint, c.relkind::text, c.relhassubclass, pg_relation_filenode(c.oid)::bigint,
+        n.nspname, c.relname,
+        (SELECT system_identifier::text FROM pg_control_system()),
+        (SELECT d.oid::bigint FROM pg_database d WHERE d.datname = current_database())
+    FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
+    WHERE c.oid = to_regclass(%(name)s)
+"""
+COLUMNS: Final[LiteralString] = """
+    WITH RECURSIVE base AS (
+        SELECT a.attnum, a.atttypid AS type, a.atttypmod AS mod FROM pg_attribute a
+        WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
+        UNION ALL
+        SELECT b.attnum, t.typbasetype, CASE WHEN t.typtypmod >= 0 THEN t.typtypmod ELSE b.mod END
+        FROM base b JOIN pg_type t ON t.oid = b.type WHERE t.typtype = 'd'
+    )
+    SELECT a.attname, format_type(a.atttypid, a.atttypmod), format_type(t.oid, NULL),
+        t.typcategory::text, a.attnotnull
+    FROM base b JOIN pg_type t ON t.oid = b.type AND t.typtype <> 'd'
+    JOIN pg_attribute a ON a.attrelid = %(oid)s AND a.attnum = b.attnum
+    ORDER BY a.attnum
+"""
+CLOCK: Final[LiteralString] = """
+    SELECT pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint
+    FROM pg_current_snapshot() s
+"""
+
+
+class ExternalPostgresUnusable(ConnectionsError):
+    """A database of the user's own cannot be reached, refuses the credentials or lacks the table.
+
+    The text names the connector and what to change. A retry helps if the database was down.
+    """
+
+    code: ClassVar[str] = "source-unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalPostgres:
+    """An external database with opened credentials."""
+
+    name: str
+    """Of the connector."""
+    host: str
+    port: int
+    database: str
+    user: str
+    password: str = field(repr=False)
+    parameters: Mapping[str, str]
+    """Those of `PARAMETERS` that are set."""
+
+    def jdbc_options(self) -> dict[str, str]:
+        """Return the options of Spark's `jdbc` source that connect to the database."""
+        return {
+            "url": f"jdbc:postgresql://{self.host}:{self.port}/{quote(self.database, safe='')}",
+            "driver": "org.postgresql.Driver",
+            "user": self.user,
+            "password": self.password,
+            "ApplicationName": "fennel-core",
+            "connectTimeout": str(CONNECT_S),
+            "tcpKeepAlive": "true",
+            **self.parameters,
+        }
+
+    @contextmanager
+    def connect(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """Yield a connection that only reads; each statement takes at most `STATEMENT_MS`.
+
+        Raises `ExternalPostgresUnusable`, also for what fails within the block.
+        """
+        try:
+            address = make_conninfo(
+                "",
+                host=self.host,
+                port=self.port,
+                dbname=self.database,
+                user=self.user,
+                password=self.password,
+                connect_timeout=CONNECT_S,
+                application_name="fennel-core",
+                tcp_user_timeout=STATEMENT_MS + 1000 * CONNECT_S,
+                options=f"-c statement_timeout={STATEMENT_MS} -c default_transaction_read_only=on "
+                "-c timezone=UTC",
+                **self.parameters,
+            )
+            with psycopg.connect(address, autocommit=True) as connection:
+                yield connection
+        except psycopg.Error as failed:
+            raise ExternalPostgresUnusable(
+                f"connector `{self.name}`: database `{self.database}` at "
+                f"{self.host}:{self.port} cannot be read: {_line(failed)}; check address, user, "
+                "password and the rights of the user"
+            ) from failed
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalColumn:
+    """A column: its type as it is declared, and without length, precision and domains."""
+
+    name: str
+    declared: str
+    type: str
+    category: str
+    """Of Postgres: `A` array, `B` boolean, `D` date and time, `N` number, `S` text, …"""
+    not_null: bool
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalTable:
+    """What a database says about one of its tables."""
+
+    schema: str
+    name: str
+    origin: str
+    file: int
+    columns: tuple[ExternalColumn, ...]
+
+    @property
+    def identifier(self) -> sql.Identifier:
+        return sql.Identifier(self.schema, self.name)
+
+    def column(self, name: str) -> ExternalColumn | None:
+        """Return the column of this name; names are compared as they are."""
+        return next((each for each in self.columns if each.name == name), None)
+
+
+class CursorKind(StrEnum):
+    """Types of columns that may be a cursor; values are kept as integers."""
+
+    INTEGER = "integer"
+    DATE = "date"
+    LOCAL_TIME = "timestamp without time zone"
+    TIME = "timestamp with time zone"
+
+
+_INTEGERS: Final = ("smallint", "integer", "bigint")
+
+
+def cursor_kind(column: ExternalColumn) -> CursorKind | None:
+    """Return how the values of a cursor column are read; None for a column that can be none."""
+    if column.type in _INTEGERS:
+        return CursorKind.INTEGER
+    return next((kind for kind in CursorKind if kind.value == column.type), None)
+
+
+@dataclass(frozen=True, slots=True)
+class TransactionClock:
+    """Ids of transactions at one moment: all below `horizon` have ended, none is at `end` yet."""
+
+    horizon: int
+    end: int
+
+
+def opened(connector: Postgres, open_secret: OpenSecret) -> ExternalPostgres:
+    """Return the database of a connector. Raises `SecretUnreadable`, `ExternalPostgresUnusable`."""
+    return ExternalPostgres(
+        connector.name,
+        connector.host,
+        connector.port,
+        connector.database,
+        secret_text(connector.login.user, open_secret),
+        secret_text(connector.login.password, open_secret),
+        _parameters(connector, open_secret),
+    )
+
+
+def describe_table(
+    database: ExternalPostgres, connection: psycopg.Connection[tuple[Any, ...]], table: str
+) -> ExternalTable:
+    """Return what the database says about a table, as `orders` or `shop.orders`; blocks.
+
+    Raises `ExternalPostgresUnusable`, also for what is no plain table.
+    """
+    found = connection.execute(TABLE, {"name": _quoted(table)}).fetchone()
+    if found is None:
+        raise ExternalPostgresUnusable(
+            f"connector `{database.name}`: database `{database.database}` has no table `{table}`; "
+            "create it, or write its schema before it, as `shop.orders`"
+        )
+    oid, kind, has_children, file, schema, name, system, number = found
+    if kind not in READABLE_KINDS or has_children:
+        what = "a table that others inherit from" if kind in READABLE_KINDS else KINDS.get(kind)
+        raise ExternalPostgresUnusable(
+            f"connector `{database.name}`: `{table}` is {what or 'no table'}, which has no order "
+            "of transactions to read by; read a plain table (of a partitioned one, each partition)"
+        )
+    columns = connection.execute(COLUMNS, {"oid": oid}).fetchall()
+    return ExternalTable(
+        schema, name, f"{system}/{number}/{oid}", file, tuple(ExternalColumn(*c) for c in columns)
+    )
+
+
+def served_columns(table: ExternalTable) -> tuple[ExternalColumn, ...]:
+    """Return the columns that are carried: all but raw bytes, which JSON cannot have."""
+    return tuple(each for each in table.columns if each.type not in ("bytea", "bytea[]"))
+
+
+def transaction_clock(connection: psycopg.Connection[tuple[Any, ...]]) -> TransactionClock:
+    """Return which transactions have ended; blocks."""
+    found = connection.execute(CLOCK).fetchone()
+    assert found is not None, "the database has a snapshot"
+    return TransactionClock(*found)
+
+
+def _quoted(table: str) -> str:
+    """Return the name as `to_regclass` reads it, with upper case and other characters kept."""
+    return ".".join('"' + part.replace('"', '""') + '"' for part in table.split(".", 1))
+
+
+def _parameters(connector: Postgres, open_secret: OpenSecret) -> dict[str, str]:
+    given = _text(connector.jdbc_params, open_secret)
+    found: dict[str, str] = {}
+    for part in filter(None, given.lstrip("?").split("&")):
+        key, _, value = part.partition("=")
+        if key not in PARAMETERS or value not in SSL_MODES:
+            raise ExternalPostgresUnusable(
+                f"connector `{connector.name}` has a parameter in `jdbc_params` that this platform "
+                f"does not use; it uses sslmode={'|'.join(SSL_MODES)}"
+            )
+        found[key] = value
+    return found
+
+
+def _text(text: SecretText | None, open_secret: OpenSecret) -> str:
+    match text:
+        case None:
+            return ""
+        case PlainSecret(value):
+            return value
+        case SealedSecret():
+            return open_secret(text)
+
+
+def _line(failed: psycopg.Error) -> str:
+    return next(iter(str(failed).strip().splitlines()), type(failed).__name__)

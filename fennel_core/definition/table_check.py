@@ -1,0 +1,225 @@
+"""Check the tables that a commit reads: reach them, and compare their columns with the datasets.
+
+A column must be of a kind whose values fit the field, else every row would become a dead letter;
+single values may still not fit. Fields that preproc makes are not compared. A table is read once
+for all its sources, so they agree on the address and on the cursor.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Final
+
+from psycopg import sql
+
+from fennel_core.blueprints.spec import Catalog
+from fennel_core.connections import secrets
+from fennel_core.connections.external_postgres import (
+    OWN_PREFIX,
+    CursorKind,
+    ExternalColumn,
+    ExternalPostgresUnusable,
+    ExternalTable,
+    cursor_kind,
+    describe_table,
+    opened,
+    served_columns,
+    transaction_clock,
+)
+from fennel_core.connections.secrets import Sealer
+from fennel_core.definition.errors import SecretsNotConfigured
+from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.capabilities import source_not_served
+from fennel_core.vocab import dtypes
+from fennel_core.vocab.dtypes import Dtype
+from fennel_core.vocab.ids import BranchName, WorkspaceId
+from fennel_core.vocab.problems import Problem
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire.connectors import Postgres, PostgresTable, SealedSecret, Source
+
+REACHED_S: Final = 30.0
+"""How long all tables of a commit may take together: a client waits for it."""
+
+
+@dataclass(frozen=True, slots=True)
+class AddedTable:
+    """A source of a table that a commit adds or changes, and the schema of its dataset.
+
+    `beside`: all sources of the same table in the branch, this one too.
+    """
+
+    source: Source
+    table: PostgresTable
+    schema: Schema
+    beside: tuple[Source, ...]
+
+
+def added_tables(graph: Graph, before: Sequence[Source]) -> list[AddedTable]:
+    """Return the tables of a valid `graph` that are not in `before`, the branch's version."""
+    found = []
+    for source in graph.sources:
+        table, dataset = source.table, graph.dataset(source.dataset)
+        if source in before or not isinstance(table, PostgresTable):
+            continue
+        assert dataset is not None, "a valid source has a dataset"
+        beside = tuple(each for each in graph.sources if _same(each, table))
+        found.append(AddedTable(source, table, dataset.schema, beside))
+    return found
+
+
+def refused_tables(sources: Sequence[Source]) -> list[Problem]:
+    """Return the refusals of tables by a server that does not read them."""
+    found = []
+    for source in sources:
+        if isinstance(source.table, PostgresTable):
+            refused = source_not_served(source.dataset, source.table)
+            hint = "Tables of Postgres are experimental: FENNEL_TABLE_SOURCES is off."
+            found.append(replace(refused, text=f"{refused.text} {hint}"))
+    return found
+
+
+async def table_problems(
+    added: Sequence[AddedTable],
+    others: Mapping[BranchName, Catalog],
+    workspace: WorkspaceId,
+    sealer: Sealer | None,
+) -> tuple[Problem, ...]:
+    """Return a problem for each table that cannot be read, or not into its dataset.
+
+    `others`: the catalogs of the workspace's other branches.
+    """
+    found = [problem for each in added for problem in _disagreements(each, others)]
+    checks = [asyncio.to_thread(_unreadable, each, workspace, sealer) for each in added]
+    try:
+        async with asyncio.timeout(REACHED_S):
+            results = await asyncio.gather(*checks)
+    except TimeoutError:
+        names = ", ".join(f"`{each.table.table}`" for each in added)
+        text = f"the tables {names} were not checked in {REACHED_S:.0f} s; commit again"
+        return (*found, Problem("source-unreachable", added[0].source.dataset, text))
+    return (*found, *(problem for each in results for problem in each))
+
+
+def _same(source: Source, table: PostgresTable) -> bool:
+    other = source.table
+    return (
+        isinstance(other, PostgresTable)
+        and other.db.name == table.db.name
+        and other.table == table.table
+    )
+
+
+def _disagreements(added: AddedTable, others: Mapping[BranchName, Catalog]) -> Iterator[Problem]:
+    uses = [("this commit", source) for source in added.beside]
+    for branch, catalog in others.items():
+        uses += [
+            (f"branch `{branch}`", each.source)
+            for each in catalog.sources
+            if _same(each.source, added.table)
+        ]
+    own = _place(added.source)
+    for where, use in uses:
+        if _place(use) != own:
+            text = (
+                f"Dataset `{added.source.dataset}`: table `{added.table.table}` of connector "
+                f"`{added.table.db.name}` is read at {own}, and in {where} at {_place(use)}; it is "
+                "read once for all, so give it the same address and cursor, or another name"
+            )
+            yield Problem("connector-redefined", added.source.dataset, text)
+            return
+
+
+def _place(source: Source) -> str:
+    table = source.table
+    assert isinstance(table, PostgresTable), "tables only"
+    assert isinstance(table.db, Postgres), "validation refuses connectors by name"
+    db = table.db
+    return f"{db.host}:{db.port}/{db.database} by `{source.cursor}`"
+
+
+def _unreadable(added: AddedTable, workspace: WorkspaceId, sealer: Sealer | None) -> list[Problem]:
+    db, dataset = added.table.db, added.source.dataset
+    assert isinstance(db, Postgres), "validation refuses connectors by name"
+
+    def open_secret(secret: SealedSecret) -> str:
+        if sealer is None:
+            raise SecretsNotConfigured
+        return sealer.open(workspace, secrets.CREDENTIAL, secret.token.encode("ascii"))
+
+    try:
+        database = opened(db, open_secret)
+        with database.connect() as connection:
+            table = describe_table(database, connection, added.table.table)
+            transaction_clock(connection)
+            # The rights of the user, on the rows and on their transactions.
+            query = sql.SQL("SELECT t.*, t.xmin, t.ctid FROM {} t LIMIT 0")
+            connection.execute(query.format(table.identifier))
+    except ExternalPostgresUnusable as unusable:
+        text = f"Dataset `{dataset}`: {unusable}"
+        return [Problem("source-unreachable", dataset, text)]
+    return [
+        Problem("source-table-unfit", dataset, f"Dataset `{dataset}`: {text}")
+        for text in unfit(table, added.source, added.schema)
+    ]
+
+
+def unfit(table: ExternalTable, source: Source, schema: Schema) -> Iterator[str]:
+    """Yield why rows of `table` do not fit the dataset, as sentences."""
+    title = f"Postgres table `{table.schema}.{table.name}`"
+    cursor = table.column(source.cursor or "")
+    if cursor is None:
+        yield f"{title} has no column `{source.cursor}`, which is its cursor"
+    elif cursor_kind(cursor) is None:
+        kinds = ", ".join(kind.value for kind in CursorKind)
+        yield f"{title} has the cursor `{cursor.name}` of type {cursor.type}; use one of {kinds}"
+    taken = [each.name for each in table.columns if each.name.startswith(OWN_PREFIX)]
+    if taken:
+        yield f"{title} has the column `{taken[0]}`, and names with {OWN_PREFIX} are the platform's"
+    made = {name for name, _ in source.preproc}
+    served = {each.name: each for each in served_columns(table)}
+    for field in schema.fields:
+        if field.name in made:
+            continue
+        column = table.column(field.name)
+        if column is None:
+            if not dtypes.is_optional(field.dtype):
+                yield f"{title} has no column `{field.name}`; add it, or make it with preproc"
+        elif field.name not in served:
+            yield (
+                f"{title} has column `{field.name}` of type {column.declared}, which is not "
+                "served; encode it as text in a generated column"
+            )
+        elif not fits(column, dtypes.base(field.dtype)):
+            yield (
+                f"{title} has column `{field.name}` of type {column.declared}, and the field is "
+                f"{dtypes.show(field.dtype)}; change the field, or make it with preproc"
+            )
+
+
+def fits(column: ExternalColumn, dtype: Dtype) -> bool:
+    """Return whether values of a column can be values of a type; text may hold any scalar."""
+    match dtype:
+        case dtypes.Between(of=of) | dtypes.OneOf(of=of):
+            return fits(column, of)
+        case dtypes.List() | dtypes.Embedding():
+            return column.category == "A"
+        case dtypes.Map() | dtypes.Struct() | dtypes.Null():
+            return False  # json arrives as text
+        case _ if column.category == "A":
+            return False
+        case dtypes.Int():
+            return column.category in "NS"
+        case dtypes.Float() | dtypes.Decimal():
+            return column.category in "NS"
+        case dtypes.Bool():
+            return column.category in "BS"
+        case dtypes.Timestamp():
+            return column.category in "DS" and not column.type.startswith(("time ", "interval"))
+        case dtypes.Date():
+            return column.category in "DS" and not column.type.startswith(("time ", "interval"))
+        case _:  # text of any kind: what has no type of its own is carried as text
+            native = ("smallint", "integer", "bigint", "boolean", "real", "double precision")
+            times = ("timestamp with time zone", "timestamp without time zone")
+            return column.type not in (*native, *times)

@@ -1,0 +1,85 @@
+"""The work of Spark's Python worker: write one page of a table, batch by batch."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Final
+
+import pyarrow as pa
+
+from fennel_core.settings.model import Settings
+from fennel_core.sources.read_rows import RowBatch, StreamPlace
+from fennel_core.sources.store import FeedPartition
+from fennel_core.sources.table_pages import chunks, empty_batch, row_batch
+from fennel_core.sources.table_reads import TableRead, cursor_of
+from fennel_core.sources.task import task_process
+from fennel_core.wire.connectors import JsonFormat
+
+WRITTEN: Final = pa.schema(
+    [
+        ("rows", pa.int64()),
+        ("next", pa.int64()),
+        ("cursor", pa.string()),
+        ("complete", pa.bool_()),
+        ("accepted", pa.int64()),
+        ("late", pa.int64()),
+        ("dead", pa.int64()),
+    ]
+)
+WRITTEN_DDL: Final = (
+    "rows bigint, next bigint, cursor string, complete boolean, accepted bigint, late bigint, "
+    "dead bigint"
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PageWork:
+    """A page to write: of which table, where it continues, and how many rows it may have."""
+
+    settings: Settings
+    partition: FeedPartition
+    rewinds: int
+    read: TableRead
+    after: StreamPlace
+    rows: int
+
+
+def page_task(work: PageWork) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that a worker runs over the rows of a page, in order.
+
+    It returns a row of `WRITTEN` for each transaction.
+    """
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        after, before = work.after, cursor_of(work.after.cursor)
+        for chunk in chunks(batches, work.rows):
+            batch, before = row_batch(chunk, work.read, work.partition.title, after, before)
+            after = batch.end
+            yield _written(work, batch, chunk.rows.num_rows, complete=chunk.complete)
+        if after == work.after:
+            empty = empty_batch(work.read, after, before)
+            if empty is not None:
+                yield _written(work, empty, 0, complete=True)
+
+    return write
+
+
+def _written(work: PageWork, batch: RowBatch, rows: int, *, complete: bool) -> pa.RecordBatch:
+    """Write a batch in a transaction; return what became of its rows."""
+    process = task_process(work.settings)
+    # Typed rows have no format that the writer would decode.
+    writer, counts = process.writer(
+        work.partition, work.read.table.origin, work.rewinds, JsonFormat()
+    )
+    counts.found.clear()
+    process.run(writer.write_rows(batch))
+    found = counts.batch()
+    row = {
+        "rows": rows,
+        "next": batch.end.next,
+        "cursor": batch.end.cursor,
+        "complete": complete,
+        **{name: sum(found.column(name).to_pylist()) for name in ("accepted", "late", "dead")},
+    }
+    return pa.RecordBatch.from_pylist([row], schema=WRITTEN)

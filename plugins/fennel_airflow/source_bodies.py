@@ -1,0 +1,43 @@
+"""The bodies of the tasks of the DAG `scheduled_sources`; see `task_bodies`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+
+from fennel_core.connections import postgres
+from fennel_core.connections.spark import postgres_jars
+from fennel_core.settings.model import Settings
+from fennel_core.sources.postgres import PostgresSourceControls
+from fennel_core.sources.table_run_postgres import PostgresTableRuns
+from fennel_core.sources.table_schedule import claim, scheduled_feeds
+from fennel_core.sources.target_catalogs import TargetCatalogs
+
+log = logging.getLogger("fennel.airflow")
+
+
+def claim_due(run: str) -> list[list[str]]:
+    """Claim the sources that are due now for the run of this name; return them with it.
+
+    None are while tables are not served.
+    """
+    if not Settings().table_sources:
+        log.info("FENNEL_TABLE_SOURCES is off: no source is read")
+        return []
+    return asyncio.run(_claimed(run))
+
+
+async def _claimed(run: str) -> list[list[str]]:
+    dsn = Settings().postgres_dsn.get_secret_value()
+    async with postgres.pool(dsn, name="fennel-airflow", size=2) as pool:
+        feeds = scheduled_feeds(await TargetCatalogs(pool).read())
+        paused = await PostgresSourceControls(pool).pauses()
+        topics = await claim(PostgresTableRuns(pool), feeds, paused, run)
+    for topic in topics:
+        log.info("source %s is due", feeds[topic].feed.title)
+    return [[topic, run] for topic in topics]
+
+
+def driver_jars() -> str:
+    """Return the jars that a read of a table needs, as `spark-submit` takes them."""
+    return ",".join(postgres_jars(Settings()))

@@ -1,0 +1,144 @@
+"""Tables that cannot be read, or not into their datasets, are found before a commit is accepted."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import pytest
+
+from fennel_core.connections.external_postgres import ExternalColumn, ExternalTable
+from fennel_core.definition.commit_checker import CommitChecker
+from fennel_core.definition.table_check import AddedTable, added_tables, fits, table_problems, unfit
+from fennel_core.graph.entity_graph import Graph
+from fennel_core.settings.model import Settings
+from fennel_core.vocab import dtypes
+from fennel_core.vocab.errors import ApiError
+from fennel_core.vocab.ids import BranchName, WorkspaceId
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire.connectors import Constant, Login, PlainSecret, Postgres, PostgresTable
+from fennel_core.wire.gen import services_pb2
+from tests.support.definition_world import changed, recorded, request
+from tests.support.ingest_world import KEYED, binding, catalog, source
+from tests.support.ledger_world import World
+
+WORKSPACE = WorkspaceId("w")
+# No server listens on the port 1 of this machine.
+NOWHERE = Postgres("shop", "127.0.0.1", 1, "shop", None, Login(PlainSecret("ann"), None))
+
+
+def read(cursor: str = "at", db: Postgres = NOWHERE):
+    return source(table=PostgresTable(db, "users", None), cursor=cursor)
+
+
+def added(of=None) -> AddedTable:
+    of = of or read()
+    return AddedTable(of, of.table, KEYED, (of,))
+
+
+def column(name: str, type_: str, category: str = "N") -> ExternalColumn:
+    return ExternalColumn(name, type_, type_, category, False)
+
+
+def table(*columns: ExternalColumn) -> ExternalTable:
+    return ExternalTable("public", "users", "1/2/3", 4, columns)
+
+
+GOOD = (
+    column("user", "text", "S"),
+    column("age", "integer"),
+    column("at", "timestamp with time zone", "D"),
+)
+
+
+async def test_a_database_that_does_not_respond_is_named_with_its_dataset() -> None:
+    (problem,) = await table_problems([added()], {}, WORKSPACE, None)
+    assert (problem.code, problem.entity) == ("source-unreachable", "Users")
+    assert "connector `shop`" in problem.text
+
+
+async def test_sources_of_a_table_must_agree_on_address_and_cursor() -> None:
+    other = catalog(replace(binding(), source=read("id")))
+    problems = await table_problems([added()], {BranchName("main"): other}, WORKSPACE, None)
+    assert [problem.code for problem in problems] == ["connector-redefined", "source-unreachable"]
+    assert "by `at`, and in branch `main` at 127.0.0.1:1/shop by `id`" in problems[0].text
+    beside = replace(added(), beside=(read(), read("id")))
+    (first, _) = await table_problems([beside], {}, WORKSPACE, None)
+    assert "in this commit" in first.text
+
+
+async def test_parameters_that_are_not_used_are_refused() -> None:
+    db = replace(NOWHERE, jdbc_params=PlainSecret("ssl=true"))
+    (problem,) = await table_problems([added(read(db=db))], {}, WORKSPACE, None)
+    assert "sslmode=disable" in problem.text
+    assert "ssl=true" not in problem.text
+
+
+def test_only_tables_that_the_branch_does_not_have_are_checked() -> None:
+    assert added_tables(Graph(sources=(read(),)), (read(),)) == []
+
+
+def test_a_table_whose_columns_fit_has_no_problem() -> None:
+    assert list(unfit(table(*GOOD), read(), KEYED)) == []
+
+
+@pytest.mark.parametrize(
+    ("columns", "text"),
+    [
+        (GOOD[1:], "no column `user`"),
+        (GOOD[:2], "no column `at`, which is its cursor"),
+        ((*GOOD[:2], column("at", "text", "S")), "cursor `at` of type text"),
+        ((GOOD[0], column("age", "boolean", "B"), GOOD[2]), "`age` of type boolean"),
+        ((GOOD[0], column("age", "integer[]", "A"), GOOD[2]), r"`age` of type integer\[\]"),
+        ((column("user", "bytea", "U"), *GOOD[1:]), "which is not served"),
+        ((column("user", "bigint"), *GOOD[1:]), "`user` of type bigint"),
+        ((*GOOD, column("__fennel_value", "integer")), "are the platform's"),
+    ],
+)
+def test_what_does_not_fit_is_named(columns: tuple[ExternalColumn, ...], text: str) -> None:
+    found = list(unfit(table(*columns), read(), KEYED))
+    assert any(re.search(text, each) for each in found), found
+
+
+def test_a_field_that_preproc_makes_needs_no_column_and_an_optional_one_may_be_missing() -> None:
+    made = replace(read(), preproc=(("user", Constant("x", dtypes.Str())),))
+    assert list(unfit(table(*GOOD[1:]), made, KEYED)) == []
+    optional = Schema((), (dtypes.Field("note", dtypes.Optional(dtypes.Str())),), "at")
+    assert list(unfit(table(GOOD[2]), read(), optional)) == []
+
+
+def test_lists_come_from_arrays_and_json_is_text() -> None:
+    listed, json = column("a", "bigint[]", "A"), column("a", "jsonb", "U")
+    assert fits(listed, dtypes.List(dtypes.Int()))
+    assert not fits(listed, dtypes.Str())
+    assert fits(json, dtypes.Str())
+    assert not fits(json, dtypes.Map(dtypes.Int()))
+
+
+def of_a_table(message: services_pb2.SyncRequest) -> None:
+    table = message.sources[0].table.pg_table
+    table.table_name = "orders"
+    table.db.name = "shop"
+    table.db.postgres.host, table.db.postgres.database = "127.0.0.1", "shop"
+    table.db.postgres.port, table.db.postgres.user = 1, "ann"
+    message.sources[0].cursor = "at"
+
+
+async def unused(workspace: WorkspaceId, program: str) -> str:
+    raise AssertionError("the commit is refused before")
+
+
+@pytest.mark.parametrize("settings", [None, Settings(), Settings(table_sources=True)])
+async def test_tables_are_refused_by_name_while_they_are_off(settings: Settings | None) -> None:
+    world = World()
+    await world.open()
+    body = changed(recorded("operators"), of_a_table)
+    on = settings is not None and settings.table_sources
+    checker = CommitChecker(world.context(), unused, None, settings)
+    with pytest.raises(AssertionError if on else ApiError) as refused:
+        await checker.check(request(body))
+    if not on:
+        assert isinstance(refused.value, ApiError)
+        assert (refused.value.status, refused.value.code) == (500, "source-not-served")
+        assert "has a source of Postgres table `orders`, which this platform" in refused.value.text
+        assert refused.value.text.endswith("FENNEL_TABLE_SOURCES is off.")

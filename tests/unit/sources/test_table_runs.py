@@ -1,0 +1,204 @@
+"""When a source on a schedule is read."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import cast
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fennel_core.connections.postgres import Pool
+from fennel_core.definition.orchestrator import CommitOrchestrator
+from fennel_core.settings.model import Settings
+from fennel_core.sources.controls import MemorySourceControls
+from fennel_core.sources.table_runs import (
+    FIRST_PAUSE,
+    LEASE,
+    LOST,
+    START_LEASE,
+    MemoryTableRuns,
+    RunState,
+    TableProgress,
+    TableRun,
+    claimed,
+    completed,
+    due,
+    failed,
+    next_at,
+    overdue,
+    reported,
+    state_of,
+    stopped,
+)
+from fennel_core.sources.table_schedule import (
+    RunsNotStarted,
+    ScheduledTables,
+    TableSchedule,
+    claim,
+    news_of_runs,
+    scheduled_feeds,
+)
+from fennel_core.vocab.ids import TopicName
+from fennel_core.wire.connectors import Login, PlainSecret, Postgres, PostgresTable
+from tests.support.ingest_world import catalog
+from tests.support.source_world import RAW, stream_source
+
+NOW = datetime(2026, 1, 1, tzinfo=UTC)
+EVERY = timedelta(minutes=30)
+TOPIC = TopicName("w.raw.t.1")
+RUN = claimed(None, "r1", EVERY, NOW)
+READ = TableProgress(3, "7")
+
+
+def test_a_source_without_a_run_is_due_at_once() -> None:
+    assert due({TOPIC: EVERY}, {}, (), NOW) == [TOPIC]
+    assert due({TOPIC: EVERY}, {}, {TOPIC}, NOW) == []
+
+
+def test_a_run_has_time_to_start_and_less_between_reports() -> None:
+    assert state_of(RUN, NOW + START_LEASE - LEASE / 60) is RunState.RUNNING
+    assert state_of(RUN, NOW + START_LEASE) is RunState.LOST
+    going = reported(RUN, READ, NOW)
+    assert (going.rows_read, going.cursor) == (3, "7")
+    assert state_of(going, NOW + LEASE) is RunState.LOST
+
+
+def test_a_complete_run_is_followed_by_one_every_after_it_started() -> None:
+    done = completed(RUN, READ, NOW + timedelta(minutes=10))
+    assert state_of(done, NOW) is RunState.COMPLETE
+    assert next_at(done, EVERY, NOW) == NOW + EVERY
+    assert due({TOPIC: EVERY}, {TOPIC: done}, (), NOW + EVERY) == [TOPIC]
+    assert due({TOPIC: EVERY}, {TOPIC: done}, (), NOW + EVERY - LEASE) == []
+
+
+def test_pauses_after_failures_double_up_to_every_and_a_success_ends_them() -> None:
+    row, pauses = RUN, []
+    for _ in range(12):
+        row = failed(row, "down", EVERY, NOW)
+        assert row.retry_at is not None
+        pauses.append(row.retry_at - NOW)
+        row = claimed(row, "next", EVERY, NOW)
+    assert pauses[:3] == [FIRST_PAUSE, 2 * FIRST_PAUSE, 4 * FIRST_PAUSE]
+    assert pauses[-1] == EVERY
+    assert row.failures == 12
+    assert completed(row, READ, NOW).failures == 0
+    assert completed(row, READ, NOW).reason is None
+
+
+def test_a_lost_run_counts_as_failed_and_a_stopped_one_does_not() -> None:
+    again = claimed(RUN, "r2", EVERY, NOW + START_LEASE)
+    assert (again.failures, again.reason, again.run) == (1, LOST, "r2")
+    order = stopped(RUN, "paused", NOW)
+    assert (order.failures, next_at(order, EVERY, NOW)) == (0, NOW)
+
+
+def test_a_source_that_did_not_complete_a_run_for_long_is_overdue() -> None:
+    assert overdue(RUN, EVERY, NOW + 3 * EVERY) is None
+    assert overdue(RUN, EVERY, NOW + 4 * EVERY) == 4 * EVERY
+    failing = failed(replace(RUN, completed_at=NOW + EVERY), "down", EVERY, NOW + 2 * EVERY)
+    assert overdue(failing, EVERY, NOW + 4 * EVERY) is None
+    assert overdue(failing, EVERY, NOW + 5 * EVERY) == 4 * EVERY
+
+
+STEPS = st.tuples(st.sampled_from(["report", "complete", "fail", "look"]), st.integers(0, 4000))
+
+
+@given(st.lists(STEPS))
+def test_one_run_at_a_time_while_it_reports(steps: list[tuple[str, int]]) -> None:
+    row: TableRun | None = None
+    now = NOW
+    for step, seconds in steps:
+        now += timedelta(seconds=seconds)
+        if due({TOPIC: EVERY}, {} if row is None else {TOPIC: row}, (), now):
+            assert row is None or state_of(row, now) is not RunState.RUNNING
+            row = claimed(row, f"at {now}", EVERY, now)
+            assert due({TOPIC: EVERY}, {TOPIC: row}, (), now) == []
+        if row is not None and row.lease_until is not None and now < row.lease_until:
+            if step == "report":
+                row = reported(row, READ, now)
+            elif step == "complete":
+                row = completed(row, READ, now)
+            elif step == "fail":
+                row = failed(row, "down", EVERY, now)
+
+
+def table_source(dataset: str = "Users", **changes: object):
+    connector = Postgres("pg", "db", 5432, "shop", None, Login(PlainSecret("u"), None))
+    given = {"table": PostgresTable(connector, "users", None), "cursor": "id", "every_us": 10**7}
+    return stream_source(dataset, **(given | changes))
+
+
+class Targets:
+    def __init__(self, *sources) -> None:
+        self.catalogs = [catalog(*sources)]
+
+    async def read(self):
+        return self.catalogs
+
+
+class Starter:
+    def __init__(self) -> None:
+        self.started: list[tuple[str, list[TopicName]]] = []
+        self.refuses = False
+
+    async def start(self, run, topics) -> None:
+        if self.refuses:
+            raise RunsNotStarted("Airflow is unreachable")
+        self.started.append((run, list(topics)))
+
+
+async def test_the_loop_starts_what_is_due_once_and_reports_failures() -> None:
+    runs, starter = MemoryTableRuns(NOW, {RAW}), Starter()
+    controls = MemorySourceControls(lambda: runs.now, {RAW})
+    loop = TableSchedule(Targets(table_source()), runs, controls, starter)
+    await loop.look()
+    await loop.look()
+    ((run, topics),) = starter.started
+    assert topics == [RAW]
+    assert runs.rows[RAW].run == run
+    runs.rows[RAW] = failed(runs.rows[RAW], "no such table", timedelta(seconds=10), NOW)
+    await loop.look()
+    assert (await controls.statuses())[RAW].reason == "no such table"
+    await controls.pause([RAW], "ann")
+    runs.now = NOW + timedelta(hours=1)
+    await loop.look()
+    assert len(starter.started) == 1
+    await controls.resume([RAW])
+    starter.refuses = True
+    await loop.look()
+    assert runs.rows[RAW].reason == "its run was not started: Airflow is unreachable"
+    assert runs.rows[RAW].failures == 2
+
+
+async def test_two_servers_claim_a_run_once() -> None:
+    runs, feeds = MemoryTableRuns(NOW, {RAW}), scheduled_feeds([catalog(table_source())])
+    assert await claim(runs, feeds, (), "a") == [RAW]
+    assert await claim(runs, feeds, (), "b") == []
+    assert runs.rows[RAW].run == "a"
+
+
+@pytest.mark.parametrize(("hours", "late"), [(0, False), (2, True)])
+def test_a_source_that_is_not_fresh_says_so_without_an_error(hours: int, late: bool) -> None:
+    feeds = scheduled_feeds([catalog(table_source(every_us=10**9))])
+    row = completed(RUN, READ, NOW)
+    (news,) = news_of_runs(feeds, {RAW: row}, NOW + timedelta(hours=hours))
+    assert (news.reason is not None) is late
+
+
+def test_the_shortest_interval_of_a_table_counts_and_topics_are_not_scheduled() -> None:
+    often = table_source("Others", every_us=10**6)
+    (found,) = scheduled_feeds([catalog(table_source(), often)]).values()
+    assert found.every == timedelta(seconds=1)
+    assert scheduled_feeds([catalog(stream_source())]) == {}
+
+
+@pytest.mark.parametrize("on", [False, True])
+async def test_a_server_starts_no_runs_unless_tables_are_served(on: bool) -> None:
+    assert not Settings().table_sources, "experimental"
+    unused = cast(Pool, None), cast(CommitOrchestrator, None)
+    tables = ScheduledTables.of(Settings(table_sources=on), *unused)
+    assert len(tables.loops) == on
+    await tables.close()
