@@ -11,19 +11,24 @@ must not depend on the others in its column. An empty field without quotes is nu
 
 from __future__ import annotations
 
+import codecs
 import csv
+import gzip
 import io
 import itertools
 import zlib
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
+from uuid import uuid4
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.csv as pc
+import pyarrow.compute as pc
+import pyarrow.csv as pcsv
 import pyarrow.parquet as pq
 
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.messages import (
     MESSAGE_BYTES,
@@ -37,10 +42,16 @@ from fennel_core.wire.arrow_json import json_columns
 from fennel_core.wire.errors import MalformedData
 
 BLOCK_BYTES: Final = 1024 * 1024
-"""What is read of csv and lines at once."""
+"""What is parsed of csv at once."""
+LARGE_BLOCK_BYTES: Final = 2 * MESSAGE_BYTES + BLOCK_BYTES
+"""Of files with rows that do not fit into a block: the longest row, each byte as Latin-1."""
+STRADDLING: Final = "straddling"
+"""What Arrow says if a row does not fit into a block."""
+FIRST_LINE: Final = 2
 READ_BYTES: Final = 4 * 1024 * 1024
 """What a request for a part of a file transfers."""
 GZIP: Final = ".gz"
+Plain = io.BufferedReader | gzip.GzipFile
 
 
 class FileUnreadable(SourceError):
@@ -79,25 +90,28 @@ def file_pieces(
             case "parquet":
                 yield from _parquet(title, body, first)
             case "json":
-                yield from _lines(title, _plain(name, body), first)
+                yield from _lines(title, _plain(name, _buffered(body)), first)
             case "csv":
-                yield from _csv(title, form, name, body, first)
+                yield from _csv(title, form, name, _buffered(body), first)
             case other:
                 raise AssertionError(f"validation refuses the format {other}")
-    except (pa.ArrowException, MalformedData, csv.Error, zlib.error) as wrong:
+    except MemoryError:
+        raise  # Arrow's is an error of Arrow, too; it says nothing about the file
+    except (pa.ArrowException, MalformedData, csv.Error, zlib.error, EOFError) as wrong:
         raise FileUnreadable(str(wrong).partition("\n")[0]) from wrong
     except OSError as wrong:
         # Arrow reports damaged content as an I/O error; those of S3 have classes of their own.
         raise FileUnreadable(str(wrong).partition("\n")[0]) from wrong
 
 
-def _plain(name: str, body: io.RawIOBase) -> Any:
+def _buffered(body: io.RawIOBase) -> io.BufferedReader:
+    return io.BufferedReader(body, READ_BYTES)
+
+
+def _plain(name: str, body: io.BufferedReader) -> Plain:
     """Return a file from its start, decompressed."""
     body.seek(0)
-    whole = io.BufferedReader(body, READ_BYTES)
-    if not name.endswith(GZIP):
-        return whole
-    return pa.CompressedInputStream(pa.PythonFile(whole, mode="r"), "gzip")
+    return gzip.GzipFile(fileobj=body, mode="rb") if name.endswith(GZIP) else body
 
 
 def _parquet(title: str, body: io.RawIOBase, first: int) -> Iterator[FilePiece]:
@@ -105,11 +119,14 @@ def _parquet(title: str, body: io.RawIOBase, first: int) -> Iterator[FilePiece]:
         json_columns(_none(file))
         at = 0
         for group in range(file.num_row_groups):
-            count = file.metadata.row_group(group).num_rows
+            meta = file.metadata.row_group(group)
+            count = meta.num_rows
             if at + count <= first:
                 at += count
                 continue
-            for rows in file.iter_batches(batch_size=TRANSACTION_ROWS, row_groups=[group]):
+            fitting = TRANSACTION_BYTES * count // max(1, meta.total_byte_size)
+            size = max(1, min(TRANSACTION_ROWS, fitting))
+            for rows in file.iter_batches(batch_size=size, row_groups=[group]):
                 kept = rows.slice(max(0, min(first - at, rows.num_rows)))
                 at += rows.num_rows
                 if kept.num_rows:
@@ -133,7 +150,7 @@ def _arrow_pieces(title: str, rows: pa.RecordBatch, first: int) -> Iterator[File
     yield FilePiece((ArrowRows(title, rows, places),), first + rows.num_rows, rows.nbytes)
 
 
-def _lines(title: str, body: Any, first: int) -> Iterator[FilePiece]:
+def _lines(title: str, body: Plain, first: int) -> Iterator[FilePiece]:
     numbered = itertools.islice(enumerate(_split(body)), first, None)
     values: list[bytes] = []
     start, size = first, 0
@@ -156,11 +173,13 @@ def _line_piece(title: str, values: list[bytes], first: int, size: int) -> FileP
     return FilePiece(parts, first + len(values), size)
 
 
-def _split(body: Any) -> Iterator[bytes]:
+def _split(body: Plain) -> Iterator[bytes]:
     """Yield the lines of a file; one that is too long for a row is cut there."""
-    rest = b""
-    while block := body.read(BLOCK_BYTES):
-        *lines, last = (rest + block).split(b"\n")
+    rest, begins = b"", True
+    while block := body.read1(READ_BYTES):
+        whole = block.removeprefix(codecs.BOM_UTF8) if begins else rest + block
+        begins = False
+        *lines, last = whole.split(b"\n")
         yield from lines
         # What is kept of a long line is longer than a row may be, so it stays no row.
         rest = last[: MESSAGE_BYTES + 1]
@@ -172,67 +191,217 @@ def _split(body: Any) -> Iterator[bytes]:
 class _InvalidLines:
     """Lines of csv with another number of fields, by the number of their row."""
 
-    first_line: int
+    text: _CsvText
     found: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def __call__(self, row: Any) -> str:
-        number = row.number - self.first_line
+        # Arrow stops at a text that is not UTF-8, so it is given the file as Latin-1.
+        line = row.text.encode("latin-1")
         reason = f"the line has {row.actual_columns} fields, not {row.expected_columns}"
-        self.found[number] = (reason, str(row.text)[:SHOWN_BYTES])
+        # Arrow counts from 1, and the first row is none of the file, or its header.
+        self.add(row.number - FIRST_LINE, reason, line)
         return "skip"
 
-    def taken(self, title: str, until: int) -> Iterator[UnreadableRows]:
-        """Yield the lines before row `until`, and forget them."""
-        for number in sorted(n for n in self.found if n < until):
-            reason, text = self.found.pop(number)
-            yield UnreadableRows(title, reason, [text], np.array([number], dtype=np.int64))
+    def add(self, number: int, reason: str, line: bytes) -> bool:
+        """Note an invalid line; return False if it is no row: the end mark alone, or a row that a
+        failure has cut.
+        """
+        body = line.removesuffix(self.text.mark)
+        if len(body) < len(line):
+            if self.text.failed is not None or not body:
+                return False
+            reason = "a quote that this row opens is not closed by the end of the file"
+        self.found[number] = reason, body[:SHOWN_BYTES].decode("utf-8", errors="replace")
+        return True
+
+    def parts(self, title: str, first: int, end: int) -> Iterator[UnreadableRows]:
+        """Yield the rows from `first` to `end`, those of one reason together."""
+        by_reason: dict[str, list[int]] = {}
+        for number in self.numbers(first, end):
+            by_reason.setdefault(self.found[number][0], []).append(number)
+        for reason, numbers in by_reason.items():
+            texts = [self.found[number][1] for number in numbers]
+            yield UnreadableRows(title, reason, texts, np.array(numbers, dtype=np.int64))
+
+    def numbers(self, first: int, end: int) -> list[int]:
+        """Return the invalid rows from `first` to `end`."""
+        return [number for number in self.found if first <= number < end]
+
+    def forget(self, end: int) -> None:
+        """Forget the rows before `end`."""
+        self.found = {number: row for number, row in self.found.items() if number >= end}
+
+
+class _CsvText(io.RawIOBase):
+    """A csv file for Arrow: from its first line on, and with a mark behind its end.
+
+    Arrow takes what follows an open quote for one row, whatever it is: the mark is a line of its
+    own only if all quotes are closed. Where reading fails, the rows before are read all the same:
+    the mark is then in the row that was cut. `failed`: what happened.
+    """
+
+    def __init__(self, body: Plain) -> None:
+        self.mark: Final = f"end of file {uuid4().hex}".encode()
+        self.failed: Exception | None = None
+        self._body, self._left, self._ended, self._marked = body, b"", False, False
+
+    def readable(self) -> bool:
+        return True
+
+    def begin(self) -> bytes:
+        """Skip a byte order mark and empty lines; return how the file begins then."""
+        while len(self._left) < BLOCK_BYTES and self._fill():
+            self._left = self._left.removeprefix(codecs.BOM_UTF8).lstrip(b"\r\n")
+        return self._left[:BLOCK_BYTES]
+
+    def put_first(self, line: bytes) -> None:
+        """Put a line before what is left."""
+        self._left = line + b"\n" + self._left
+
+    def read(self, size: int = -1) -> bytes:
+        assert size >= 0, "Arrow reads blocks"
+        while len(self._left) < size and self._fill():
+            pass
+        if self._ended and not self._marked:
+            self._marked = True
+            self._left += self.mark if self.failed is not None else b"\n" + self.mark
+        found, self._left = self._left[:size], self._left[size:]
+        return found
+
+    def _fill(self) -> bool:
+        """Read on; return False at the end."""
+        if not self._ended:
+            more = b""
+            try:
+                more = self._body.read1(READ_BYTES)
+            except (ConnectionsError, EOFError, OSError, zlib.error) as failed:
+                self.failed = failed
+            self._left += more
+            self._ended = not more
+        return not self._ended
 
 
 def _csv(
-    title: str, form: FileFormat, name: str, body: io.RawIOBase, first: int
+    title: str, form: FileFormat, name: str, body: io.BufferedReader, first: int
 ) -> Iterator[FilePiece]:
-    begin = _head(name, body)
+    """Yield rows. Small blocks bound the memory; large ones are for files with large fields."""
+    for block_bytes in (BLOCK_BYTES, LARGE_BLOCK_BYTES):
+        try:
+            for piece in _csv_blocks(title, form, _plain(name, body), first, block_bytes):
+                yield piece
+                first = piece.end
+            return
+        except pa.ArrowInvalid as wrong:
+            if STRADDLING not in str(wrong) or block_bytes == LARGE_BLOCK_BYTES:
+                raise
+
+
+def _csv_blocks(
+    title: str, form: FileFormat, body: Plain, first: int, block_bytes: int
+) -> Iterator[FilePiece]:
+    text = _CsvText(body)
+    begin = text.begin()
     names = list(form.headers) or _header(begin, form.delimiter)
-    if not names or not begin:
-        return
     if len(set(names)) < len(names):
         raise MalformedData("a column is there twice")
-    skipped = 0 if form.headers else 1
-    invalid = _InvalidLines(1 + skipped)
-    reader = pc.open_csv(
-        _plain(name, body),
-        read_options=pc.ReadOptions(
+    if begin:
+        if form.headers:
+            # Arrow reads on until a row is valid, whatever it takes: this one is.
+            text.put_first(b'""' + form.delimiter.encode() * (len(names) - 1))
+        yield from _csv_rows(title, text, _arrow_csv(text, form, names, block_bytes), first)
+    if text.failed is not None:
+        raise text.failed
+
+
+def _arrow_csv(
+    text: _CsvText, form: FileFormat, names: list[str], block_bytes: int
+) -> tuple[pcsv.CSVStreamingReader, _InvalidLines]:
+    """Return a reader of texts, each byte one character, and where it puts invalid lines."""
+    invalid = _InvalidLines(text)
+    reader = pcsv.open_csv(
+        pa.PythonFile(text, mode="r"),
+        read_options=pcsv.ReadOptions(
             use_threads=False,
-            block_size=BLOCK_BYTES,
+            block_size=block_bytes,
             column_names=names,
-            skip_rows_after_names=skipped,
+            encoding="latin-1",
         ),
-        parse_options=pc.ParseOptions(
+        parse_options=pcsv.ParseOptions(
             delimiter=form.delimiter, newlines_in_values=True, invalid_row_handler=invalid
         ),
-        convert_options=pc.ConvertOptions(
-            column_types=dict.fromkeys(names, pa.binary()),
+        convert_options=pcsv.ConvertOptions(
+            column_types=dict.fromkeys(names, pa.string()),
             null_values=[""],
             strings_can_be_null=True,
             quoted_strings_can_be_null=False,
         ),
     )
-    at = 0
-    for rows in reader:
-        for offset in range(0, rows.num_rows, TRANSACTION_ROWS):
-            part = rows.slice(offset, TRANSACTION_ROWS)
-            numbers = _numbers(at, part.num_rows, invalid.found)
-            end = int(numbers[-1]) + 1
-            kept = int(np.searchsorted(numbers, first))
-            refused = tuple(r for r in invalid.taken(title, end) if r.places[0] >= first)
-            at = end
-            good = ArrowRows(title, part.slice(kept), numbers[kept:])
-            parts: tuple[ReadPart, ...] = (good, *refused) if kept < part.num_rows else refused
-            if parts:
-                yield FilePiece(parts, end, part.nbytes)
-    rest = tuple(r for r in invalid.taken(title, 1 << 62) if r.places[0] >= first)
-    if rest:
-        yield FilePiece(rest, int(rest[-1].places[0]) + 1, 0)
+    return reader, invalid
+
+
+def _csv_rows(
+    title: str, text: _CsvText, opened: tuple[pcsv.CSVStreamingReader, _InvalidLines], first: int
+) -> Iterator[FilePiece]:
+    reader, invalid = opened
+    at = -1
+    for texts in reader:
+        rows = pa.RecordBatch.from_arrays([_bytes(c) for c in texts.columns], texts.schema.names)
+        numbers = _numbers(at, rows.num_rows, invalid.found)
+        if rows.num_rows:
+            at = int(numbers[-1]) + 1
+            last = rows.slice(rows.num_rows - 1).to_pylist()[0]
+            if (list(last.values())[-1] or b"").endswith(text.mark):
+                shown = [value for value in last.values() if value is not None]
+                at -= not invalid.add(at - 1, "", b",".join(shown))
+                rows, numbers = rows.slice(0, rows.num_rows - 1), numbers[:-1]
+        while at in invalid.found:
+            at += 1
+        kept = int(np.searchsorted(numbers, first))
+        yield from _csv_pieces(title, rows.slice(kept), numbers[kept:], invalid, (first, at))
+        invalid.forget(at)
+        first = max(first, at)
+    end = max(invalid.found, default=-1) + 1
+    yield from _csv_pieces(title, None, np.array([], dtype=np.int64), invalid, (first, end))
+
+
+def _csv_pieces(
+    title: str,
+    rows: pa.RecordBatch | None,
+    numbers: np.ndarray,
+    invalid: _InvalidLines,
+    between: tuple[int, int],
+) -> Iterator[FilePiece]:
+    """Yield the rows between two numbers, in pieces that fit into a transaction, or of one row."""
+    first, end = between
+    refused = tuple(invalid.parts(title, first, end))
+    if not len(numbers) and not refused:
+        return
+    size_bytes = sum(len(text) for part in refused for text in part.texts)
+    size_bytes += rows.nbytes if rows is not None and len(numbers) else 0
+    if end - first > TRANSACTION_ROWS or (size_bytes > TRANSACTION_BYTES and end - first > 1):
+        middle = (first + end) // 2
+        cut = int(np.searchsorted(numbers, middle))
+        left = None if rows is None else rows.slice(0, cut)
+        right = None if rows is None else rows.slice(cut)
+        yield from _csv_pieces(title, left, numbers[:cut], invalid, (first, middle))
+        yield from _csv_pieces(title, right, numbers[cut:], invalid, (middle, end))
+        return
+    good = () if rows is None or not len(numbers) else (ArrowRows(title, rows, numbers),)
+    yield FilePiece((*good, *refused), end, size_bytes)
+
+
+def _bytes(column: pa.StringArray) -> pa.BinaryArray:
+    """Return the bytes that were read as Latin-1."""
+    lengths = pc.utf8_length(column).fill_null(0).to_numpy()
+    if int(lengths.sum()) == (pc.sum(pc.binary_length(column)).as_py() or 0):
+        return column.view(pa.binary())
+    offsets = np.concatenate([[0], np.cumsum(lengths)]).astype(np.int32)
+    given = pc.drop_null(column)
+    one = pa.ListArray.from_arrays(pa.array([0, len(given)], pa.int32()), given)
+    joined = pc.binary_join(one, "")[0].as_py().encode("latin-1")
+    buffers = [None, pa.py_buffer(offsets), pa.py_buffer(joined)]
+    values = pa.Array.from_buffers(pa.binary(), len(column), buffers)
+    return pc.if_else(column.is_valid(), values, pa.scalar(None, pa.binary()))
 
 
 def _numbers(first: int, count: int, invalid: dict[int, tuple[str, str]]) -> np.ndarray:
@@ -242,16 +411,7 @@ def _numbers(first: int, count: int, invalid: dict[int, tuple[str, str]]) -> np.
     return numbers[taken][:count]
 
 
-def _head(name: str, body: io.RawIOBase) -> bytes:
-    """Return how a file begins, decompressed."""
-    body.seek(0)
-    found = body.read(BLOCK_BYTES) or b""
-    if not name.endswith(GZIP) or not found:
-        return found
-    return zlib.decompressobj(zlib.MAX_WBITS | 16).decompress(found, BLOCK_BYTES)
-
-
 def _header(begin: bytes, delimiter: str) -> list[str]:
     """Return the column names in the first line of a csv file; none of an empty file."""
-    text = begin.decode("utf-8-sig", errors="replace")
+    text = begin.decode("utf-8", errors="replace")
     return next(csv.reader(io.StringIO(text), delimiter=delimiter), [])

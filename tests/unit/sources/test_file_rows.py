@@ -151,3 +151,122 @@ def test_a_file_that_changes_is_not_called_unreadable(
 ) -> None:
     with pytest.raises(FileChanged):
         list(file_pieces(form, "file", name, Content(content, until=len(content) - 9), 0))
+
+
+A_ROW = {0: {"a": b"1", "b": b"2"}}
+
+
+@pytest.mark.parametrize("begin", [b"\n", b"\r\n\n", b"\xef\xbb\xbf\n", b"\n" * 2_000_000])
+def test_empty_lines_before_the_header_of_csv_are_left_out(begin: bytes) -> None:
+    assert rows(read(CSV, begin + b"a,b\n1,2\n")) == A_ROW
+    assert rows(read(FileFormat("csv", ",", ("a", "b")), begin + b"1,2\n")) == A_ROW
+
+
+@pytest.mark.parametrize("members", [(b"", b"a,b\n1,2\n"), (b"a,", b"b\n", b"", b"1,2\n", b"")])
+def test_every_member_of_a_gzip_is_read(members: tuple[bytes, ...]) -> None:
+    content = b"".join(gzip.compress(member) for member in members)
+    assert rows(read(CSV, content, name="f.gz")) == A_ROW
+    lines = b"".join(gzip.compress(each) for each in (b"", b'{"n":0}\n{"n"', b":1}"))
+    assert rows(read(JSON, lines, name="f.gz")) == {0: b'{"n":0}', 1: b'{"n":1}'}
+
+
+@pytest.mark.parametrize("open_row", ['3,"4', '"3', '3,"4""', '3,4,"5', '3,"'])
+def test_a_quote_that_is_not_closed_is_named_from_its_row_on(open_row: str) -> None:
+    content = f"a,b\n1,2\n{open_row}\n5,6\n7,8\n".encode()
+    pieces = read(CSV, content)
+    reason = "a quote that this row opens is not closed by the end of the file"
+    assert rows(pieces) == A_ROW | {1: reason}
+    (refused,) = (part for part in pieces[-1].parts if isinstance(part, UnreadableRows))
+    assert "7" in refused.texts[0]
+    assert "end of file" not in refused.texts[0]
+    assert rows(read(CSV, content, 1)) == {1: reason}
+    assert rows(read(CSV, content, 2)) == {}
+    one = rows(read(FileFormat("csv", ",", ("a",)), b'1\n"2\n3\n'))
+    assert one == {0: {"a": b"1"}, 1: reason}
+
+
+def test_the_last_line_of_csv_may_end_with_the_file() -> None:
+    for end in (b"", b"\n", b"\r\n", b"\n\n"):
+        assert rows(read(CSV, b'a,b\n1,"2"' + end)) == A_ROW
+        assert rows(read(FileFormat("csv", ",", ("a",)), b"1" + end)) == {0: {"a": b"1"}}
+
+
+@pytest.mark.parametrize("letter", ["x", "\u00e4"])
+@pytest.mark.parametrize("size", [1_100_000, 3_900_000])
+def test_a_field_of_csv_may_be_as_large_as_a_row(letter: str, size: int) -> None:
+    long = (letter * size).encode()
+    content = b"a,b\n1,2\n3," + long + b"\nragged\n5,6\n"
+    found = rows(read(CSV, content))
+    assert found == A_ROW | {
+        1: {"a": b"3", "b": long},
+        2: "the line has 1 fields, not 2",
+        3: {"a": b"5", "b": b"6"},
+    }
+    assert rows(read(CSV, content, 2)) == {at: found[at] for at in (2, 3)}
+
+
+def test_a_row_of_csv_that_is_too_large_keeps_those_before_it() -> None:
+    content = b"a,b\n" + b"1,2\n" * 20_000 + b"3," + b"x" * 40_000_000 + b"\n"
+    found: list[FilePiece] = []
+    with pytest.raises(FileUnreadable):
+        found += file_pieces(CSV, "file", "f", Content(content), 0)
+    assert list(rows(found)) == list(range(20_000))
+
+
+def test_lines_of_csv_that_are_no_utf8_lose_nothing() -> None:
+    content = b"a,b\n\xe4,\xc3\xa4\nx\xe4\n,\n5,\xff6\n"
+    found = rows(read(CSV, content))
+    assert found == {
+        0: {"a": b"\xe4", "b": b"\xc3\xa4"},
+        1: "the line has 1 fields, not 2",
+        2: {"a": None, "b": None},
+        3: {"a": b"5", "b": b"\xff6"},
+    }
+
+
+def test_lines_of_csv_that_are_all_invalid_come_in_pieces() -> None:
+    pieces = read(FileFormat("csv", ",", ("a", "b")), b"x\n" * 1_200_000)
+    ends = [0, *(piece.end for piece in pieces)]
+    assert all(0 < b - a <= TRANSACTION_ROWS for a, b in pairwise(ends))
+    assert ends[-1] == 1_200_000
+    assert sum(len(part.places) for piece in pieces for part in piece.parts) == 1_200_000
+
+
+def test_rows_of_csv_before_damage_are_read() -> None:
+    content = gzip.compress(b"a,b\n" + b"".join(b"%d,%d\n" % (n, -n) for n in range(9_000)))
+    found: list[FilePiece] = []
+    with pytest.raises(FileUnreadable):
+        found += file_pieces(CSV, "file", "f.gz", Content(content[:-9_000]), 0)
+    read_rows = rows(found)
+    assert 100 < len(read_rows) == found[-1].end
+    assert list(read_rows.values())[-1] == {
+        "a": b"%d" % (found[-1].end - 1),
+        "b": b"%d" % -(found[-1].end - 1),
+    }
+
+
+def test_a_byte_order_mark_is_no_part_of_json() -> None:
+    assert rows(read(JSON, b'\xef\xbb\xbf{"n":0}\n{"n":1}\n')) == {0: b'{"n":0}', 1: b'{"n":1}'}
+
+
+def test_rows_of_parquet_that_are_large_are_read_in_small_batches() -> None:
+    sink = io.BytesIO()
+    table = pa.table({"s": [f"{n:07}" * 15_000 for n in range(500)]})
+    pq.write_table(table, sink, write_batch_size=10, use_dictionary=False)
+    del table
+    before = pa.total_allocated_bytes()
+    most = end = 0
+    for piece in file_pieces(PARQUET, "file", "f", Content(sink.getvalue()), 0):
+        most, end = max(most, pa.total_allocated_bytes() - before), piece.end
+    assert end == 500
+    assert most < 30_000_000
+
+
+def test_memory_that_is_used_up_says_nothing_about_the_file() -> None:
+    class NoMemory(RangedFile):
+        def fetch(self, first: int, size: int) -> bytes:
+            raise pa.ArrowMemoryError("malloc of size 1 failed")
+
+    for form in (CSV, JSON, PARQUET):
+        with pytest.raises(MemoryError):
+            list(file_pieces(form, "file", "f", NoMemory(100), 0))
