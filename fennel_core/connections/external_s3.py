@@ -33,6 +33,9 @@ OpenSecret = Callable[[SealedSecret], str]
 LISTED: Final = 1000
 """Objects per request of a listing; S3's own limit."""
 NOT_FOUND: Final = (404, 416)
+TOO_MANY: Final = 429
+OF_THE_CLIENT: Final = range(400, 500)
+"""Statuses of requests that S3 does not serve, whatever its load."""
 
 
 class ExternalBucketUnusable(ConnectionsError):
@@ -48,6 +51,12 @@ class FileChanged(ConnectionsError):
     """A file was overwritten or deleted while it was read; what was read of it stays."""
 
     code: ClassVar[str] = "source-file-changed"
+
+
+class FileRefused(ConnectionsError):
+    """S3 does not give out one object: it is archived, or encrypted with a key of its own."""
+
+    code: ClassVar[str] = "source-file-refused"
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +157,7 @@ def _text(credential: object, open_secret: OpenSecret) -> str:
 
 
 class FileBody(RangedFile):
-    """The content of a file. Raises `FileChanged`, and `ExternalBucketUnusable`."""
+    """The content of a file. Raises `FileChanged`, `FileRefused` and `ExternalBucketUnusable`."""
 
     def __init__(self, bucket: ExternalBucket, client: S3Client, file: ListedFile) -> None:
         super().__init__(file.size_bytes)
@@ -165,6 +174,13 @@ class FileBody(RangedFile):
                 status = failed.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0)
                 if status in NOT_FOUND:
                     raise FileChanged("the file was deleted while it was read") from failed
+                if status in OF_THE_CLIENT and status != TOO_MANY:
+                    reason = failed.response.get("Error", {}).get("Code", str(status))
+                    raise FileRefused(
+                        f"connector `{bucket.connector}`: bucket `{bucket.bucket}` does not allow "
+                        f"reading `{file.key}`: {reason}; check what the keys may do, and whether "
+                        "the object is archived or encrypted with a key of its own"
+                    ) from failed
                 raise
             body = found["Body"].read()
         if found["ETag"].strip('"') != file.etag or len(body) != size:

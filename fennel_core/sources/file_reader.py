@@ -1,8 +1,13 @@
 """Read the files of a bucket, one after the other, from the position on.
 
-A reader lives in one process and keeps what it knows (the notes, the open file) between its
-rounds; it begins again with a new session where the position is not the one that it has left. Rows
-of several small files share a transaction; a large file takes many.
+A reader lives in one process and keeps the open file between its rounds. Rounds of one source may
+be in any process, so each begins with a new session, at the committed position: the open file is of
+use only if that is where the reader has left it. Rows of several small files share a transaction; a
+large file takes many.
+
+A file that S3 does not give out is left without a note, so it is tried again in every round, after
+the others. One that was begun cannot be left, because the position would be lost: it breaks the
+source until it can be read.
 """
 
 from __future__ import annotations
@@ -15,7 +20,12 @@ from typing import Final
 
 import numpy as np
 
-from fennel_core.connections.external_s3 import FileChanged, ListedFile
+from fennel_core.connections.external_s3 import (
+    ExternalBucketUnusable,
+    FileChanged,
+    FileRefused,
+    ListedFile,
+)
 from fennel_core.graph.s3_paths import FilePath
 from fennel_core.ingest.store import ProducerRecord
 from fennel_core.sources.errors import TooManyFiles
@@ -44,7 +54,7 @@ FILES_TOGETHER: Final = 1_000
 @dataclass(frozen=True, slots=True)
 class FileStore:
     """The files of a source. `pieces`: the rows of a file from a row on. Both block, and raise
-    `ExternalBucketUnusable`; `pieces` also `FileChanged` and `FileUnreadable`.
+    `ExternalBucketUnusable`; `pieces` also `FileChanged`, `FileRefused` and `FileUnreadable`.
     """
 
     title: str
@@ -69,7 +79,10 @@ class _Pending:
 
 
 class FileReader:
-    """Reads one partition of a feed of files. Use from one event loop."""
+    """Reads one partition of a feed of files. Use from one event loop. `clock`: of seconds.
+
+    `unread`: why files could not be read in the last round, by key; they are left.
+    """
 
     def __init__(
         self,
@@ -79,9 +92,12 @@ class FileReader:
         store: FileStore,
         *,
         presorted: bool = False,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._writer, self._partition, self._path = writer, partition, path
-        self._store, self._presorted = store, presorted
+        self._store, self._presorted, self._clock = store, presorted, clock
+        self.unread: dict[str, str] = {}
+        self._refused: set[ListedFile] = set()
         self._known: dict[str, bytes] | None = None
         self._place = StreamPlace()
         self._pending = _Pending(FileCursor())
@@ -90,19 +106,21 @@ class FileReader:
     async def round(self, seconds: float) -> int:
         """Read for about so long, or until no file is left; return how many files are left.
 
-        Raises what `PartitionWriter.write_rows` raises, `ExternalBucketUnusable` and
-        `TooManyFiles`. What was written by then stays.
+        A listing that takes longer is followed by as much reading. Raises what
+        `PartitionWriter.write_rows` raises, `ExternalBucketUnusable` and `TooManyFiles`. What was
+        written by then stays.
         """
-        deadline_s = time.monotonic() + seconds
+        self.unread = {}
         try:
-            return await self._round(deadline_s)
+            return await self._round(seconds)
         except BaseException:
             # What is pending was read for a position that may be another one by now.
             self._known = self._open = None
             raise
 
-    async def _round(self, deadline_s: float) -> int:
+    async def _round(self, seconds: float) -> int:
         known = await self._begin()
+        begun_s = self._clock()
         listed = await asyncio.to_thread(self._store.files)
         cursor = decode_cursor(self._place.cursor)
         left = plan(listed, self._path, known, cursor, presorted=self._presorted)
@@ -115,31 +133,35 @@ class FileReader:
             assert cursor is not None, "a file that was lost was begun"
             self._lost(cursor, "the file was overwritten or deleted")
         going_on = () if left.going_on is None else (left.going_on,)
-        files = (*going_on, *left.files)
+        # Those that were refused before come last: there may be many, and each takes a request.
+        again = self._refused.intersection(left.files)
+        self._refused = set()
+        files = (*going_on, *sorted(left.files, key=lambda file: file in again))
+        now_s = self._clock()
+        deadline_s = now_s + max(seconds, now_s - begun_s)
         for number, file in enumerate(files):
             never_late = file.modified_us <= self._pending.cursor.first_until_us
             if self._pending.never_late != never_late or len(self._pending.notes) >= FILES_TOGETHER:
                 await self._flush()
                 self._pending.never_late = never_late
             ended = await self._read(file, deadline_s)
-            if not ended or time.monotonic() > deadline_s:
+            if not ended or self._clock() >= deadline_s:
                 await self._flush()
-                return len(files) - number - ended
+                self._refused |= again.intersection(files[number + 1 :])
+                return len(files) - number - ended + len(self.unread)
         await self._flush()
-        return 0
+        return len(self.unread)
 
     async def _begin(self) -> dict[str, bytes]:
         """Return what is remembered at the position, which becomes this reader's."""
+        # A session that was kept has the position of its beginning, and a round in another process
+        # may have moved it since.
+        self._writer.close()
         position = await self._writer.position()
         place = StreamPlace() if position is None else StreamPlace(position.next, position.cursor)
         if self._known is None or place != self._place:
-            # The notes of a session are those at its beginning: get those of a new one.
-            self._writer.close()
-            position = await self._writer.position()
-            self._place = (
-                StreamPlace() if position is None else StreamPlace(position.next, position.cursor)
-            )
-            self._known, self._open = dict(self._writer.notes()), None
+            self._place, self._open = place, None
+        self._known = dict(self._writer.notes())
         return self._known
 
     async def _read(self, file: ListedFile, deadline_s: float) -> bool:
@@ -161,6 +183,16 @@ class FileReader:
                 self._open = None
                 if row:
                     self._lost(self._pending.cursor, str(changed))
+                self.unread[file.key] = str(changed)
+                return True
+            except FileRefused as refused:
+                if row:
+                    raise ExternalBucketUnusable(
+                        f"{refused} (after {row} of its rows)"
+                    ) from refused
+                self._open = None
+                self._refused.add(file)
+                self.unread[file.key] = str(refused)
                 return True
             if piece is None:
                 self._ended(file, row)
@@ -168,7 +200,7 @@ class FileReader:
             await self._add(file, row, piece)
             row = piece.end
             self._open = file, row, pieces
-            if time.monotonic() > deadline_s:
+            if self._clock() >= deadline_s:
                 return False
 
     async def _add(self, file: ListedFile, row: int, piece: FilePiece) -> None:

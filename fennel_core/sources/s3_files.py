@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -40,9 +40,16 @@ ROUND_S: Final = 20.0
 """How long a round reads before it gives way to other sources."""
 STOP_S: Final = 60.0
 """How long the end of a feed waits for its round."""
-LEFT: Final = "left"
-ROUND_DDL: Final = f"{COUNTS_DDL}, {LEFT} bigint"
-ROUND: Final = pa.schema([*COUNTS, pa.field(LEFT, pa.int64())])
+LEFT, WAITING, UNREAD = "left", "waiting", "unread"
+ROUND_DDL: Final = f"{COUNTS_DDL}, {LEFT} bigint, {WAITING} bigint, {UNREAD} array<string>"
+ROUND: Final = pa.schema(
+    [*COUNTS, (LEFT, pa.int64()), (WAITING, pa.int64()), (UNREAD, pa.list_(pa.string()))]
+)
+"""What became of rows, and in the last row the files that are left: of them `WAITING` could not be
+read, for reasons of which some are `UNREAD`.
+"""
+NAMED: Final = 10
+"""Files that could not be read whose reasons are logged."""
 MICROS: Final = 1e6
 READERS: Final = 64
 """Feeds of which a process keeps what it knows."""
@@ -129,9 +136,10 @@ class FileRounds:
             context.setLocalProperty("spark.scheduler.pool", self._group)
             while not self._stopped.is_set():
                 begun_s = time.monotonic()
-                left = self._round()
+                left, waiting = self._round()
                 self._progress = FeedProgress(left)
-                pause_s = 0.0 if left else self._pause_s - (time.monotonic() - begun_s)
+                more = left > waiting
+                pause_s = 0.0 if more else self._pause_s - (time.monotonic() - begun_s)
                 self._stopped.wait(max(0.0, pause_s))
         except (PySparkException, Py4JError) as failed:
             self._reason = reason_of(str(failed)) or type(failed).__name__
@@ -139,13 +147,22 @@ class FileRounds:
             log.exception("unexpected error of a source", source=self._by.feed.title)
             self._reason = f"{type(unexpected).__name__}: {unexpected}"
 
-    def _round(self) -> int:
-        """Run a round; return how many files are left."""
+    def _round(self) -> tuple[int, int]:
+        """Run a round; return how many files are left, and how many of them cannot be read now."""
         frame = self._by.spark.range(1, numPartitions=1).mapInArrow(self._task, ROUND_DDL)
         found = frame.toArrow()
         left = found.column(LEFT)
         self._by.count_rows(found.filter(left.is_null()).select(COUNTS.names))
-        return int(left.drop_null()[0].as_py())
+        (end,) = found.filter(left.is_valid()).select([LEFT, WAITING, UNREAD]).to_pylist()
+        if end[WAITING]:
+            log.warning(
+                "files of a source could not be read; they are tried again",
+                source=self._by.feed.title,
+                workspace=self._by.feed.workspace,
+                files=end[WAITING],
+                reasons=end[UNREAD],
+            )
+        return end[LEFT], end[WAITING]
 
 
 def round_task(work: FileRound) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -163,13 +180,16 @@ def _read(work: FileRound) -> pa.RecordBatch:
     process = task_process(work.settings)
     writer, counts = process.writer(work.partition, work.origin, 0, JsonFormat())
     counts.found.clear()
-    left = process.run(_reader(work, writer).round(ROUND_S))
-    rows = pa.Table.from_batches([counts.batch()]).append_column(
-        LEFT, pa.nulls(len(counts.found), pa.int64())
-    )
-    end = pa.Table.from_pylist([{LEFT: left}], schema=ROUND)
-    whole = pa.concat_tables([rows.cast(ROUND), end]).combine_chunks()
-    return whole.to_batches(max_chunksize=None)[0]
+    reader = _reader(work, writer)
+    left = process.run(reader.round(ROUND_S))
+    return round_end(counts.batch(), left, reader.unread)
+
+
+def round_end(counts: pa.RecordBatch, left: int, unread: Mapping[str, str]) -> pa.RecordBatch:
+    """Return the rows of `ROUND`. `unread`: why files could not be read, by key."""
+    reasons = [f"{key}: {reason}" for key, reason in list(unread.items())[:NAMED]]
+    end = {LEFT: left, WAITING: len(unread), UNREAD: reasons}
+    return pa.RecordBatch.from_pylist([*counts.to_pylist(), end], schema=ROUND)
 
 
 @lru_cache(maxsize=READERS)

@@ -18,6 +18,7 @@ from fennel_core.connections.external_s3 import (
     ExternalBucketUnusable,
     FileBody,
     FileChanged,
+    FileRefused,
     ListedFile,
     opened,
 )
@@ -110,6 +111,18 @@ def test_a_bucket_that_cannot_be_used_is_named(bucket: ExternalBucket) -> None:
             wrong.check()
         with pytest.raises(ExternalBucketUnusable, match=text):
             listed(wrong.client(), wrong)
+
+
+def test_an_object_that_is_refused_is_not_the_whole_bucket(bucket: ExternalBucket) -> None:
+    client = bucket.client()
+    put(client, bucket, "a", b"0123")
+    (file,) = listed(client, bucket)
+    refused = replace(bucket, s3_secret_key=SecretStr("no"))
+    with pytest.raises(FileRefused, match="reading `a`"):
+        FileBody(bucket, refused.client(), file).fetch(0, 2)
+    gone = replace(bucket, s3_endpoint="http://127.0.0.1:1")
+    with pytest.raises(ExternalBucketUnusable):
+        FileBody(bucket, gone.client(), file).fetch(0, 2)
 
 
 def test_a_connector_without_keys_has_those_of_the_platform(s3_server: S3Server) -> None:

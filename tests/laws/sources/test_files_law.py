@@ -8,6 +8,7 @@ listings of different moments. The oracle is the rows of the files.
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 
@@ -90,7 +91,8 @@ async def run(todo, cut, turns, faults) -> tuple[SourceWorld, Bucket]:
     async def read(number: int, seconds: float = 0.0) -> None:
         if number not in alive:
             path, store = file_path("", ""), bucket.store()
-            alive[number] = FileReader(sources.writer(), partition(), path, store)
+            clock = itertools.count().__next__
+            alive[number] = FileReader(sources.writer(), partition(), path, store, clock=clock)
         try:
             await alive[number].round(seconds)
         except (ReaderSuperseded, RowsNotWritten):

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field, replace
 
 import pytest
 
-from fennel_core.connections.external_s3 import FileChanged, ListedFile
+from fennel_core.connections.external_s3 import (
+    ExternalBucketUnusable,
+    FileChanged,
+    FileRefused,
+    ListedFile,
+)
 from fennel_core.graph.s3_paths import FilePath, file_path
 from fennel_core.sources import file_reader
 from fennel_core.sources import files as files_module
@@ -60,8 +66,10 @@ async def sources() -> AsyncIterator[SourceWorld]:
 def reader(
     sources: SourceWorld, bucket: Bucket, path: FilePath | None = None, *, presorted: bool = False
 ) -> FileReader:
-    made = path or file_path("", "")
-    return FileReader(sources.writer(), partition(), made, bucket.store(), presorted=presorted)
+    made, store = path or file_path("", ""), bucket.store()
+    # Each look at the clock takes a second, so a round of no time has one piece.
+    clock = itertools.count().__next__
+    return FileReader(sources.writer(), partition(), made, store, presorted=presorted, clock=clock)
 
 
 def listed(*keys: str) -> list[ListedFile]:
@@ -200,3 +208,97 @@ def test_what_is_remembered_is_the_content_and_not_the_name() -> None:
         assert plan([changed], path, notes, None, presorted=False).files == (changed,)
     moved_only = replace(file, modified_us=Micros(99))
     assert plan([moved_only], path, notes, None, presorted=False).files == ()
+
+
+async def test_rounds_of_processes_that_take_turns_go_on_where_the_other_has_ended(
+    sources: SourceWorld,
+) -> None:
+    bucket = Bucket()
+    bucket.put("a", *[2] * 9)
+    one, other = reader(sources, bucket), reader(sources, bucket)
+    for own in (one, other, one, one, other, one):
+        assert await own.round(0) == 1
+    assert bucket.opened == [("a", row) for row in (0, 2, 4, 8, 10)]
+    while await one.round(0):
+        pass
+    assert sorted(row["age"] for row in sources.read()) == list(range(18))
+
+
+@pytest.mark.parametrize(("listing_s", "files"), [(100, 100), (1, 20)])
+async def test_a_long_listing_is_followed_by_as_much_reading(
+    sources: SourceWorld, listing_s: int, files: int
+) -> None:
+    bucket = Bucket()
+    for number in range(200):
+        bucket.put(f"f{number:03}", 1)
+    now = 0.0
+    store = bucket.store()
+
+    def listing() -> list[ListedFile]:
+        nonlocal now
+        now += listing_s
+        return store.files()
+
+    def pieces(file: ListedFile, first: int) -> Iterator[FilePiece]:
+        nonlocal now
+        now += 1
+        return store.pieces(file, first)
+
+    slow = replace(store, files=listing, pieces=pieces)
+    own = FileReader(sources.writer(), partition(), file_path("", ""), slow, clock=lambda: now)
+    # The end of the last one is not known yet.
+    assert await own.round(20) == 200 - files + 1
+
+
+REFUSED = FileRefused("InvalidObjectState")
+
+
+async def test_a_file_that_is_refused_is_left_and_tried_again_after_the_others(
+    sources: SourceWorld,
+) -> None:
+    bucket = Bucket()
+    bucket.put("a", REFUSED, at=1)
+    bucket.put("b", REFUSED, at=2)
+    bucket.put("c", 2, at=3)
+    own = reader(sources, bucket)
+    assert await own.round(ENDLESS_S) == 2
+    assert own.unread == {"a": "InvalidObjectState", "b": "InvalidObjectState"}
+    assert len(sources.read()) == 2
+    bucket.put("d", 2, at=4)
+    bucket.put("a", 3, at=1)
+    bucket.opened.clear()
+    # One file per round: those that were refused keep their place at the end.
+    assert await own.round(1.5) == 2
+    assert await own.round(1.5) == 1
+    assert await own.round(1.5) == 1
+    assert [key for key, _ in bucket.opened] == ["d", "a", "b"]
+    assert own.unread == {"b": "InvalidObjectState"}
+    assert len(sources.read()) == 7
+    assert await letters(sources) == []
+
+
+async def test_a_file_that_is_refused_in_its_middle_is_not_left(sources: SourceWorld) -> None:
+    bucket = Bucket()
+    bucket.put("a", 2, REFUSED)
+    bucket.put("b", 2, at=9)
+    own = reader(sources, bucket)
+    assert await own.round(0) == 2
+    for _ in range(2):
+        with pytest.raises(ExternalBucketUnusable, match="after 2 of its rows"):
+            await own.round(ENDLESS_S)
+    bucket.put("a", 2, 2)
+    assert await own.round(ENDLESS_S) == 0
+    assert len(sources.read()) == 6
+    assert await letters(sources) == []
+
+
+async def test_a_file_that_always_differs_from_its_listing_is_left(sources: SourceWorld) -> None:
+    bucket = Bucket()
+    bucket.put("a", FileChanged("the file was overwritten while it was read"))
+    own = reader(sources, bucket)
+    for _ in range(2):
+        assert await own.round(ENDLESS_S) == 1
+        assert list(own.unread) == ["a"]
+    bucket.put("a", 2, etag="2")
+    assert await own.round(ENDLESS_S) == 0
+    assert len(sources.read()) == 2
