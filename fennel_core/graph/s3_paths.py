@@ -8,10 +8,12 @@ The client splits a path into a static *prefix* and a pattern, the *suffix*. Par
     date=%Y-%m-%d    a part that strftime writes so; its time orders the files
     orders     itself
 
-A pattern that does not end with a wildcard names a file, or a folder with all that is in it. What
-begins with `_` or `.` below the prefix is left out, as Spark and Hive do: markers and unfinished
-uploads of their writers (`_SUCCESS`, `_temporary/…`). So are empty objects whose key ends with a
-slash, which consoles show as folders.
+A pattern that does not end with a wildcard names a file, or a folder with all that is in it. A path
+without any wildcard arrives as a prefix: `orders` names `orders2/x.csv`, too, `orders/` does not.
+
+What begins with `_` or `.` below the prefix is left out, as Spark and Hive do: markers and
+unfinished uploads of their writers (`_SUCCESS`, `_temporary/…`). So are empty objects whose key
+ends with a slash, which consoles show as folders.
 
 Example: prefix `orders/`, pattern `date=%Y-%m-%d/*.csv` reads `orders/date=2024-02-29/1.csv`.
 """
@@ -68,7 +70,10 @@ class FilePath:
         rest = key.removeprefix(self.prefix)
         if key.endswith("/") or not key.startswith(self.prefix):
             return False
-        if any(part.startswith(HIDDEN) for part in rest.split("/")):
+        parts = rest.split("/")
+        # A prefix without a slash at its end may end in the middle of a name.
+        names = parts[1:] if self.prefix and not self.prefix.endswith("/") else parts
+        if any(name.startswith(HIDDEN) for name in names):
             return False
         return self.pattern is None or self.pattern.fullmatch(rest) is not None
 

@@ -37,11 +37,24 @@ KEYS = (
         ("in/", "date=%Y-%m-%d/*.csv", [4]),
         ("", "in/a.csv", [0]),
         ("in/a.", "", [0, 1]),
+        ("in/x", "", [2, 3]),
+        ("in/_", "", [7, 8]),
     ],
 )
 def test_a_path_names_its_objects(prefix: str, suffix: str, places: list[int]) -> None:
     path = file_path(prefix, suffix)
     assert [key for key in KEYS if path.matches(key)] == [KEYS[place] for place in places]
+
+
+def test_a_prefix_may_end_in_the_middle_of_a_name() -> None:
+    path = file_path("orders", "")
+    for key in ("orders.csv", "orders_2024.csv", "orders/a.csv", "orders2/x.csv"):
+        assert path.matches(key), key
+    for key in ("orders/_SUCCESS", "orders_2024/.crc", "orders/"):
+        assert not path.matches(key), key
+    for hidden in ("_SUCCESS", ".a"):
+        assert not file_path("", "").matches(hidden)
+        assert not file_path("orders/", "").matches(f"orders/{hidden}")
 
 
 def test_the_time_of_a_key_is_that_of_all_its_parts() -> None:
