@@ -7,6 +7,7 @@ another stream, which is read from its beginning.
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass
 from typing import TypeGuard
 
@@ -54,5 +55,7 @@ def _form(table: S3Table) -> str:
         if table.delimiter not in ("", ","):
             given.append(f"delimiter={table.delimiter}")
         if table.headers:
-            given.append(f"headers={','.join(table.headers)}")
+            given.append(f"headers={json.dumps(table.headers, ensure_ascii=False)}")
+    if set(table.prefix) & set("*%"):  # a prefix is no pattern, whatever it has
+        given.append(f"prefix={table.prefix}")
     return "&".join(given)

@@ -22,6 +22,7 @@ from pydantic import SecretStr
 from fennel_core.connections import s3
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.ranged_file import RangedFile
+from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Micros
 from fennel_core.wire.connectors import S3, PlainSecret, SealedSecret
 
@@ -129,12 +130,26 @@ class ExternalBucket:
             ) from failed
 
 
+def bucket_refused(connector: S3, bucket: str, settings: Settings) -> str | None:
+    """Return why a connector may not read a bucket, as the end of a sentence about its files."""
+    if bucket == settings.s3_bucket:
+        return "are in the bucket of the platform itself; read a bucket of your own"
+    login = connector.login
+    has_keys = login.user is not None or login.password is not None
+    if not has_keys and bucket not in settings.source_shared_buckets:
+        return (
+            "need keys: give `aws_access_key_id` and `aws_secret_access_key`, or ask your "
+            f"operator to name bucket `{bucket}` in FENNEL_SOURCE_SHARED_BUCKETS"
+        )
+    return None
+
+
 def opened(
     connector: S3, bucket: str, settings: s3.S3Settings, open_secret: OpenSecret
 ) -> ExternalBucket:
     """Return a bucket of a connector; without keys of its own with the platform's.
 
-    Raises `SecretUnreadable`. Which buckets may be used without keys is checked by the caller.
+    Raises `SecretUnreadable`. Which buckets may be used (`bucket_refused`) the caller checks.
     """
     login = connector.login
     if login.user is None and login.password is None:

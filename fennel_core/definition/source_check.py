@@ -29,7 +29,7 @@ from fennel_core.connections.schema_registry import RegistryClient, SchemaRegist
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.passes.streams import format_title
+from fennel_core.graph.passes.streams import format_title, without_order
 from fennel_core.ledger.kafka_access import AUDIT_PREFIX
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, WorkspaceId
@@ -78,6 +78,8 @@ async def source_problems(
         assert is_stream(source.table), "streams only"
         if isinstance(source.table, KafkaTopic):
             found += _disagreements(source, source.table, others)
+        elif isinstance(source.table, S3Table):
+            found += _other_orders(source, source.table, others)
         refused = _not_allowed(source.table, settings)
         if refused is None:
             reached.setdefault(source.table, source)
@@ -115,6 +117,25 @@ def _disagreements(
             yield Problem("connector-redefined", source.dataset, text)
 
 
+def _other_orders(
+    source: Source, table: S3Table, others: Mapping[BranchName, Catalog]
+) -> Iterator[Problem]:
+    for branch, catalog in others.items():
+        if any(
+            isinstance(each.source.table, S3Table)
+            and without_order(each.source.table) == without_order(table)
+            and each.source.table.presorted != table.presorted
+            for each in catalog.sources
+        ):
+            text = (
+                f"Dataset `{source.dataset}`: the files of connector `{table.db.name}` are read "
+                f"with `presorted={table.presorted}`, and in branch `{branch}` with "
+                f"`presorted={not table.presorted}`; branches "
+                "share what they read, so give both the same, or the connector another name"
+            )
+            yield Problem("connector-redefined", source.dataset, text)
+
+
 def _address(table: KafkaTopic) -> str:
     """Return what readers of a topic must agree on, for people."""
     assert isinstance(table.db, Kafka), "validation refuses connectors by name"
@@ -133,16 +154,8 @@ def _not_allowed(table: StreamTable, settings: Settings | None) -> str | None:
         case S3Table():
             if settings is None:
                 return "cannot be read by a program without an installation"
-            if table.bucket == settings.s3_bucket:
-                return "are in the bucket of the platform itself; read a bucket of your own"
             assert isinstance(table.db, S3), "validation refuses connectors by name"
-            login = table.db.login
-            has_keys = login.user is not None or login.password is not None
-            if not has_keys and table.bucket not in settings.source_shared_buckets:
-                return (
-                    "need keys: give `aws_access_key_id` and `aws_secret_access_key`, or ask your "
-                    f"operator to name bucket `{table.bucket}` in FENNEL_SOURCE_SHARED_BUCKETS"
-                )
+            return external_s3.bucket_refused(table.db, table.bucket, settings)
         case PostgresTable():
             raise AssertionError("tables are checked in table_check")
         case unreachable:

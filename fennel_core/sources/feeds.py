@@ -82,7 +82,8 @@ class Feed:
 def feeds_of(catalogs: Iterable[Catalog]) -> dict[TopicName, Feed]:
     """Return the feeds of the branches' versions, by raw topic.
 
-    The first definition counts: the newest, whose credentials were tried last.
+    The first definition counts: the newest, whose credentials were tried last; of all of them, the
+    shortest `every`.
     """
     found: dict[TopicName, Feed] = {}
     for catalog in catalogs:
@@ -91,17 +92,17 @@ def feeds_of(catalogs: Iterable[Catalog]) -> dict[TopicName, Feed]:
             if source.positions is None:
                 continue
             assert is_stream(table), "what has positions is a stream"
-            found.setdefault(
+            feed = Feed(
+                catalog.workspace,
                 source.raw_topic,
-                Feed(
-                    catalog.workspace,
-                    source.raw_topic,
-                    source.positions,
-                    catalog.partitions,
-                    table,
-                    source.source.every_us,
-                ),
+                source.positions,
+                catalog.partitions,
+                table,
+                source.source.every_us,
             )
+            first = found.get(source.raw_topic, feed)
+            given = [us for us in (first.every_us, feed.every_us) if us is not None]
+            found[source.raw_topic] = replace(first, every_us=min(given, default=None))
     return found
 
 

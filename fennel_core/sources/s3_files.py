@@ -21,7 +21,14 @@ from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 
-from fennel_core.connections.external_s3 import ExternalBucket, FileBody, ListedFile, opened
+from fennel_core.connections.external_s3 import (
+    ExternalBucket,
+    ExternalBucketUnusable,
+    FileBody,
+    ListedFile,
+    bucket_refused,
+    opened,
+)
 from fennel_core.graph.s3_paths import file_path
 from fennel_core.settings.model import Settings
 from fennel_core.sources.errors import TooManyFiles
@@ -92,6 +99,10 @@ def start(by: StartedBy, table: S3Table) -> FileRounds:
     """Start to read the files of a bucket. Raises `ConnectionsError`; blocks."""
     assert isinstance(table.db, S3), "validation refuses connectors by name"
     feed = by.feed
+    # Settings and definitions may have changed since the commit that added the source.
+    refused = bucket_refused(table.db, table.bucket, by.settings)
+    if refused is not None:
+        raise ExternalBucketUnusable(f"{feed.stream.title} {refused}")
     bucket = opened(
         table.db, table.bucket, by.settings, lambda secret: by.open_secret(feed.workspace, secret)
     )

@@ -16,6 +16,7 @@ from fennel_core.graph.derived_schemas import derive_known_schemas
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.passes.streams import (
     check_formats,
+    check_orders,
     check_stream,
     connector_problems,
     format_title,
@@ -45,6 +46,7 @@ def refuse_unserved(graph: Graph, before: Graph | None) -> Iterator[Problem]:
         for sink in graph.sinks_of(dataset.name):
             yield from _sink(graph, dataset, sink)
     yield from check_formats(graph)
+    yield from check_orders(graph)
     for pipeline in graph.pipelines:
         yield from _operators(graph, pipeline)
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Final, assert_never
 
 from fennel_core.graph.entity_graph import Graph
@@ -68,6 +69,29 @@ def check_formats(graph: Graph) -> Iterator[Problem]:
                 "a topic is read once, so use one format, or connectors of two names"
             )
             yield Problem("connector-redefined", source.dataset, text)
+
+
+def check_orders(graph: Graph) -> Iterator[Problem]:
+    """Yield a problem for each path of files that is read in two orders: it has one reader."""
+    first: dict[c.S3Table, bool] = {}
+    for source in graph.sources:
+        table = source.table
+        if not isinstance(table, c.S3Table):
+            continue
+        if first.setdefault(without_order(table), table.presorted) != table.presorted:
+            text = (
+                f"Dataset `{source.dataset}` reads {table.format} files of connector "
+                f"`{table.db.name}` with `presorted={table.presorted}`, and another dataset reads "
+                f"them with `presorted={not table.presorted}`; files are read "
+                "once, so give both the same `presorted`"
+            )
+            yield Problem("connector-redefined", source.dataset, text)
+
+
+def without_order(table: c.S3Table) -> c.S3Table:
+    """Return a table that is the same for all readers of the same files."""
+    db, delimiter = c.NamedReference(table.db.name, "s3"), table.delimiter or ","
+    return replace(table, db=db, delimiter=delimiter, presorted=False, spread_us=None)
 
 
 def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:

@@ -164,3 +164,17 @@ async def test_buckets_that_may_be_read_are_reached(
 
 def test_files_that_a_commit_adds_are_streams() -> None:
     assert added_streams(Graph(sources=(files("b"),)), ()) == [files("b")]
+
+
+async def test_branches_must_agree_on_the_order_of_files_that_they_share() -> None:
+    settings = Settings(s3_endpoint="http://127.0.0.1:1", s3_bucket="own")
+    own = files("other")
+    sorted_ = replace(own, table=replace(own.table, presorted=True))
+    main = {BranchName("main"): catalog(replace(binding(), source=sorted_))}
+    found = await source_problems((own,), main, WORKSPACE, None, settings)
+    assert [problem.code for problem in found] == ["connector-redefined", "source-unreachable"]
+    assert "`presorted=False`, and in branch `main` with `presorted=True`" in found[0].text
+    elsewhere = replace(sorted_, table=replace(sorted_.table, bucket="another"))
+    for agreed in (sorted_, replace(own, table=replace(own.table, prefix="out/")), elsewhere):
+        (other,) = await source_problems((agreed,), main, WORKSPACE, None, settings)
+        assert other.code == "source-unreachable"

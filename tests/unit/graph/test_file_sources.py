@@ -7,7 +7,8 @@ from dataclasses import replace
 
 import pytest
 
-from fennel_core.graph.passes.streams import check_stream, reads
+from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.streams import check_orders, check_stream, reads
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire.connectors import (
     S3,
@@ -82,3 +83,16 @@ def test_an_option_without_effect_is_refused(options: dict, text: str) -> None:
 def test_what_a_connector_cannot_say_is_refused(changes: dict, text: str) -> None:
     (problem,) = problems(replace(TABLE, **changes))
     assert re.match(text, problem), problem
+
+
+def test_datasets_that_read_the_same_files_agree_on_their_order() -> None:
+    own = source("Orders", table=TABLE)
+    for changes, codes in (
+        ({}, []),
+        ({"presorted": True}, ["connector-redefined"]),
+        ({"presorted": True, "delimiter": ""}, ["connector-redefined"]),
+        ({"presorted": True, "prefix": "out/"}, []),
+        ({"presorted": True, "db": S3("other", None, KEYS)}, []),
+    ):
+        other = source("Others", table=replace(TABLE, **changes))
+        assert [p.code for p in check_orders(Graph(sources=(own, other)))] == codes

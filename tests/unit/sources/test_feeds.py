@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from fennel_core.blueprints.streams import stream_of
 from fennel_core.sources.feeds import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -18,7 +19,7 @@ from fennel_core.sources.feeds import (
     to_stop,
 )
 from fennel_core.vocab.ids import TopicName, WorkspaceId
-from fennel_core.wire.connectors import JsonFormat, KafkaTopic
+from fennel_core.wire.connectors import S3, JsonFormat, KafkaTopic, Login, S3Table
 from tests.support.ingest_world import binding, catalog, source
 from tests.support.source_world import CONNECTOR, RAW, stream_source
 
@@ -96,3 +97,28 @@ def test_a_feed_that_fails_soon_after_its_start_keeps_its_pauses() -> None:
     assert soon == Broken(FEED, "away", 2, 2, 4.0)
     later = broken(FEED, started(FEED, first, 1.0), "away", 2.0 + LONGEST_PAUSE_S)
     assert later.failures == 1
+
+
+def test_a_feed_is_read_as_often_as_any_of_its_datasets_asks() -> None:
+    for times, shortest in (((None, 9), 9), ((9, 5, 7), 5), ((5, None), 5), ((None, None), None)):
+        bindings = [stream_source(f"D{n}", every_us=us) for n, us in enumerate(times)]
+        (feed,) = feeds_of([catalog(*bindings)]).values()
+        assert feed.every_us == shortest
+        (feed,) = feeds_of([catalog(each) for each in bindings]).values()
+        assert feed.every_us == shortest
+
+
+def test_files_that_are_read_otherwise_are_another_stream() -> None:
+    lake = S3Table(
+        S3("lake", None, Login(None, None)), "b", "in/", "*", "csv", ",", (), False, None
+    )
+    tables = (
+        lake,
+        replace(lake, headers=("a,b",)),
+        replace(lake, headers=("a", "b")),
+        replace(lake, delimiter=";"),
+        replace(lake, format="json"),
+        replace(lake, prefix="in/*", suffix=""),
+    )
+    assert len({stream_of(table).name for table in tables}) == len(tables)
+    assert stream_of(replace(lake, delimiter="", presorted=True)) == stream_of(lake)

@@ -3,9 +3,18 @@
 from __future__ import annotations
 
 import pyarrow as pa
+import pytest
+from pyspark.sql import SparkSession
 
-from fennel_core.sources.s3_files import NAMED, ROUND, round_end
+from fennel_core.connections.external_s3 import ExternalBucketUnusable
+from fennel_core.settings.model import Settings
+from fennel_core.sources.feeds import Feed
+from fennel_core.sources.kinds import StartedBy
+from fennel_core.sources.s3_files import NAMED, ROUND, round_end, start
 from fennel_core.sources.task import Counts
+from fennel_core.wire.connectors import S3, Login, PlainSecret, S3Table
+from tests.support.ingest_world import WORKSPACE
+from tests.support.source_world import POSITIONS, RAW
 
 
 def test_a_round_reports_files_that_could_not_be_read() -> None:
@@ -22,3 +31,25 @@ def test_a_round_reports_what_became_of_rows() -> None:
     counted, end = round_end(counts, 0, {}).to_pylist()
     assert (counted["accepted"], counted["left"]) == (3, None)
     assert (end["source"], end["left"], end["waiting"], end["unread"]) == (None, 0, 0, [])
+
+
+@pytest.mark.parametrize(
+    ("bucket", "keys", "text"),
+    [
+        ("own", True, "bucket of the platform itself"),
+        ("other", False, "FENNEL_SOURCE_SHARED_BUCKETS"),
+        ("other", True, "cannot be used"),
+        ("shared", False, "cannot be used"),
+    ],
+)
+def test_buckets_are_checked_at_each_start(bucket: str, keys: bool, text: str) -> None:
+    pair = Login(PlainSecret("key"), PlainSecret("other")) if keys else Login(None, None)
+    table = S3Table(S3("lake", None, pair), bucket, "in/", "*", "json", "", (), False, None)
+    settings = Settings(
+        s3_endpoint="http://127.0.0.1:1", s3_bucket="own", source_shared_buckets=("shared",)
+    )
+    feed = Feed(WORKSPACE, RAW, POSITIONS, 1, table)
+    spark: SparkSession = None  # type: ignore[assignment]  # what is refused starts nothing
+    by = StartedBy(spark, settings, feed, lambda *_: "", lambda _: None)
+    with pytest.raises(ExternalBucketUnusable, match=text):
+        start(by, table)
