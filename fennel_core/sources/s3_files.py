@@ -37,6 +37,7 @@ from fennel_core.sources.file_reader import FileReader, FileStore
 from fennel_core.sources.file_rows import FileFormat, FilePiece, file_pieces
 from fennel_core.sources.files import FILES
 from fennel_core.sources.kinds import StartedBy
+from fennel_core.sources.round_turns import Turns, worker_turns
 from fennel_core.sources.spark import reason_of
 from fennel_core.sources.store import FeedPartition
 from fennel_core.sources.task import COUNTS, COUNTS_DDL, task_process
@@ -119,6 +120,7 @@ class FileRounds:
     def __init__(self, by: StartedBy, work: FileRound, pause_s: float) -> None:
         self._by, self._pause_s = by, pause_s
         self._task, self._group = round_task(work), str(work.partition.raw_topic)
+        self._turns = _turns(by.settings.source_workers)
         self._stopped = threading.Event()
         self._progress: FeedProgress | None = None
         self._reason: str | None = None
@@ -147,7 +149,10 @@ class FileRounds:
             context.setLocalProperty("spark.scheduler.pool", self._group)
             while not self._stopped.is_set():
                 begun_s = time.monotonic()
-                left, waiting = self._round()
+                with self._turns.turn(self._stopped.is_set) as given:
+                    if not given:
+                        return
+                    left, waiting = self._round()
                 self._progress = FeedProgress(left)
                 more = left > waiting
                 pause_s = 0.0 if more else self._pause_s - (time.monotonic() - begun_s)
@@ -174,6 +179,12 @@ class FileRounds:
                 reasons=end[UNREAD],
             )
         return end[LEFT], end[WAITING]
+
+
+@lru_cache(maxsize=1)
+def _turns(workers: int) -> Turns:
+    """Return the turns of all sources of this process."""
+    return worker_turns(workers)
 
 
 def round_task(work: FileRound) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
