@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+
 import polars as pl
 import pyarrow as pa
 
@@ -10,11 +12,12 @@ from fennel_core.executors.errors import CallFailed
 from fennel_core.offline.code_lookups import CallLookups
 
 
-class EachRow:
+class EachRow(ABC):
     """Adds `failing_rows` to a runner of extractors."""
 
+    @abstractmethod
     def run(self, call: ExtractCall, rows: pa.Table, lookups: CallLookups | None) -> pl.DataFrame:
-        raise NotImplementedError
+        """See `ExtractorRunner.run`."""
 
     def failing_rows(self, call: ExtractCall, rows: pa.Table) -> list[tuple[int, CallFailed]]:
         assert len(rows) <= MOST_EACH_ROWS

@@ -189,7 +189,7 @@ def test_a_cluster_is_checked_before_anything_is_written(secured_kafka: Settings
     with pytest.raises(ExternalKafkaUnusable, match="has no topic"):
         check_sink_topic(kafka, "no-such-topic")
     assert check_sink_topic(kafka, created(secured_kafka)).partitions == PARTITIONS
-    wrong = ExternalKafka("out", kafka.bootstrap_servers, *LOGIN, "somebody", "wrong")
+    wrong = ExternalKafka("out", kafka.bootstrap_servers, *LOGIN, "unknown", "wrong")
     with pytest.raises(ExternalKafkaUnusable, match="check its address"):
         check_sink_topic(wrong, "any")
 
