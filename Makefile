@@ -12,6 +12,8 @@ WORKERS ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )))
 PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
 # Tests of the platform wait for it more than they compute: two processes, each with a platform of its own.
 PLATFORMS := -n 2 --dist loadfile --no-loadscope-reorder
+ALONE := not platform and not long
+TOGETHER := platform and not long
 # Failures are printed, and the tests that failed run once more, alone.
 RETRY := echo "Retrying the failed tests in isolation" && $(TESTS) --last-failed --last-failed-no-failures none
 NAME ?=
@@ -27,7 +29,7 @@ REQUESTS ?= 10000
 MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint scan format test sim faults offline-faults backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint scan format test proofs sim faults offline-faults backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -72,10 +74,13 @@ format: env ## Format the code and sort imports with ruff
 	.venv/bin/ruff format .
 
 test: lint scan jars ## Run everything that CI runs; leaves the platform running
-	$(TESTS) $(PARALLEL) -m "not platform" $(PYTEST_ARGS) tests || { $(RETRY) -m "not platform" $(PYTEST_ARGS) tests; }
-	$(TESTS) $(PLATFORMS) -m platform $(PYTEST_ARGS) tests || { $(RETRY) -m platform $(PYTEST_ARGS) tests; }
+	$(TESTS) $(PARALLEL) -m "$(ALONE)" $(PYTEST_ARGS) tests || { $(RETRY) -m "$(ALONE)" $(PYTEST_ARGS) tests; }
+	$(TESTS) $(PLATFORMS) -m "$(TOGETHER)" $(PYTEST_ARGS) tests || { $(RETRY) -m "$(TOGETHER)" $(PYTEST_ARGS) tests; }
 	@$(CLI) up
 	.venv/bin/python -m tests.conformance.run --ratchet
+
+proofs: env jars ## Run the long proofs that `make test` leaves out
+	$(TESTS) -m long $(PYTEST_ARGS) tests
 
 sim: env ## Simulate crashes, pauses, zombies and lost responses: `make sim WORLD=engine SEEDS=300` or WORLD=commit
 	.venv/bin/python -m tests.sim.run --world $(WORLD) --seeds $(SEEDS)

@@ -53,9 +53,11 @@ def packages_of(python: Path) -> Path:
     return found
 
 
-def users() -> list[int | None]:
-    both = os.getuid() == 0 and SYSTEM_PYTHON.exists()
-    return [None, ORDINARY_USER] if both else [None]
+def users() -> list[Any]:
+    """As root, an ordinary user is the default, and root itself a long proof."""
+    if os.getuid() == 0 and SYSTEM_PYTHON.exists():
+        return [ORDINARY_USER, pytest.param(None, marks=pytest.mark.long)]
+    return [None]
 
 
 def start_as_user(folder: Path, user: int) -> tuple[list[str], dict[str, str], Path]:

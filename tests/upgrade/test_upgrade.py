@@ -216,6 +216,7 @@ def test_new_rows_show_in_features(restored: Upgraded) -> None:
     assert_that_new_rows_show(restored)
 
 
+@pytest.mark.long
 @pytest.mark.timeout(600)
 def test_a_restored_backup_is_the_same_platform(
     restored: Upgraded, tmp_path_factory: pytest.TempPathFactory

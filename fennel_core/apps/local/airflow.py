@@ -101,7 +101,8 @@ def env(settings: Settings, layout: FileLayout, keys: PlatformKeys) -> Mapping[s
         ("scheduler", "orphaned_tasks_check_interval"): 15,
         ("workers", "min_heartbeat_interval"): 1,
         ("dag_processor", "refresh_interval"): 10,
-        ("dag_processor", "min_file_process_interval"): 30,
+        # Changed files are parsed at once; parsing all of them costs seconds of a core.
+        ("dag_processor", "min_file_process_interval"): 600,
         ("dag_processor", "parsing_processes"): 1,
         ("logging", "base_log_folder"): layout.logs / "airflow",
         ("logging", "colored_console_log"): False,

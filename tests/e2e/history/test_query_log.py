@@ -16,6 +16,7 @@ from confluent_kafka.admin import AdminClient
 from fennel_core.connections import erasures
 from fennel_core.connections.kafka import client_config
 from fennel_core.definition.query_log_topics import QueryLogTopics
+from fennel_core.history.errors import ReadFailed
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.kafka import KafkaTopicAdmin
 from fennel_core.ledger.postgres import PostgresLedger
@@ -29,7 +30,7 @@ from fennel_core.query.query_log import QueryLog, RowOutcome
 from fennel_core.telemetry import metrics
 from fennel_core.vocab.dtypes import Dtype, Field, Float, Int, List, Optional, Str, Struct
 from fennel_core.vocab.ids import BranchName, CommitId, DatasetName, TopicName
-from tests.e2e.history.rolling import answers, roll_all
+from tests.e2e.history.rolling import answers, read, roll_all
 from tests.e2e.history.world import TOKEN, WORKSPACE, World, writer
 from tests.support.polling import eventually
 
@@ -159,20 +160,17 @@ async def test_a_feature_that_changed_its_type_is_refused_with_both_commits(
         log.put(served(2, [1], commit="c2", features={"User.x": (Str(), ["a"])}))
         await eventually(lambda: wished(world), within_s=10)
         await topics.create_missing()
-    both, one, without = await answers(
-        world,
-        {"query_log": "fraud", "token": TOKEN},
-        {"query_log": "fraud", "token": TOKEN, "from": iso(2)},
-        {"query_log": "fraud", "token": TOKEN, "features": "User.uid"},
-    )
-    assert "[read-feature-type]" in both["error"]
-    assert [row[-2:] for row in by_request(one)] == [[1, "a"]]
-    assert len(without["rows"]) == 2
+    asked = {"query_log": "fraud", "token": TOKEN}
+    with pytest.raises(ReadFailed, match=r"\[read-feature-type\]"):
+        await read(world, asked)
+    [one] = await read(world, {**asked, "from": iso(2)})
+    assert one[-2:] == (1, "a")
+    assert len(await read(world, {**asked, "features": "User.uid"})) == 2
 
 
 async def test_a_workspace_without_a_log_says_so(world: World) -> None:
-    [answer] = await answers(world, {"query_log": "fraud", "token": TOKEN})
-    assert "[read-query-log]" in answer["error"]
+    with pytest.raises(ReadFailed, match=r"\[read-query-log\]"):
+        await read(world, {"query_log": "fraud", "token": TOKEN})
 
 
 def iso(number: int) -> str:

@@ -7,18 +7,12 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import msgspec
-import pyarrow as pa
 import pytest
 
 from fennel_core.connections import erasures
-from fennel_core.dataframes import read_options
-from fennel_core.dataframes.datasource import FennelReader, OpenedRead, spark_schema
-from fennel_core.dataframes.part_rows import PlatformVersions
-from fennel_core.dataframes.planning import plan_read
-from fennel_core.dataframes.read_request import parse_options
 from fennel_core.history.errors import ReadFailed
 from fennel_core.vocab.ids import DatasetName
-from tests.e2e.history.rolling import answers, roll_all
+from tests.e2e.history.rolling import answers, read, roll_all
 from tests.e2e.history.world import (
     BEGIN,
     KEYED,
@@ -39,25 +33,6 @@ def as_rows(rows: list[tuple[Any, ...]]) -> list[list[Any]]:
         [str(v.replace(tzinfo=None)) if isinstance(v, datetime) else v for v in row] for row in rows
     ]
     return sorted(plain, key=str)
-
-
-async def read(world: World, options: dict[str, str]) -> list[tuple[Any, ...]]:
-    """Read as Spark does, without Spark: plan, then every partition on its own."""
-
-    def work() -> list[tuple[Any, ...]]:
-        want = parse_options(options, datetime.now(UTC))
-        plan = read_options.run(plan_read(world.settings, want))
-        schema = spark_schema(plan.read.available, plan.comments)
-        opened = OpenedRead(plan, PlatformVersions(world.settings))
-        reader = FennelReader(opened, schema, want.part_rows)
-        tables = [
-            pa.Table.from_batches([batch])
-            for part in reader.partitions()
-            for batch in reader.read(part)
-        ]
-        return [tuple(row.values()) for table in tables for row in table.to_pylist()]
-
-    return await asyncio.to_thread(work)
 
 
 async def rolled(world: World, rows: int) -> None:

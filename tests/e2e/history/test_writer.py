@@ -12,7 +12,7 @@ import pytest
 from tests.e2e.history.world import PARTITIONS, World, writer
 from tests.support.polling import eventually
 
-pytestmark = [pytest.mark.platform, pytest.mark.timeout(1800)]  # a minute on a quiet machine
+pytestmark = [pytest.mark.platform, pytest.mark.long, pytest.mark.timeout(1800)]
 ROWS = 22_000
 
 

@@ -14,7 +14,7 @@ import pytest
 
 from fennel_core.connections import s3
 from fennel_core.settings.model import Settings
-from tests.e2e.offline.platform_world import cancelled, slow_shop
+from tests.e2e.offline.platform_world import slow_shop
 from tests.support.airflow import call, log_in
 from tests.support.s3 import object_keys
 
@@ -83,29 +83,25 @@ def test_a_client_asks_for_training_data_and_gets_features_as_of_each_time() -> 
         path = f"{api}/query_offline/cancel?request_id={status['request_id']}"
         code, text = call("POST", path, {}, token)
         assert (code, "is done" in text) == (409, True)
-        rows = {"Shopper.uid": [1], "at": ["2026-01-03 00:00:00"]}
-        form = airflow.run(
-            "offline_query",
-            workspace=workspace,
-            inputs=["Shopper.uid"],
-            outputs=["Shopper.age"],
-            timestamp_column="at",
-            rows=rows,
-            workflow="form",
-        )
-        assert form["state"] == "success", form
-        _, listed = call("GET", f"{api}/query_offline/list", None, token)
-        states = {each["workflow"]: each["state"] for each in listed["requests"]}
-        assert states == {"churn": "done", "bucket": "done", "form": "done"}
-        [computed] = [each for each in listed["requests"] if each["workflow"] == "form"]
-        names = [each["dag_run_id"] for each in airflow.runs("offline_query")]
-        assert [name for name in names if computed["request_id"] in name] == [], "one run: its own"
     finally:
         admin = settings.admin_token.get_secret_value()
         call("DELETE", f"{api}/workspaces/{workspace}", None, admin)
 
 
-def test_a_cancelled_request_leaves_no_process_no_file_and_no_task_within_seconds() -> None:
+@pytest.mark.long
+def test_a_request_from_airflows_form_is_computed_by_the_run_of_the_form() -> None:
     with slow_shop(Settings()) as shop:
-        id_ = shop.submit()
-        cancelled(shop, id_, shop.working(id_))
+        form = shop.airflow.run(
+            "offline_query",
+            workspace=shop.workspace,
+            inputs=["Shopper.uid"],
+            outputs=["Shopper.age"],
+            timestamp_column="at",
+            rows={"Shopper.uid": [1], "at": ["2026-01-03 00:00:00"]},
+            workflow="form",
+        )
+        assert form["state"] == "success", form
+        [computed] = shop.good("GET", "/query_offline/list")["requests"]
+        assert (computed["workflow"], computed["state"]) == ("form", "done")
+        names = [each["dag_run_id"] for each in shop.airflow.runs("offline_query")]
+        assert [name for name in names if computed["request_id"] in name] == [], "one run: its own"

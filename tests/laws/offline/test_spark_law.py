@@ -163,6 +163,7 @@ def test_spark_looks_up_what_user_code_asks_for(
     assert found == [expected(world, outputs, row, at) for row, at in queries]
 
 
+@pytest.mark.long
 def test_the_plan_does_not_grow_with_the_rounds(spark: SparkSession) -> None:
     query = [({"F.k": 1, "F.n": 1, "F.ks": [], "F.ns": []}, 0)]
     lines = []
