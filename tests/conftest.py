@@ -27,6 +27,13 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     items.sort(key=lambda item: zlib.crc32(item.nodeid.partition("::")[0].encode()))
 
 
+def pytest_make_parametrize_id(val: object, argname: str) -> str | None:
+    """Name bytes by their argument: compressed ones contain the time, and processes of a run have
+    to collect the same names.
+    """
+    return argname if isinstance(val, bytes) else None
+
+
 def cli(*arguments: str) -> str:
     """Run the project's own command line and return its output."""
     done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
