@@ -14,6 +14,7 @@ from typing import assert_never
 
 import polars as pl
 
+from fennel_core.offline.code_lookups import MOST_ANSWER_BYTES
 from fennel_core.offline.extractors import ExtractorRunner, extract
 from fennel_core.offline.local_nodes import compute
 from fennel_core.offline.lookup_groups import (
@@ -58,12 +59,14 @@ Batches = Iterator[pl.DataFrame]
 class StepTools:
     """What steps need besides their rows.
 
-    `open_scratch` opens an empty store for the state of a terminal aggregation.
+    `open_scratch` opens an empty store for the state of a terminal aggregation. `answer_bytes`: see
+    `MOST_ANSWER_BYTES`.
     """
 
     erasures: Erasures
     extractors: ExtractorRunner
     open_scratch: Callable[[], ScratchStore]
+    answer_bytes: int = MOST_ANSWER_BYTES
 
 
 def given_rows(given: pl.DataFrame, program: QueryProgram) -> pl.DataFrame:

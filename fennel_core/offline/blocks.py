@@ -29,18 +29,24 @@ from fennel_core.offline.rows import ROW
 from fennel_core.offline.timeline import KEY, SOURCE, TIME
 from fennel_core.vocab.versions import META
 
-BLOCKS: Final = f"{(PARTITION := 'partition')} int, {(KIND := 'kind')} int, block binary"
+BLOCKS: Final = (
+    f"{(PARTITION := 'partition')} int, {(KIND := 'kind')} int, {(BLOCK := 'block')} binary"
+)
 """The columns of blocks in Spark."""
 ROWS_KIND: Final = -1
 """The kind of rows of the query; versions of dataset n have kind n."""
 ANSWERS_KIND: Final = -2
 """The kind of answers to user code (`lookup_rounds`)."""
+CUT_KIND: Final = -3
+"""The kind of a block that is a `SmallerParts` of `lookup_rounds`: its batch, instead of rows, and
+the rows of a part, instead of a partition.
+"""
 SPLIT_ROWS: Final = 32_768
 """Rows that are split at once: few enough to stay in a cache of the processor."""
 COLLECTED_BYTES: Final = 64 << 20
 """What a task collects before it makes blocks: one of 1,000 partitions has 64 KiB then."""
 _SHARED: Final = frozenset({KEY, TIME, SOURCE, *META})
-_SCHEMA: Final = pa.schema([(PARTITION, pa.int32()), (KIND, pa.int32()), ("block", pa.binary())])
+_SCHEMA: Final = pa.schema([(PARTITION, pa.int32()), (KIND, pa.int32()), (BLOCK, pa.binary())])
 
 
 class Placement(Protocol):
@@ -139,6 +145,12 @@ def write_blocks(
                 split, size = defaultdict(list), 0
     if split:
         yield _blocks(split, kind)
+
+
+def cut_block(batch: int, rows: int) -> pa.RecordBatch:
+    """Return a block of `CUT_KIND`."""
+    row = {PARTITION: rows, KIND: CUT_KIND, BLOCK: batch.to_bytes(8, "big")}
+    return pa.RecordBatch.from_pylist([row], schema=_SCHEMA)
 
 
 def row_bytes(rows: pl.DataFrame) -> int:

@@ -40,6 +40,11 @@ MOST_ANSWERS: Final = 1_000_000
 """Rows that the code of a batch may look up: they are in a task's memory. Online, one lookup may
 ask for as many (`executors.client.MAX_LOOKUP_ROWS`).
 """
+MOST_ANSWER_BYTES: Final = 64 << 20
+"""Bytes of the answers of a batch, and of what one call gets: a task has some copies of both. What
+needs more is split, down to a row.
+"""
+TOO_LARGE: Final = "more than {} bytes. Ask for fewer or smaller rows"
 KeyAndTime = tuple[bytes, int]
 
 
@@ -70,10 +75,17 @@ def code_datasets(
 
 
 class Answers:
-    """The rows that are known to the calls of a batch, by dataset, key and time (µs)."""
+    """The rows that are known to the calls of a batch, by dataset, key and time (µs).
 
-    def __init__(self, known: Mapping[DatasetName, Mapping[KeyAndTime, bytes | None]]) -> None:
-        self._known = known
+    `most_bytes`: what one call may get of them, a row as often as it asks for it.
+    """
+
+    def __init__(
+        self,
+        known: Mapping[DatasetName, Mapping[KeyAndTime, bytes | None]],
+        most_bytes: int = MOST_ANSWER_BYTES,
+    ) -> None:
+        self._known, self.most_bytes = known, most_bytes
         self.missing: dict[DatasetName, dict[KeyAndTime, None]] = {}
 
     def known(self, dataset: DatasetName) -> Mapping[KeyAndTime, bytes | None]:
@@ -99,14 +111,16 @@ class CallLookups:
     """Serves the lookups of one call: `ExtractorLookups` reads its rows and times from here.
 
     `missing`: the rows that it asked for and that are not known. `unclear`: whether it must be
-    repeated with rows of one time.
+    repeated with rows of one time; `large`: whether with fewer rows, because what they look up has
+    too many bytes.
     """
 
     def __init__(self, step: BoundExtractor, answers: Answers, times: pl.Series) -> None:
         self._answers, self._times = answers, times.to_physical()
         self._lookups = ExtractorLookups(self, step.tables, self, ReadOutcome(), as_of=True)
         self.missing: dict[DatasetName, dict[KeyAndTime, None]] = {}
-        self.unclear = False
+        self.unclear = self.large = False
+        self._bytes = 0
 
     async def __call__(self, asked: LookupRequest) -> LookupReply:
         """See `executors.client.Callbacks.lookup`; also raises `CallInterrupted`.
@@ -134,7 +148,12 @@ class CallLookups:
         if missing:
             self.missing.setdefault(dataset, {}).update(missing)
             raise CallInterrupted(f"rows of `{dataset}` are read before the next call")
-        return list(map(known.__getitem__, wanted))
+        found = list(map(known.__getitem__, wanted))
+        self._bytes += sum(map(len, filter(None, found)))
+        if self._bytes > self._answers.most_bytes:
+            self.large = True
+            raise CallInterrupted(f"rows of `{dataset}` are too large for one call")
+        return found
 
     def of(self, asked: LookupRequest) -> int | list[int]:
         """See `AskedTimes.of`; raises `CallInterrupted` if rows must be called by time."""

@@ -29,6 +29,7 @@ from fennel_core.executors.errors import (
 from fennel_core.executors.protocol import TS
 from fennel_core.offline.code_lookups import (
     MOST_ANSWERS,
+    TOO_LARGE,
     Answers,
     CallLookups,
 )
@@ -121,6 +122,10 @@ class _Alone:
     """The rows of a call must be called one by one."""
 
 
+class _Fewer:
+    """A call must be repeated with fewer rows."""
+
+
 class _ByTime:
     """A call must be repeated with rows of one time each."""
 
@@ -134,7 +139,9 @@ class _Calls:
     answers: Answers | None
     number: int
 
-    def call(self, rows: pl.DataFrame) -> pl.DataFrame | CallFailed | _Waits | _ByTime | _Alone:
+    def call(
+        self, rows: pl.DataFrame
+    ) -> pl.DataFrame | CallFailed | _Waits | _ByTime | _Alone | _Fewer:
         """Return the result of a call, or why it has none."""
         lookups = None
         if self.answers is not None:
@@ -150,6 +157,8 @@ class _Calls:
             return outcome
         if lookups.unclear:
             return _ByTime()
+        if lookups.large:
+            return _Fewer() if rows.height > 1 else self._failure(_too_large(self.answers))
         # What code does after a lookup that was not answered counts for nothing.
         if not lookups.missing:
             return outcome
@@ -188,6 +197,11 @@ class _Calls:
         return UserCodeFailed(f"Extractor `{name}`: {text}. ", name, text, "")
 
 
+def _too_large(answers: Answers) -> str:
+    """Return why a row fails whose lookups find more than one call may get."""
+    return f"what its lookups find for one row has {TOO_LARGE.format(answers.most_bytes)}"
+
+
 def _names(lookups: CallLookups) -> str:
     return ", ".join(f"`{name}`" for name in lookups.missing)
 
@@ -213,6 +227,9 @@ def _attempts(
                     waiting += [rows[half:], rows[:half]]
             case _Alone():
                 waiting += reversed(list(rows.iter_slices(1)))
+            case _Fewer():
+                half = rows.height // 2
+                waiting += [rows[half:], rows[:half]]
             case _ByTime():
                 waiting += reversed(rows.partition_by(AT, maintain_order=True))
             case outcome:

@@ -18,11 +18,13 @@ from fennel_core.offline.batch_work import (
     result_types,
     run_steps,
 )
+from fennel_core.offline.code_lookups import MOST_ANSWER_BYTES
 from fennel_core.offline.extractors import CALL_ROWS, MOST_ROUNDS, ExtractorRunner
 from fennel_core.offline.lookup_groups import Erasures, group_versions
 from fennel_core.offline.lookup_rounds import (
     ANSWER_TYPES,
     DONE,
+    Cut,
     answers_of,
     call_batches,
     done_rows,
@@ -59,9 +61,10 @@ class MemoryRun:
         extractors: ExtractorRunner,
         open_scratch: Callable[[], ScratchStore],
         chunk_rows: int = CHUNK_ROWS,
+        answer_bytes: int = MOST_ANSWER_BYTES,
     ) -> None:
         self._program, self._inputs = program, inputs
-        self._tools = StepTools(inputs.erasures, extractors, open_scratch)
+        self._tools = StepTools(inputs.erasures, extractors, open_scratch, answer_bytes)
         self._chunk_rows = chunk_rows
         self._types = register_types(program)
 
@@ -96,13 +99,16 @@ class MemoryRun:
         """Return the rows after all rounds of calls."""
         none = pl.DataFrame(schema={**ANSWER_TYPES, DONE: pl.Boolean()})
         size = min(CALL_ROWS, self._chunk_rows)
+        cut = Cut(size)
         state = [none, *batches]
         for number in range(MOST_ROUNDS + 1):
             frames = self._by_row(state, (ROW,))
-            called = list(call_batches(frames, step, size, self._tools, number=number))
+            called = list(call_batches(frames, step, cut, self._tools, number=number))
+            smaller = [each.smaller for each in called if each.smaller is not None]
+            cut = cut.smaller(smaller)
             state = [none, *(frame for each in called for frame in (each.rows, each.answers))]
             asked = sorted({number for each in called for number in each.requests})
-            if not asked:
+            if not asked and not smaller:
                 break
             for place in asked:
                 dataset = step.datasets[place]

@@ -38,7 +38,7 @@ from fennel_core.offline.blocks import (
     write_blocks,
 )
 from fennel_core.offline.failure_counts import FailureCount, NewFailures
-from fennel_core.offline.lookup_rounds import batch_rows
+from fennel_core.offline.lookup_rounds import Cut, batch_rows
 from fennel_core.offline.planned_query import OfflineQuery
 from fennel_core.offline.query_steps import (
     BatchStep,
@@ -139,7 +139,8 @@ class SparkRun:
     def _rounds(self, step: CallInRounds, number: int, rows: int) -> CallRounds:
         layout = called_layout(step, self._live[number], self._types)
         by = ByBatch(batch_rows(rows, self._partitions), self._partitions)
-        work = RoundWork(self._query, self._tools, number, layout, by, self._failures)
+        cut = Cut(by.rows)
+        work = RoundWork(self._query, self._tools, number, layout, by, cut, self._failures)
         return CallRounds(step, work, self._versions)
 
     def _worked(

@@ -21,20 +21,30 @@ from pyspark.storagelevel import StorageLevel
 from fennel_core.offline.block_sort import BlockSort
 from fennel_core.offline.blocks import (
     ANSWERS_KIND,
+    BLOCK,
     BLOCKS,
     COLLECTED_BYTES,
+    CUT_KIND,
     KIND,
     PARTITION,
     ROWS_KIND,
     BlockLayout,
     ByBatch,
     ByHash,
+    cut_block,
     row_bytes,
     write_blocks,
 )
 from fennel_core.offline.extractors import MOST_ROUNDS
 from fennel_core.offline.failure_counts import FailureCount, NewFailures
-from fennel_core.offline.lookup_rounds import CalledRows, answers_of, call_batches, done_rows
+from fennel_core.offline.lookup_rounds import (
+    CalledRows,
+    Cut,
+    SmallerParts,
+    answers_of,
+    call_batches,
+    done_rows,
+)
 from fennel_core.offline.planned_query import OfflineQuery
 from fennel_core.offline.query_steps import CallInRounds, steps_of
 from fennel_core.offline.shuffle_layouts import request_layout
@@ -53,7 +63,8 @@ log = structlog.get_logger(__name__)
 class RoundWork:
     """A round of calls in a task, of step `step` of a query; it is pickled to tasks.
 
-    `layout` and `by`: of batches and their answers, as they come and as they leave.
+    `layout` and `by`: of batches and their answers, as they come and as they leave; `cut`: what is
+    called together.
     """
 
     query: OfflineQuery
@@ -61,6 +72,7 @@ class RoundWork:
     step: int
     layout: BlockLayout
     by: ByBatch
+    cut: Cut
     failures: FailureCount | None
     number: int = 0
 
@@ -71,7 +83,7 @@ class RoundWork:
         step, new = called_step(self.query, self.step), NewFailures()
         with self.tools.open(self.query.erasures) as tools:
             frames = new.before(BlockSort(self.layout, self.by).rows(batches))
-            called = call_batches(frames, step, self.by.rows, tools, number=self.number)
+            called = call_batches(frames, step, self.cut, tools, number=self.number)
             waiting, size = list[CalledRows](), 0
             for each in called:
                 waiting.append(each)
@@ -95,6 +107,9 @@ class RoundWork:
             of_timeline = request_layout(dataset.source)
             layout = BlockLayout({number: of_timeline.kinds[ROWS_KIND]}, of_timeline.order)
             yield from write_blocks(requests, layout, number, ByHash(KEY, self.by.partitions))
+        for each in called:
+            if each.smaller is not None:
+                yield cut_block(each.smaller.batch, each.smaller.rows)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,20 +160,26 @@ class CallRounds:
 
         The partitions of what it returns are those of `work.by`; `made` reads them.
         """
+        cut = self.work.cut
         for number in range(MOST_ROUNDS + 1):
-            work = replace(self.work, number=number)
+            work = replace(self.work, cut=cut, number=number)
             frame = frame.repartitionById(work.by.partitions, PARTITION)
             # On disk: a call may be slow, its results are large, and several jobs read them. A
             # plan that had those of all rounds would grow exponentially with their number.
             made = frame.mapInArrow(work.run, BLOCKS)
             called = made.localCheckpoint(storageLevel=StorageLevel.DISK_ONLY)
             kinds = {int(row[0]) for row in called.select(KIND).distinct().collect()}
+            if CUT_KIND in kinds:
+                cut = cut.smaller(_smaller_parts(called))
+                log.info("what code looks up is large", round=number, cut_batches=len(cut.parts))
             asked = sorted(kind for kind in kinds if kind >= 0)
             log.info("called user code", round=number, asked=[self._name(n) for n in asked])
-            if not asked:
+            if not asked and CUT_KIND not in kinds:
                 break
             answers = (self._answers(called, number, work) for number in asked)
-            frame = reduce(DataFrame.union, answers, called.where(col(KIND) < 0))
+            frame = reduce(
+                DataFrame.union, answers, called.where(col(KIND).isin(ROWS_KIND, ANSWERS_KIND))
+            )
         return called.where(col(KIND) == ROWS_KIND)
 
     def _name(self, number: int) -> str:
@@ -173,6 +194,11 @@ class CallRounds:
         timeline = reduce(DataFrame.union, versions, requests)
         answer = AnswerWork(work, number, BlockSort(layout, by))
         return timeline.repartitionById(by.partitions, PARTITION).mapInArrow(answer.run, BLOCKS)
+
+
+def _smaller_parts(called: DataFrame) -> Iterator[SmallerParts]:
+    rows = called.where(col(KIND) == CUT_KIND).select(BLOCK, PARTITION).collect()
+    return (SmallerParts(int.from_bytes(batch, "big"), int(part)) for batch, part in rows)
 
 
 def called_step(query: OfflineQuery, number: int) -> CallInRounds:

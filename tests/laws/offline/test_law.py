@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from fennel_core.executors.client import Callbacks
 from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.offline.code_lookups import MOST_ANSWER_BYTES
 from fennel_core.offline.memory import MemoryRun, OfflineInputs
 from fennel_core.offline.rows import ROW
 from fennel_core.offline.scratch import ScratchStore
@@ -43,13 +44,27 @@ from tests.laws.offline.worlds import (
     worlds,
 )
 
+FEW_BYTES = 400
+"""Of answers: enough for what one row looks up, and too few for the rows of a query."""
 
-def offline(world: World, bound: QueryProgram, queries: Sequence[Query], chunk: int) -> list[Any]:
+
+def offline(
+    world: World,
+    bound: QueryProgram,
+    queries: Sequence[Query],
+    chunk: int,
+    answer_bytes: int = MOST_ANSWER_BYTES,
+) -> list[Any]:
     inputs = OfflineInputs(
         {job_of(name): spec for name, spec in SPECS.items()}, world.versions(), world.erasures()
     )
     made, failures = MemoryRun(
-        bound, inputs, Code(), lambda: ScratchStore(MemoryHangar, limit_bytes=200), chunk
+        bound,
+        inputs,
+        Code(),
+        lambda: ScratchStore(MemoryHangar, limit_bytes=200),
+        chunk,
+        answer_bytes,
     ).run(given_frame(queries))
     assert made[ROW].to_list() == list(range(len(queries)))
     failed = set(failures[ROW].to_list())
@@ -120,9 +135,14 @@ def test_offline_is_what_a_query_as_of_that_time_returns(
     st.sampled_from(["F.code", "F.total", "F.pair", "F.after", "F.loop", "F.many"]),
     QUERIES,
     st.sampled_from([2, 5, 1000]),
+    st.sampled_from([MOST_ANSWER_BYTES, FEW_BYTES]),
 )
 def test_code_looks_up_what_it_would_have_found_at_that_time(
-    made: tuple[World, list[str]], output: str, queries: list[Query], chunk: int
+    made: tuple[World, list[str]],
+    output: str,
+    queries: list[Query],
+    chunk: int,
+    answer_bytes: int,
 ) -> None:
     world, outputs = (
         made[0],
@@ -130,7 +150,7 @@ def test_code_looks_up_what_it_would_have_found_at_that_time(
     )
     bound = program(outputs)
 
-    found = offline(world, bound, queries, chunk)
+    found = offline(world, bound, queries, chunk, answer_bytes)
 
     assert found == plain(online(world, bound, queries))
     assert found == [expected(world, outputs, row, at) for row, at in queries]

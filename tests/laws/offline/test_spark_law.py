@@ -9,6 +9,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from hypothesis import HealthCheck, Phase, assume, given, settings
 from hypothesis import strategies as st
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
+from structlog.testing import capture_logs
 
 from fennel_core.dataframes.datasource import COMMENT, PUSHDOWN
 from fennel_core.hangar.memory import MemoryHangar
@@ -27,19 +29,21 @@ from fennel_core.offline import lookup_rounds
 from fennel_core.offline.batch_work import StepTools
 from fennel_core.offline.block_sort import BlockSort
 from fennel_core.offline.blocks import ByRun
+from fennel_core.offline.code_lookups import MOST_ANSWER_BYTES
 from fennel_core.offline.lookup_groups import Erasures
 from fennel_core.offline.planned_query import OfflineQuery
 from fennel_core.offline.rows import REASON, ROW
 from fennel_core.offline.scratch import ScratchStore
 from fennel_core.offline.spark import SparkRun, session
+from fennel_core.offline.task_tools import TaskTools
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Micros
 from tests.laws.dataframes import spark_source
 from tests.laws.dataframes.page_source import PageDataSource
 from tests.laws.dataframes.spark_source import MemoryDataSource
 from tests.laws.offline.queries import QUERIES, Query, expected, given_frame, plain_rows
-from tests.laws.offline.worlds import CALLING, SPECS, Code, World, job_of, planned, worlds
-from tests.support.histories import History
+from tests.laws.offline.worlds import CALLING, SECOND, SPECS, Code, World, job_of, planned, worlds
+from tests.support.histories import Change, History
 from tests.support.tutorial import FENCE
 
 ROOT = Path(__file__).parents[3]
@@ -78,9 +82,12 @@ class FrameRows:
 class MemoryTools:
     """User code in this process, and state that spills to memory."""
 
+    answer_bytes: int = MOST_ANSWER_BYTES
+
     @contextmanager
     def open(self, erasures: Erasures) -> Iterator[StepTools]:
-        yield StepTools(erasures, Code(), lambda: ScratchStore(MemoryHangar, limit_bytes=200))
+        scratch = partial(ScratchStore, MemoryHangar, limit_bytes=200)
+        yield StepTools(erasures, Code(), scratch, self.answer_bytes)
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +106,11 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
 
 
 def computed(
-    spark: SparkSession, world: World, outputs: list[str], queries: Sequence[Query]
+    spark: SparkSession,
+    world: World,
+    outputs: list[str],
+    queries: Sequence[Query],
+    tools: TaskTools = MemoryTools(),
 ) -> list[Any]:
     query = OfflineQuery(
         planned(outputs), {job_of(name): spec for name, spec in SPECS.items()}, world.erasures()
@@ -111,7 +122,7 @@ def computed(
     }
     latest = Micros(max(at for _, at in queries))
     failures = spark.sparkContext.accumulator(0)
-    run = SparkRun(spark, query, pieces, MemoryTools(), latest, PARTITIONS, failures)
+    run = SparkRun(spark, query, pieces, tools, latest, PARTITIONS, failures)
     runs = ByRun(len(queries), 2)
     blocks = run.run(FrameRows(given_frame(queries)), runs).toArrow().to_batches()
     made = pl.concat(BlockSort(run.result, runs).rows(iter(blocks)))
@@ -161,6 +172,28 @@ def test_spark_looks_up_what_user_code_asks_for(
     assert len(outputs) > 5
     found = computed(spark, world, outputs, queries)
     assert found == [expected(world, outputs, row, at) for row, at in queries]
+
+
+def large_user(k: int) -> Change:
+    row = {"k": k, "v": (k + 1) % 8, "tags": [1] * 100, "ts": SECOND, "__tombstone": False}
+    return Change(0, 1, row | {"__pos": b"\x01" + k.to_bytes(13, "big")})
+
+
+@pytest.mark.long
+def test_large_rows_that_code_looks_up_are_read_for_fewer_rows_at_a_time(
+    spark: SparkSession,
+) -> None:
+    users = History([[large_user(k) for k in range(8)]])
+    world, outputs = World({**EMPTY.histories, "Users": users}, frozenset()), ["F.friend", "F.v"]
+    queries = [
+        ({"F.k": n % 8, "F.n": 1, "F.ks": [], "F.ns": []}, (1 + n // 8) * SECOND) for n in range(24)
+    ]
+    with capture_logs() as logs:
+        found = computed(spark, world, outputs, queries, MemoryTools(answer_bytes=500))
+    assert found == [expected(world, outputs, row, at) for row, at in queries]
+    cut = [each["cut_batches"] for each in logs if each["event"] == "what code looks up is large"]
+    assert cut, "a batch needs more"
+    assert all(each <= 2 for each in cut), "of the two tasks"
 
 
 @pytest.mark.long

@@ -10,26 +10,48 @@ from itertools import count
 import polars as pl
 import pyarrow as pa
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from fennel_core.executors.calls import ExtractCall
+from fennel_core.hangar.memory import MemoryHangar
 from fennel_core.offline import code_lookups, extractors
-from fennel_core.offline.code_lookups import Answers, CallLookups
+from fennel_core.offline.batch_work import StepTools
+from fennel_core.offline.code_lookups import (
+    MOST_ANSWER_BYTES,
+    Answers,
+    CallLookups,
+    code_datasets,
+)
 from fennel_core.offline.errors import CallInterrupted
 from fennel_core.offline.extractors import CALL_ROWS, MOST_ROUNDS, ROUNDS_TOGETHER, extract
-from fennel_core.offline.lookup_rounds import DONE, batch_rows, done_rows
+from fennel_core.offline.lookup_rounds import (
+    ANSWER_TYPES,
+    DONE,
+    Cut,
+    SmallerParts,
+    batch_rows,
+    call_batches,
+    done_rows,
+)
+from fennel_core.offline.query_steps import CallInRounds
 from fennel_core.offline.rows import AT, REASON, ROW, register
+from fennel_core.offline.scratch import ScratchStore
 from fennel_core.query import datasets
 from fennel_core.query.lookups import row_bytes
 from fennel_core.query.program import BoundExtractor
 from fennel_core.vocab.dtypes import Field, Int
 from fennel_core.vocab.keys import key_bytes
 from tests.laws.offline.looking_code import Ask, Rows, failure
-from tests.laws.offline.worlds import USERS, tables
+from tests.laws.offline.worlds import SPECS, USERS, job_of, tables
 from tests.support.each_row import EachRow
 from tests.support.featuresets import CODE
 
 CALL = ExtractCall(CODE, "F", "e", (Field("F.k", Int()),), (Field("F.v", Int()),), ("Users",))
 STEP = BoundExtractor(CALL, (0,), ((0, 1),), {USERS.name: tables()[USERS.name]})
+ROUNDS = CallInRounds(
+    (STEP,), code_datasets((STEP,), {job_of(name): spec for name, spec in SPECS.items()})
+)
 Code = Callable[[Rows, Ask], Awaitable[list[int]]]
 
 
@@ -63,9 +85,10 @@ def key(k: int) -> bytes:
     return key_bytes(pl.DataFrame({"k": [k]}, schema={"k": pl.Int64}), ["k"])[0]
 
 
-def known(*rows: tuple[int, int, int]) -> Answers:
-    """Return answers: the value of a user as of a time."""
-    return Answers({USERS.name: {(key(k), t): row_bytes([v, []]) for k, t, v in rows}})
+def known(*rows: tuple[int, int, int], most_bytes: int = MOST_ANSWER_BYTES) -> Answers:
+    """Return answers: the value of a user as of a time. Each has four bytes."""
+    found = {(key(k), t): row_bytes([v, []]) for k, t, v in rows}
+    return Answers({USERS.name: found}, most_bytes)
 
 
 def asked(answers: Answers) -> list[tuple[bytes, int]]:
@@ -182,6 +205,94 @@ def test_a_batch_that_asks_for_too_much_fails_by_name(monkeypatch: pytest.Monkey
     assert rows.height == 0
     assert [len(asked(answers)), failures.height] == [2, 2], "as many as fit wait"
     assert "more than 3. Ask for fewer rows" in failures[REASON][0]
+
+
+def test_rows_whose_answers_are_too_large_for_a_call_are_called_apart() -> None:
+    calling = Calling(value)
+    answers = known(*((k, 10, k) for k in range(8)), most_bytes=9)
+    rows, failures = extract(batch(*((10, k) for k in range(8))), STEP, calling, answers)
+    assert rows[register(1)].to_list() == list(range(8))
+    assert (failures.height, asked(answers)) == (0, [])
+    assert calling.calls == [8, 4, 2, 2, 4, 2, 2]
+
+
+def test_a_row_that_code_asks_for_too_often_counts_each_time() -> None:
+    answers = known((1, 10, 7), most_bytes=9)
+    rows, _ = extract(batch(*[(10, 1)] * 5), STEP, calling := Calling(value), answers)
+    assert (rows.height, calling.calls) == (5, [5, 2, 3, 1, 2])
+
+
+def test_a_row_whose_answers_are_too_large_fails_by_name() -> None:
+    async def code(rows: Rows, ask: Ask) -> list[int]:
+        for _ in range(3 if (10, 2) in rows else 1):
+            with suppress(CallInterrupted):
+                await value(rows, ask)
+        return await value(rows, ask)
+
+    answers = known((1, 10, 7), (2, 10, 8), most_bytes=11)
+    rows, failures = extract(batch((10, 1), (10, 2)), STEP, Calling(code), answers)
+    assert (rows[ROW].to_list(), failures[ROW].to_list()) == ([0], [1]), "it was caught in vain"
+    assert "`F.e`: what its lookups find for one row has more than 11 bytes" in failures[REASON][0]
+
+
+def frame_of(rows: Sequence[int], answers: Sequence[tuple[int, bytes | None]]) -> pl.DataFrame:
+    """Return rows with these numbers, and answers with the numbers of their parts."""
+    own = batch(*[(10, 0)] * len(rows)).with_columns(pl.Series(ROW, rows, dtype=pl.Int64))
+    found = pl.DataFrame(
+        [(row, 0, b"key", 10, answer) for row, answer in answers],
+        schema=dict(ANSWER_TYPES),
+        orient="row",
+    )
+    nothing = {REASON: pl.String(), DONE: pl.Boolean()}
+    return pl.concat([own, found, pl.DataFrame(schema=nothing)], how="diagonal").sort(ROW)
+
+
+@settings(deadline=None, max_examples=30)
+@given(st.integers(0, 4), st.integers(1, 40))
+def test_a_batch_with_too_large_answers_is_cut(failed: int, frame_rows: int) -> None:
+    """However its frames are cut; and the next batch is called."""
+    whole = frame_of(range(10, 30), [(10, b"7" * 10)] * 9 + [(20, b"7" * 10)])
+    reasons = pl.when(pl.col(ROW) < 10 + failed).then(pl.lit("failed")).alias(REASON)
+    tools = StepTools({}, Calling(value), lambda: ScratchStore(MemoryHangar), answer_bytes=50)
+    frames = whole.with_columns(reasons).iter_slices(frame_rows)
+    first, second = call_batches(frames, ROUNDS, Cut(10), tools, number=1)
+    assert first.smaller == SmallerParts(1, 2), "half of what would fit on average"
+    assert (first.rows[ROW].to_list(), first.answers.height) == (list(range(10, 20)), 0)
+    assert first.requests == {}
+    assert (second.smaller, second.rows.height) == (None, 10)
+    assert second.requests, "it has asked for more"
+
+
+def test_a_batch_that_can_be_cut_no_more_before_the_last_round_fails_by_name() -> None:
+    tools = StepTools({}, Calling(value), lambda: ScratchStore(MemoryHangar), answer_bytes=50)
+    frames = frame_of([2, 3], [(2, b"7" * 60)]).iter_slices()
+    (called,) = call_batches(frames, ROUNDS, Cut(2), tools, number=MOST_ROUNDS)
+    assert called.smaller is None
+    assert called.rows[REASON].null_count() == 0
+
+
+def test_a_row_alone_whose_answers_are_too_large_fails_by_name() -> None:
+    tools = StepTools({}, Calling(value), lambda: ScratchStore(MemoryHangar), answer_bytes=50)
+    frames = frame_of([3, 4], [(3, b"7" * 60), (4, b"7")]).iter_slices()
+    failed, other = call_batches(frames, ROUNDS, Cut(2, {1: 1, 2: 1}), tools, number=3)
+    assert (failed.smaller, failed.requests) == (None, {})
+    assert failed.rows[REASON][0] == (
+        "what code looks up for this row has more than 50 bytes. Ask for fewer or smaller rows"
+    )
+    assert other.rows[REASON].to_list() == [None]
+
+
+@given(st.integers(1, 9), st.dictionaries(st.integers(0, 5), st.integers(1, 9)))
+def test_parts_are_inside_of_batches(rows: int, parts: dict[int, int]) -> None:
+    cut = Cut(rows).smaller(SmallerParts(batch, part) for batch, part in parts.items())
+    numbers = pl.Series(range(50), dtype=pl.Int64)
+    first = cut.first(numbers)
+    assert (first // rows == numbers // rows).all(), "each part is of one batch"
+    assert (first <= numbers).all()
+    assert cut.first(first).equals(first), "a part begins with its first row"
+    sizes = {n // rows: first.filter(first == n).len() for n in first}
+    assert all(size <= parts.get(batch, rows) for batch, size in sizes.items())
+    assert cut.smaller([SmallerParts(0, 99)]).parts.get(0, rows) <= rows, "never larger again"
 
 
 def test_a_dataset_that_cannot_be_read_as_of_times_is_refused_as_online() -> None:
