@@ -11,6 +11,10 @@ The index changes file by file, as in a compaction (`compaction_run`): a reader 
 the new one, a crash leaves one of the two, and a file that another process has merged is left to
 the next run. The replaced objects stay for readers that have planned before, and are deleted later.
 
+A run searches at most so many bytes, because what it rewrites is stored twice for a while, and
+merges and other work of the pool wait for it. Files that were never searched come first, then those
+that were searched for the oldest erasures, so that no topic waits for ever behind another.
+
 Example. The newest erasure has number 7, every job needs offset 90 or later, the log begins at 80.
 Of the files [0, 40) searched to 7, [40, 75) searched to 5 and [75, 120) the second is searched and
 the third waits.
@@ -28,7 +32,7 @@ import structlog
 from fennel_core.history.compaction_run import MERGES_AT_ONCE
 from fennel_core.history.erasing import TopicErasures
 from fennel_core.history.merging import MergeRefused
-from fennel_core.history.removals import RemovedRows, Replacer
+from fennel_core.history.removals import RemovedRows, Replacer, split_run
 from fennel_core.history.store import HistoryFile, searched_upto
 from fennel_core.vocab.ids import DatasetName, Offset, TopicName, TopicPartition
 
@@ -71,7 +75,7 @@ class ErasedRowsRemoval:
 
     `erasures`: those of each topic. `bounds`: the first offset of a partition that must stay as it
     is; partitions that are absent stay as a whole. `grace`: after which an object without a row
-    may be deleted.
+    may be deleted. `most_bytes`: of the files that a run searches.
     """
 
     replacer: Replacer
@@ -79,10 +83,11 @@ class ErasedRowsRemoval:
     erasures: Mapping[TopicName, TopicErasures]
     bounds: Mapping[TopicPartition, Offset]
     grace: timedelta
+    most_bytes: int
 
     async def run(self) -> RemovedRows:
         """Search what can be searched now. Raises SystemUnavailable or CompactionFailed."""
-        done, planned = RemovedRows(), list[HistoryFile]()
+        done, ready = RemovedRows(), list[HistoryFile]()
         for partition in sorted(await self.replacer.files.ends(list(self.erasures))):
             plan = plan_removal(
                 await self.replacer.files.files(*partition),
@@ -90,13 +95,14 @@ class ErasedRowsRemoval:
                 self.bounds.get(partition, Offset(0)),
             )
             done = done.plus(RemovedRows(waiting=plan.waiting))
-            planned += plan.files
-            while len(planned) >= MERGES_AT_ONCE:
-                done = done.plus(await self._run_batch(planned[:MERGES_AT_ONCE]))
-                planned = planned[MERGES_AT_ONCE:]
-        if planned:
-            done = done.plus(await self._run_batch(planned))
-        return done
+            ready += plan.files
+        planned, left = split_run(sorted(ready, key=self._searched_upto), self.most_bytes)
+        for first in range(0, len(planned), MERGES_AT_ONCE):
+            done = done.plus(await self._run_batch(planned[first : first + MERGES_AT_ONCE]))
+        return done.plus(left)
+
+    def _searched_upto(self, file: HistoryFile) -> int:
+        return searched_upto(file, self.erasures[file.topic].dataset)
 
     async def _run_batch(self, files: Sequence[HistoryFile]) -> RemovedRows:
         # Read before the first upload: no object of this batch can be an orphan for longer.

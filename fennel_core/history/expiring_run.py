@@ -19,7 +19,7 @@ import structlog
 from fennel_core.history.compaction_run import MERGES_AT_ONCE
 from fennel_core.history.expiring import TopicExpiry
 from fennel_core.history.merging import MergeRefused
-from fennel_core.history.removals import RemovedRows, Replacer
+from fennel_core.history.removals import RemovedRows, Replacer, split_run
 from fennel_core.history.store import HistoryFile
 from fennel_core.vocab.ids import Offset, TopicName, TopicPartition
 
@@ -43,7 +43,8 @@ class ExpiredRowsRemoval:
     """Removes expired rows.
 
     `expiries`: of the topics that lose rows. `bounds`: as in `ErasedRowsRemoval`. `grace`: after
-    which an object without a row may be deleted.
+    which an object without a row may be deleted. `most_bytes`: of the files that a run searches;
+    those that were searched longest ago come first.
     """
 
     replacer: Replacer
@@ -51,6 +52,7 @@ class ExpiredRowsRemoval:
     expiries: Mapping[TopicName, TopicExpiry]
     bounds: Mapping[TopicPartition, Offset]
     grace: timedelta
+    most_bytes: int
 
     async def run(self) -> dict[TopicName, RemovedRows]:
         """Search what can be searched now, and return what was done by topic.
@@ -58,19 +60,21 @@ class ExpiredRowsRemoval:
         Raises SystemUnavailable or CompactionFailed.
         """
         done = {topic: RemovedRows() for topic in self.expiries}
-        planned: list[HistoryFile] = []
+        every: list[HistoryFile] = []
         for partition in sorted(await self.replacer.files.ends(list(self.expiries))):
             topic, bound = partition[0], self.bounds.get(partition, Offset(0))
             files = await self.replacer.files.files(*partition)
             due = [file for file in files if self.expiries[topic].is_due(file)]
             ready = [file for file in due if file.next_offset <= bound]
             done[topic] = done[topic].plus(RemovedRows(waiting=len(due) - len(ready)))
-            planned += ready
-            while len(planned) >= MERGES_AT_ONCE:
-                await self._run_batch(planned[:MERGES_AT_ONCE], done)
-                planned = planned[MERGES_AT_ONCE:]
-        if planned:
-            await self._run_batch(planned, done)
+            every += ready
+        every.sort(key=lambda file: file.expired_to)
+        planned, _ = split_run(every, self.most_bytes)
+        for file in every[len(planned) :]:
+            left = RemovedRows(left=1, left_bytes=file.size_bytes)
+            done[file.topic] = done[file.topic].plus(left)
+        for first in range(0, len(planned), MERGES_AT_ONCE):
+            await self._run_batch(planned[first : first + MERGES_AT_ONCE], done)
         return done
 
     async def _run_batch(

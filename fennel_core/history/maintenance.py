@@ -93,6 +93,11 @@ class MaintenanceResult:
             f"snapshots and Kafka's retention have passed them: "
             f"{removed.waiting + expired.waiting}"
         )
+        if left := removed.left + expired.left:
+            text += (
+                f". Files left to the next run by FENNEL_HISTORY_REWRITE_BYTES: {left} "
+                f"({removed.left_bytes + expired.left_bytes} bytes)"
+            )
         superseded = removed.superseded + expired.superseded
         if self.merged is not None:
             superseded += self.merged.superseded
@@ -166,8 +171,9 @@ async def remove_rows(
     bounds = await read_bounds(settings, pool)
     replacer = Replacer(PostgresHistoryFiles(pool), REPLACED_KEPT, dry_run)
     grace = timedelta(milliseconds=settings.history_grace_ms)
-    removed = await ErasedRowsRemoval(replacer, worker, by_topic, bounds, grace).run()
-    expired = await ExpiredRowsRemoval(replacer, worker, expiries, bounds, grace).run()
+    most = settings.history_rewrite_bytes
+    removed = await ErasedRowsRemoval(replacer, worker, by_topic, bounds, grace, most).run()
+    expired = await ExpiredRowsRemoval(replacer, worker, expiries, bounds, grace, most).run()
     for topic, each in expired.items():
         if each.rewritten:
             log.info(

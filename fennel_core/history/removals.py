@@ -1,8 +1,10 @@
-"""What a run that removes rows from files of history did, and how it replaces one of them."""
+"""What a run that removes rows from files of history did, how many it searches, and how it replaces
+one of them.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import reduce
@@ -22,7 +24,8 @@ class RemovedRows:
     `searched`: files that were searched; `rewritten`: those of them that were
     replaced, without `rows` rows. `superseded`: files that another process had changed, or whose
     deadline had passed. `refused`: files that cannot be read. `waiting`: files that a replay or
-    Kafka's log may still hold.
+    Kafka's log may still hold. `left`: files that the limit of a run leaves to the next one, with
+    `left_bytes`.
     """
 
     searched: int = 0
@@ -31,6 +34,8 @@ class RemovedRows:
     superseded: int = 0
     refused: int = 0
     waiting: int = 0
+    left: int = 0
+    left_bytes: int = 0
 
     def plus(self, other: RemovedRows) -> RemovedRows:
         """Return the sums of both."""
@@ -41,12 +46,32 @@ class RemovedRows:
             self.superseded + other.superseded,
             self.refused + other.refused,
             self.waiting + other.waiting,
+            self.left + other.left,
+            self.left_bytes + other.left_bytes,
         )
 
 
 def sums(results: Iterable[RemovedRows]) -> RemovedRows:
     """Return the sums of all."""
     return reduce(RemovedRows.plus, results, RemovedRows())
+
+
+def split_run(
+    files: Sequence[HistoryFile], most_bytes: int
+) -> tuple[Sequence[HistoryFile], RemovedRows]:
+    """Return the first files that have at most `most_bytes` together, or one, and the others as
+    what is left.
+    """
+    size, count = 0, 0
+    for file in files:
+        size += file.size_bytes
+        if count and size > most_bytes:
+            break
+        count += 1
+    others = files[count:]
+    return files[:count], RemovedRows(
+        left=len(others), left_bytes=sum(file.size_bytes for file in others)
+    )
 
 
 @dataclass(frozen=True, slots=True)

@@ -325,9 +325,7 @@ class LimitSettings(BaseSettings):
         "before it is read into memory.",
     )
     log_rows: int = Field(
-        100_000,
-        gt=0,
-        description="Maximum rows of one `log` request, which is one Kafka transaction.",
+        100_000, gt=0, description="Maximum rows of a `log` request, one Kafka transaction."
     )
     query_workers: int = Field(
         1,
@@ -344,9 +342,7 @@ class LimitSettings(BaseSettings):
         "ones do not wait; they share these requests. With 0 the query server serves them itself.",
     )
     query_rows: int = Field(
-        10_000,
-        gt=0,
-        description="Maximum rows of one `query` request, which is answered in memory.",
+        10_000, gt=0, description="Maximum rows of a `query` request, answered in memory."
     )
     query_log_bytes: int = Field(
         64 * MIB,
@@ -355,9 +351,7 @@ class LimitSettings(BaseSettings):
         "request and response; a workspace may use half. More are not logged, and counted.",
     )
     query_timeout_ms: int = Field(
-        30_000,
-        gt=0,
-        description="A query, lookup or inspect that takes longer, ms, is cancelled.",
+        30_000, gt=0, description="A query, lookup or inspect that takes longer, ms, is cancelled."
     )
     lookup_timeout_ms: int = Field(
         2_000,
@@ -500,6 +494,12 @@ class LimitSettings(BaseSettings):
     )
     history_retention: bool = Field(
         False, description="Remove rows of keyless datasets older than `history`, for ever."
+    )
+    history_rewrite_bytes: int = Field(
+        64 * 1024**3,
+        gt=0,
+        description="Bytes of files that a maintenance run searches for rows of erased keys, and "
+        "as many for expired ones. What it rewrites is stored twice for 26 hours.",
     )
     query_log_history_s: int = Field(
         400 * 86_400,

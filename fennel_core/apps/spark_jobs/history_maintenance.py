@@ -39,6 +39,8 @@ def main() -> int:
         rewritten=done.removed.rewritten + expired.rewritten,
         searched=done.removed.searched + expired.searched,
         waiting=done.removed.waiting + expired.waiting,
+        left=done.removed.left + expired.left,
+        left_bytes=done.removed.left_bytes + expired.left_bytes,
         merged=merged.merged,
         made=merged.made,
         superseded=done.removed.superseded + expired.superseded + merged.superseded,

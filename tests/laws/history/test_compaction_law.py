@@ -67,6 +67,8 @@ class World:
 
     turns: Iterator[int]
     deaths: Iterator[bool]
+    most_bytes: int = 2**30
+    """What a run that removes rows searches."""
     now: datetime = datetime(2026, 1, 1, tzinfo=UTC)
     log: MemoryLog = field(default_factory=MemoryLog)
     erased: list[int] = field(default_factory=list)
@@ -157,7 +159,8 @@ class World:
             )
             try:
                 await ErasedRowsRemoval(
-                    Replacer(self.files, KEPT), self, {TOPIC: erasures}, self.bounds(), GRACE
+                    *(Replacer(self.files, KEPT), self, {TOPIC: erasures}, self.bounds(), GRACE),
+                    most_bytes=self.most_bytes,
                 ).run()
             except Died:
                 continue
@@ -178,7 +181,8 @@ class World:
             expiries = {TOPIC: self.expiry()}
             try:
                 await ExpiredRowsRemoval(
-                    Replacer(self.files, KEPT), self, expiries, self.bounds(), GRACE
+                    *(Replacer(self.files, KEPT), self, expiries, self.bounds(), GRACE),
+                    most_bytes=self.most_bytes,
                 ).run()
             except Died:
                 continue
@@ -308,6 +312,7 @@ class Interleaved(MemoryHistoryFiles):
     erased=st.lists(st.integers(0, 4), max_size=3, unique=True),
     distances=st.lists(st.integers(0, 4), max_size=8),
     ages=st.lists(st.integers(0, 6), max_size=5),
+    most_bytes=st.sampled_from([1, 4_000, 2**30]),
 )
 def test_a_reader_sees_exactly_the_rows_whatever_happens_meanwhile(
     sizes: list[int | None],
@@ -316,11 +321,12 @@ def test_a_reader_sees_exactly_the_rows_whatever_happens_meanwhile(
     erased: list[int],
     distances: list[int],
     ages: list[int],
+    most_bytes: int,
 ) -> None:
     async def life() -> None:
         chosen = random.Random(seed)  # noqa: S311  # a seeded schedule
         turns = (chosen.choice([0, 1, 1, 2, 7]) for _ in itertools.count())
-        world = World(turns, iter(deaths))
+        world = World(turns, iter(deaths), most_bytes)
         world.log.records[PARTITION] = []
         await asyncio.gather(
             world.write(sizes),
@@ -363,10 +369,12 @@ async def all_removed(world: World) -> None:
     """When nothing needs the rows of erased keys any more, they leave, and are counted."""
     end = len(world.log.records[PARTITION])
     await world.advance([end])
-    await world.remove(1)
+    # A run searches one file at least.
+    runs = len(await world.files.files(*PARTITION))
+    await world.remove(runs)
     first = world.oldest
     world.oldest += 2  # a tenth of the time: files with rows before `first` are due
-    await world.expire(1)
+    await world.expire(runs)
     await settled(world)
     files = await world.files.files(*PARTITION)
     rows = world.rows_below(files[-1].next_offset if files else 0)
