@@ -27,9 +27,10 @@ from fennel_core.blueprints.logical import (
 )
 from fennel_core.blueprints.pipeline import PipelineCompiler, TopicContent
 from fennel_core.blueprints.streams import StreamTable, stream_of
+from fennel_core.graph.sink_places import place_of
 from fennel_core.operators import spec
 from fennel_core.vocab.ids import DatasetName, Identity
-from fennel_core.wire.connectors import KafkaTopic, Source, WebhookEndpoint
+from fennel_core.wire.connectors import Source, WebhookEndpoint
 
 
 def compile_datasets(
@@ -90,10 +91,10 @@ def _sinks(definition: DatasetInput, topic: AssetKey, assembly: Assembly) -> Ite
     """Yield the sinks of a dataset whose content is on `topic`."""
     dataset = definition.dataset
     for sink in definition.sinks:
-        table = sink.table
-        assert isinstance(table, KafkaTopic), "validation refuses other sinks"
-        key = identity.sink("kafka", table.db.name, table.topic, topic)
-        title = f"{dataset.name} into {table.db.name}/{table.topic}"
+        place = place_of(sink.table)
+        assert place is not None, "validation refuses other sinks"
+        key = identity.sink(place.kind, place.connector, place.name, topic)
+        title = f"{dataset.name} into {place.title}"
         yield LogicalSink(
             key=assembly.add_topic(key, title, dataset.name),
             sink=sink,
@@ -101,6 +102,7 @@ def _sinks(definition: DatasetInput, topic: AssetKey, assembly: Assembly) -> Ite
             schema=dataset.schema,
             erase_keys=dataset.erase_keys,
             topic=topic,
+            dead_letters=assembly.dead_letters(),
         )
 
 

@@ -149,6 +149,7 @@ class LogicalSink:
     schema: Schema
     erase_keys: tuple[str, ...]
     topic: AssetKey
+    dead_letters: AssetKey
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,4 +98,5 @@ def _sink(sink: LogicalSink, names: Names) -> SinkBinding:
         schema=sink.schema,
         erase_keys=sink.erase_keys,
         topic=TopicName(names[sink.topic]),
+        dead_letters=TopicName(names[sink.dead_letters]),
     )

@@ -113,6 +113,8 @@ class SinkBinding:
     schema: Schema
     erase_keys: tuple[str, ...]
     topic: TopicName
+    dead_letters: TopicName | None = None
+    """None where an earlier version stored the catalog: its sinks refuse no rows."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -66,7 +66,9 @@ _JOBS: Final = (
         SourceBinding,
         "identity webhook endpoint source dataset schema topic raw_topic dead_letters positions",
     ),
-    Stored("catalog.sink", SinkBinding, "positions sink dataset schema erase_keys topic"),
+    Stored(
+        "catalog.sink", SinkBinding, "positions sink dataset schema erase_keys topic dead_letters"
+    ),
 )
 
 _BLUEPRINTS: Final = (

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.connections.http_addresses import AllowedHosts
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.commit_request import CommitRequest, digest_of
 from fennel_core.definition.errors import WindowSpecsUnavailable
@@ -150,12 +151,13 @@ class CommitChecker:
 
         stored = await self._context.ledger.run(catalogs)
         others = {name: stored_names.loads(encoded, Catalog) for name, encoded in stored.items()}
+        allowed = AllowedHosts() if self._settings is None else AllowedHosts.of(self._settings)
         problems = [
             *await source_problems(
                 added.streams, others, request.workspace, self._sealer, self._settings
             ),
             *await table_problems(added.tables, others, request.workspace, self._sealer),
-            *await sink_problems(added.sinks, others, request.workspace, self._sealer),
+            *await sink_problems(added.sinks, others, request.workspace, self._sealer, allowed),
         ]
         if problems:
             raise problems_error(problems)

@@ -9,9 +9,9 @@ transaction, so an interruption loses nothing, and running again continues.
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from functools import partial
-from typing import Final, LiteralString, cast
+from typing import Any, Final, LiteralString, TypeVar, cast
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
@@ -23,15 +23,9 @@ from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.definition.sealed_request import reseal_body
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import WorkspaceId
-from fennel_core.wire.connectors import (
-    Credential,
-    Kafka,
-    KafkaTopic,
-    Login,
-    SealedSecret,
-    Table,
-)
+from fennel_core.wire.connectors import SealedSecret
 
+Part = TypeVar("Part")
 WITH_SECRETS: Final[LiteralString] = """
     SELECT id FROM commit
     WHERE position('sealed:'::bytea IN coalesce(request, '')) > 0
@@ -83,18 +77,22 @@ def resealed_catalog(stored: bytes, workspace: WorkspaceId, sealer: Sealer) -> b
     """Return a stored catalog with the credentials of its streams encrypted again."""
     catalog = stored_names.loads(stored, Catalog)
 
-    def again(credential: Credential | None) -> Credential | None:
-        if not isinstance(credential, SealedSecret):
-            return credential
+    def again(credential: SealedSecret) -> SealedSecret:
         value = sealer.open(workspace, CREDENTIAL, credential.token.encode("ascii"))
         token = sealer.seal(workspace, CREDENTIAL, value).decode("ascii")
         return SealedSecret(sealer.fingerprint(workspace, value), token)
 
-    def sealed_again(table: Table) -> Table:
-        if not isinstance(table, KafkaTopic) or not isinstance(table.db, Kafka):
-            return table
-        login = Login(again(table.db.login.user), again(table.db.login.password))
-        return replace(table, db=replace(table.db, login=login))
+    def sealed_again(part: Part) -> Part:
+        """Return a part of a connector with the secrets in it, wherever they are."""
+        changed: Any = part
+        if isinstance(part, SealedSecret):
+            changed = again(part)
+        elif isinstance(part, tuple):
+            changed = tuple(map(sealed_again, part))
+        elif is_dataclass(part):
+            own = {each.name: sealed_again(getattr(part, each.name)) for each in fields(part)}
+            changed = replace(cast(Any, part), **own)
+        return cast(Part, changed)
 
     sources = tuple(
         replace(each, source=replace(each.source, table=sealed_again(each.source.table)))

@@ -8,16 +8,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterator, Mapping
+from typing import assert_never
 
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.connections.external_kafka import ExternalKafkaUnusable, opened
+from fennel_core.connections.external_http import (
+    HttpEndpoint,
+    HttpEndpointUnusable,
+    http_url,
+    opened_http,
+)
+from fennel_core.connections.external_kafka import ExternalKafkaUnusable, OpenSecret, opened
 from fennel_core.connections.external_sinks import POSITIONS, check_sink_topic
+from fennel_core.connections.http_addresses import AllowedHosts, HttpAddressRefused
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.source_check import is_platform_topic, secret_opener
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.capabilities import table_title
+from fennel_core.graph.sink_places import SinkTable, place_of
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.problems import Problem
-from fennel_core.wire.connectors import Kafka, KafkaTopic, Sink
+from fennel_core.wire.connectors import Http, HttpPath, Kafka, KafkaTopic, Sink
 
 
 def added_sinks(graph: Graph, before: Collection[Sink]) -> list[Sink]:
@@ -30,17 +40,20 @@ async def sink_problems(
     others: Mapping[BranchName, Catalog],
     workspace: WorkspaceId,
     sealer: Sealer | None,
+    allowed: AllowedHosts,
 ) -> tuple[Problem, ...]:
     """Return a problem for each of the sinks `added` that cannot be written.
 
-    `others`: the catalogs of the workspace's other branches.
+    `others`: the catalogs of the workspace's other branches. `allowed`: where HTTP sinks may go.
     """
     found: list[Problem] = []
-    reached: dict[KafkaTopic, Sink] = {}
+    reached: dict[SinkTable, Sink] = {}
     for sink in added:
-        table = _topic(sink)
+        table = _table(sink)
         found += _disagreements(sink, table, others)
-        if is_platform_topic(table.topic) or table.topic == POSITIONS:
+        if isinstance(table, KafkaTopic) and (
+            is_platform_topic(table.topic) or table.topic == POSITIONS
+        ):
             text = (
                 f"Dataset `{sink.dataset}`: Kafka topic `{table.topic}` belongs to a platform like "
                 "this one, or to Kafka itself, and is no sink; write to a topic of your own"
@@ -50,46 +63,68 @@ async def sink_problems(
             reached.setdefault(table, sink)
     results = await asyncio.gather(
         *(
-            asyncio.to_thread(_unwritable, table, sink, workspace, sealer)
+            asyncio.to_thread(_unwritable, table, sink, secret_opener(workspace, sealer), allowed)
             for table, sink in reached.items()
         )
     )
     return (*found, *(problem for each in results for problem in each))
 
 
-def _topic(sink: Sink) -> KafkaTopic:
-    assert isinstance(sink.table, KafkaTopic), "validation refuses other sinks"
+def _table(sink: Sink) -> SinkTable:
+    assert isinstance(sink.table, SinkTable), "validation refuses other sinks"
     return sink.table
 
 
-def _address(table: KafkaTopic) -> str:
-    assert isinstance(table.db, Kafka), "validation refuses connectors by name"
-    return table.db.bootstrap_servers
+def _address(table: SinkTable) -> str:
+    match table:
+        case KafkaTopic(db=db):
+            assert isinstance(db, Kafka), "validation refuses connectors by name"
+            return db.bootstrap_servers
+        case HttpPath(db=db):
+            assert isinstance(db, Http), "validation refuses connectors by name"
+            return http_url(db, "/")
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _disagreements(
-    sink: Sink, table: KafkaTopic, others: Mapping[BranchName, Catalog]
+    sink: Sink, table: SinkTable, others: Mapping[BranchName, Catalog]
 ) -> Iterator[Problem]:
+    place = place_of(table)
+    assert place is not None, "the kinds of sinks have places"
     for branch, catalog in others.items():
-        for other in (_topic(binding.sink) for binding in catalog.sinks):
-            same = (other.db.name, other.topic) == (table.db.name, table.topic)
-            if same and _address(other) != _address(table):
+        for other in (_table(binding.sink) for binding in catalog.sinks):
+            if place_of(other) == place and _address(other) != _address(table):
+                what = f"connector `{place.connector}` of {table_title(table)}"
                 text = (
-                    f"Dataset `{sink.dataset}`: connector `{table.db.name}` of Kafka topic "
-                    f"`{table.topic}` leads to `{_address(table)}`, and in branch `{branch}` to "
-                    f"`{_address(other)}`; branches share what they write, so give it the same "
-                    "address, or another name"
+                    f"Dataset `{sink.dataset}`: {what} leads to `{_address(table)}`, "
+                    f"and in branch `{branch}` to `{_address(other)}`; branches share what "
+                    "they write, so give it the same address, or another name"
                 )
                 yield Problem("connector-redefined", sink.dataset, text)
 
 
 def _unwritable(
-    table: KafkaTopic, sink: Sink, workspace: WorkspaceId, sealer: Sealer | None
+    table: SinkTable, sink: Sink, open_secret: OpenSecret, allowed: AllowedHosts
 ) -> list[Problem]:
-    assert isinstance(table.db, Kafka), "validation refuses connectors by name"
     try:
-        check_sink_topic(opened(table.db, secret_opener(workspace, sealer)), table.topic)
-    except ExternalKafkaUnusable as unusable:
+        match table:
+            case KafkaTopic(db=db):
+                assert isinstance(db, Kafka), "validation refuses connectors by name"
+                check_sink_topic(opened(db, open_secret), table.topic)
+            case HttpPath():
+                title = f"connector `{table.db.name}`"
+                endpoint = HttpEndpoint(opened_http(table, title, open_secret), allowed)
+                try:
+                    endpoint.check()
+                finally:
+                    endpoint.close()
+            case unreachable:
+                assert_never(unreachable)
+    except HttpAddressRefused as refused:
+        text = f"Dataset `{sink.dataset}`: connector `{table.db.name}`: {refused}"
+        return [Problem("sink-host-not-allowed", sink.dataset, text)]
+    except (ExternalKafkaUnusable, HttpEndpointUnusable) as unusable:
         text = f"Dataset `{sink.dataset}`: {unusable}"
         return [Problem("sink-unreachable", sink.dataset, text)]
     return []

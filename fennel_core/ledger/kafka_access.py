@@ -117,6 +117,7 @@ def rules_of(workspaces: Iterable[WorkspaceId]) -> Sequence[AccessRule]:
         rules += [
             AccessRule("engine", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.JOB}.", "WRITE"),
             AccessRule("sources", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.RAW}.", "WRITE"),
+            AccessRule("sources", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.SINK}.", "WRITE"),
             AccessRule("definition", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.RAW}.", "WRITE"),
             AccessRule("definition", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.DEAD}.", "WRITE"),
         ]

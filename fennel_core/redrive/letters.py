@@ -72,6 +72,10 @@ class Obstacle(StrEnum):
         "a job wrote it: correct the code of the pipeline, and the commit makes a job that "
         "computes all rows again"
     )
+    SINK = (
+        "the endpoint of a sink refused it, and a sink sends a change once; correct the endpoint, "
+        "and send the row yourself"
+    )
     RECOMPUTED = (
         "a version of the dataset that was computed from the stored requests wrote it; correct the "
         "definition, and the commit makes a version that computes all requests again"
@@ -102,6 +106,8 @@ def target_of(letter: Letter, table: RoutingTable) -> EndpointTarget | Obstacle:
     origin = letter.origin
     if origin.kind is DeadLetterKind.UNREADABLE:
         return Obstacle.UNREADABLE
+    if origin.kind is DeadLetterKind.NOT_DELIVERED:
+        return Obstacle.SINK
     if origin.writer != INGEST and origin.kind is DeadLetterKind.NOT_ADMITTED:
         return Obstacle.RECOMPUTED
     if origin.writer != INGEST or origin.kind not in TEXT_KINDS:

@@ -1,11 +1,12 @@
 """Settings of the streaming sources, which read topics and files of users."""
 
 from pydantic import Field
-from pydantic_settings import BaseSettings
+
+from fennel_core.settings.sinks import SinkSettings
 
 
-class SourceSettings(BaseSettings):
-    """How often, how much and on how many cores they read."""
+class SourceSettings(SinkSettings):
+    """How often, how much and on how many cores they read, and what their process writes to."""
 
     source_trigger_ms: int = Field(
         1_000,

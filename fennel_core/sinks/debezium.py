@@ -39,11 +39,15 @@ _encode: Final = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True)
 class SinkRecord:
-    """A message for a sink. Without a `key`, `part` chooses the partition: it keeps the order."""
+    """A message for a sink. Without a `key`, `part` chooses the partition: it keeps the order.
+
+    `part` and `offset`: the message of the dataset's topic; None for an erasure.
+    """
 
     key: bytes | None
     value: bytes | None
     part: int = 0
+    offset: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,15 +61,19 @@ class ChangeSource:
 
 
 def change_records(
-    versions: pl.DataFrame, events: pl.DataFrame, of: ChangeSource, now_ms: int
+    versions: pl.DataFrame, events: pl.DataFrame, of: ChangeSource, now_ms: int | None
 ) -> list[SinkRecord]:
-    """Return the messages of events (`changes.events_of`), which refer to rows of `versions`."""
+    """Return the messages of events (`changes.events_of`), which refer to rows of `versions`.
+
+    `now_ms`: the time of writing; None for messages that are the same whenever they are written.
+    """
+    written = {} if now_ms is None else {"ts_ms": now_ms}
     schema = of.schema
     values = [encode_column(versions[f.name], f.dtype, DEBEZIUM) for f in schema.fields]
     rows = [dict(zip(schema.names, row, strict=True)) for row in zip(*values, strict=True)]
     keys = list(map(_encode, _rows(schema.key_names, values))) if schema.keyed else None
     sources = _sources(versions, of)
-    parts = versions[MESSAGE[0]].to_list()
+    parts, offsets = (versions[name].to_list() for name in MESSAGE)
     found: list[SinkRecord] = []
     for op, before, after, added, retracted in events.rows():
         at = retracted if added is None else added
@@ -82,10 +90,11 @@ def change_records(
                         "source": sources[at]
                         | {"withdrawn": withdrawn, "retraction": added is None},
                         "op": op,
-                        "ts_ms": now_ms,
+                        **written,
                     }
                 ),
                 parts[at],
+                offsets[at],
             )
         )
     return found
@@ -110,7 +119,9 @@ def _sources(versions: pl.DataFrame, of: ChangeSource) -> list[dict[str, Any]]:
     return [names | row for row in frame.to_dicts()]
 
 
-def erasure_records(keys: Sequence[bytes], of: ChangeSource, now_ms: int) -> list[SinkRecord]:
+def erasure_records(
+    keys: Sequence[bytes], of: ChangeSource, now_ms: int | None
+) -> list[SinkRecord]:
     """Return a delete of each erased key, given as key bytes (`vocab.keys`), and its tombstone."""
     schema = of.schema
     frame = decode_rows(list(keys), columns_of(schema, schema.key_names))
@@ -125,7 +136,6 @@ def erasure_records(keys: Sequence[bytes], of: ChangeSource, now_ms: int) -> lis
             "after": None,
             "source": source,
             "op": "d",
-            "ts_ms": now_ms,
-        }
+        } | ({} if now_ms is None else {"ts_ms": now_ms})
         found += [SinkRecord(key, _encode(body)), SinkRecord(key, None)]
     return found

@@ -19,7 +19,7 @@ class SinkTopicReplaced(SinkError):
 
     def __init__(self, title: str, before: str, now: str) -> None:
         super().__init__(
-            f"sink {title} wrote to `{before}` (cluster/topic), and that is `{now}` now, because "
+            f"sink {title} wrote to `{before}`, and that is `{now}` now, because "
             "the topic was created again or the connector has another address; give the connector "
             "its earlier address, or another name to write everything again"
         )
@@ -51,6 +51,22 @@ class SinkAhead(SinkError):
             f"dataset ends at {end}: the platform was restored to an earlier time. Give the "
             "connector another name to write everything again"
         )
+
+
+class SinkEndpointUnavailable(SinkError):
+    """An HTTP endpoint accepts nothing for now. `retry_after_s`: how long it asks to wait."""
+
+    code: ClassVar[str] = "sink-endpoint-unavailable"
+
+    def __init__(self, title: str, reason: str, retry_after_s: float = 0.0) -> None:
+        super().__init__(f"sink {title}: {reason}; what was not accepted is sent again")
+        self.retry_after_s = retry_after_s
+
+
+class SinkStopped(SinkError):
+    """The sink was asked to end within a step; what was sent is in its position."""
+
+    code: ClassVar[str] = "sink-stopped"
 
 
 class SinkErasuresLost(SinkError):

@@ -11,29 +11,39 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar
+from typing import Final, TypeVar, assert_never
 
 import structlog
 from confluent_kafka import KafkaException
 
 from fennel_core.connections import erasures, postgres, secrets
 from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
+from fennel_core.connections.external_http import HttpEndpoint, opened_http
 from fennel_core.connections.external_kafka import opened
+from fennel_core.connections.http_addresses import AllowedHosts
 from fennel_core.connections.installation import installation_of
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.topic_slices import TopicSlice, plan_slices
 from fennel_core.settings.model import Settings
-from fennel_core.sinks.errors import SinkErasuresLost, SinkError
+from fennel_core.sinks.deliveries import KafkaDeliveryLog
+from fennel_core.sinks.errors import (
+    SinkEndpointUnavailable,
+    SinkErasuresLost,
+    SinkError,
+    SinkStopped,
+)
+from fennel_core.sinks.http import IN_FLIGHT, HttpSinkLog
 from fennel_core.sinks.kafka import KafkaPositionCopy, KafkaSinkLog
 from fennel_core.sinks.reader import TopicVersions
+from fennel_core.sinks.store import PositionCopy, SinkLog
 from fennel_core.sinks.targets import SinkReport, SinkTarget, pause_s, targets_of
 from fennel_core.sinks.writer import NO_ERASURES, ChangeReader, KeyErasures, SinkWriter
 from fennel_core.sources.target_catalogs import TargetCatalogs
 from fennel_core.telemetry import metrics
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
-from fennel_core.wire.connectors import SealedSecret
+from fennel_core.wire.connectors import HttpPath, Kafka, KafkaTopic, SealedSecret
 
 T = TypeVar("T")
 LOOK_S: Final = 30.0
@@ -56,6 +66,10 @@ BEHIND = metrics.gauge(
     ("workspace", "dataset", "sink"),
 )
 log = structlog.get_logger(__name__)
+
+
+def no_time() -> None:
+    """Return no time: a request that is sent again has the same bytes."""
 
 
 class SinkHost:
@@ -148,10 +162,11 @@ class SinkHost:
         SINKS.labels("broken").set(broken)
         SINKS.labels("running").set(len(self._running) - broken)
 
-    def writer(self, target: SinkTarget) -> SinkWriter:
-        """Return a writer of a sink; called in its thread. Raises `SecretUnreadable`."""
-        kafka = opened(target.connector, lambda sealed: self._open(target.workspace, sealed))
-        installation = self.wait(installation_of(self._pool))
+    def writer(self, target: SinkTarget, stopping: threading.Event) -> SinkWriter:
+        """Return a writer of a sink; called in its thread. Raises `ConnectionsError`.
+
+        `stopping`: set when the sink has to end.
+        """
 
         def plan() -> Sequence[TopicSlice]:
             found = self.wait(plan_slices(self._settings, self._pool, [target.topic]))
@@ -160,13 +175,50 @@ class SinkHost:
         def reader(following: Mapping[int, int]) -> ChangeReader:
             return TopicVersions(self._settings, target.title, target.schema, plan, following)
 
-        return SinkWriter(
+        log, copy, now_ms = self._log(target, stopping)
+        return SinkWriter(target.title, target.source, log, copy, reader, now_ms)
+
+    def _log(
+        self, target: SinkTarget, stopping: threading.Event
+    ) -> tuple[SinkLog, PositionCopy | None, Callable[[], int | None]]:
+        """Return what a sink writes to, the copy of its position, and the time of its messages."""
+        installation = self.wait(installation_of(self._pool))
+        match target.table:
+            case KafkaTopic(db=db, topic=topic):
+                assert isinstance(db, Kafka), "validation refuses connectors by name"
+                kafka = opened(db, lambda sealed: self._open(target.workspace, sealed))
+                log = KafkaSinkLog(kafka, topic, installation, target.name, target.topic)
+                copy = KafkaPositionCopy(self._settings, target.name, target.topic)
+                return log, copy, lambda: int(time.time() * MILLIS)
+            case HttpPath():
+                return self._http_log(target, target.table, installation, stopping), None, no_time
+            case unreachable:
+                assert_never(unreachable)
+
+    def _http_log(
+        self, target: SinkTarget, table: HttpPath, installation: str, stopping: threading.Event
+    ) -> HttpSinkLog:
+        settings = self._settings
+        allowed = AllowedHosts.of(settings)
+        external = opened_http(
+            table, target.title, lambda sealed: self._open(target.workspace, sealed)
+        )
+        assert target.dead_letters is not None, "earlier versions had no sinks of HTTP"
+        return HttpSinkLog(
             target.title,
-            target.source,
-            KafkaSinkLog(kafka, target.place, installation, target.name, target.topic),
-            KafkaPositionCopy(self._settings, target.name, target.topic),
-            reader,
-            lambda: int(time.time() * MILLIS),
+            f"{installation}-{target.name}",
+            external.url,
+            lambda: HttpEndpoint(external, allowed, connections=IN_FLIGHT),
+            KafkaDeliveryLog(
+                settings,
+                target.name,
+                target.topic,
+                target.dataset,
+                (target.dead_letters, target.partitions),
+                self.wait,
+            ),
+            limit=table.limit,
+            sleep=stopping.wait,
         )
 
     def erasures_of(self, target: SinkTarget, known: KeyErasures, erased: int) -> KeyErasures:
@@ -212,9 +264,11 @@ class SinkThread(threading.Thread):
         while not self._stopping.is_set():
             writer: SinkWriter | None = None
             try:
-                writer = self._host.writer(self.target)
+                writer = self._host.writer(self.target, self._stopping)
                 for _ in self._steps(writer):
                     failures = 0
+            except SinkStopped:
+                return
             except (ConnectionsError, SinkError, KafkaException) as failed:
                 failures += 1
                 self._park(failed, failures)
@@ -264,4 +318,5 @@ class SinkThread(threading.Thread):
             reason=reason,
             failures=failures,
         )
-        self._stopping.wait(pause_s(failures))
+        asked_s = failed.retry_after_s if isinstance(failed, SinkEndpointUnavailable) else 0.0
+        self._stopping.wait(max(pause_s(failures), asked_s))

@@ -17,17 +17,22 @@ import msgspec
 class SinkPosition(msgspec.Struct, frozen=True):
     """The next offset of each partition (absent: 0) and the number of the last erasure.
 
-    `origin` has the ids of the cluster and the topic that were written to. `events`: how many were
-    written since the sink began, without tombstones.
+    `origin` has the ids of the cluster and the topic, or the URL, that were written to. `events`:
+    how many were written since the sink began, without tombstones. `begun`: by partition, an offset
+    and how many events of its message were written, of a message that was not written as a whole.
     """
 
     origin: str
     next: dict[int, int] = {}
     erased: int = 0
     events: int = 0
+    begun: dict[int, tuple[int, int]] = {}
 
     def moved(self, following: Mapping[int, int], erased: int, events: int) -> SinkPosition:
-        """Return the position after `events` more, up to the offsets `following`."""
+        """Return the position after `events` more, up to the offsets `following`.
+
+        No message is begun: after an erasure its events may be others.
+        """
         assert all(offset >= self.next.get(part, 0) for part, offset in following.items()), (
             "a position only moves forward"
         )

@@ -1,10 +1,10 @@
 """The interfaces of a sink to where it writes, and their in-memory implementations.
 
-`kafka.py` is the real implementation. A *session* belongs to one writer of a sink. Opening one
-fences every earlier session, ends what they began, and only then reads the position: so nothing
-that was committed is behind it, and nothing can be committed by another session until the next one
-is opened. A session that fails is over; its writer opens another one, whose position says what
-became of the transaction.
+`kafka.py` and `http.py` are the real implementations. A *session* belongs to one writer of a sink.
+Opening one fences every earlier session, ends what they began, and only then reads the position: so
+nothing that was committed is behind it, and nothing can be committed by another session until the
+next one is opened. A session that fails is over; its writer opens another one, whose position says
+what became of the transaction.
 """
 
 from __future__ import annotations
@@ -28,14 +28,14 @@ class SinkSession(Protocol):
 
     @property
     def origin(self) -> str:
-        """The ids of the cluster and the topic that it writes to."""
+        """What it writes to: the ids of cluster and topic, or the URL."""
         ...
 
     def commit(self, records: Sequence[SinkRecord], position: SinkPosition) -> None:
-        """Write records and position in one transaction, in order per key.
+        """Write records and position, in order per key; in one transaction where there are any.
 
-        Raises `TransactionAborted`, `TransactionOutcomeUnknown`, `SystemUnavailable` and
-        `SinkMessageTooLarge`; the session is over after each, and has to be closed.
+        Raises `ConnectionsError` and `SinkError`; the session is over after each, and has to be
+        closed.
         """
         ...
 
@@ -48,7 +48,7 @@ class SinkLog(Protocol):
     """Opens sessions of one sink."""
 
     def open(self) -> SinkSession:
-        """Open a session. Raises `SystemUnavailable` and `ExternalKafkaUnusable`."""
+        """Open a session. Raises `ConnectionsError`."""
         ...
 
 

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from typing import Final
 
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.graph.sink_places import SinkPlace, SinkTable, place_of
 from fennel_core.sinks.debezium import ChangeSource
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import Kafka, KafkaTopic
 
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
@@ -25,9 +25,10 @@ LONGEST_PAUSE_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True)
 class SinkTarget:
-    """A topic of an external Kafka that gets the changes of a dataset.
+    """A place outside of the platform that gets the changes of a dataset.
 
-    `name`: of the sink, and of the topic with the copy of its position.
+    `name`: of the sink, and of the topic with its position, or a copy of it. `dead_letters`: None
+    where an earlier version stored the catalog.
     """
 
     workspace: WorkspaceId
@@ -35,22 +36,29 @@ class SinkTarget:
     topic: TopicName
     dataset: DatasetName
     schema: Schema
-    connector: Kafka
-    place: str
+    table: SinkTable
+    dead_letters: TopicName | None
+    partitions: int
+
+    @property
+    def place(self) -> SinkPlace:
+        found = place_of(self.table)
+        assert found is not None, "the kinds of sinks have places"
+        return found
 
     @property
     def title(self) -> str:
-        return f"{self.connector.name}/{self.place}"
+        return self.place.title
 
     @property
-    def shared(self) -> tuple[WorkspaceId, str, str]:
-        """What sinks have in common that write one topic, of different versions of a dataset."""
-        return self.workspace, self.connector.name, self.place
+    def shared(self) -> tuple[WorkspaceId, SinkPlace]:
+        """What sinks have in common that write one place, of different versions of a dataset."""
+        return self.workspace, self.place
 
     @property
     def source(self) -> ChangeSource:
         """What its events say about where they are from."""
-        return ChangeSource(self.connector.name, self.workspace, self.dataset, self.schema)
+        return ChangeSource(self.table.db.name, self.workspace, self.dataset, self.schema)
 
 
 def targets_of(catalogs: Iterable[Catalog]) -> dict[TopicName, SinkTarget]:
@@ -62,8 +70,7 @@ def targets_of(catalogs: Iterable[Catalog]) -> dict[TopicName, SinkTarget]:
     for catalog in catalogs:
         for binding in catalog.sinks:
             table = binding.sink.table
-            assert isinstance(table, KafkaTopic), "validation refuses other sinks"
-            assert isinstance(table.db, Kafka), "validation refuses connectors by name"
+            assert isinstance(table, SinkTable), "validation refuses other sinks"
             found.setdefault(
                 binding.positions,
                 SinkTarget(
@@ -72,8 +79,9 @@ def targets_of(catalogs: Iterable[Catalog]) -> dict[TopicName, SinkTarget]:
                     binding.topic,
                     binding.dataset,
                     binding.schema,
-                    table.db,
-                    table.topic,
+                    table,
+                    binding.dead_letters,
+                    catalog.partitions,
                 ),
             )
     return found

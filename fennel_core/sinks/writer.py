@@ -106,10 +106,11 @@ class SinkWriter:
         title: str,
         of: ChangeSource,
         log: SinkLog,
-        copy: PositionCopy,
+        copy: PositionCopy | None,
         reader: OpenReader,
-        now_ms: Callable[[], int],
+        now_ms: Callable[[], int | None],
     ) -> None:
+        """`copy`: None if the platform itself has the position. `now_ms`: for `change_records`."""
         self._title, self._of = title, of
         self._log, self._copy, self._open_reader, self._now_ms = log, copy, reader, now_ms
         self._session: SinkSession | None = None
@@ -158,7 +159,8 @@ class SinkWriter:
     def _opened(self, erasures: KeyErasures) -> tuple[SinkSession, ChangeReader, SinkPosition]:
         if self._session is None or self._reader is None or self._position is None:
             session = self._session = self._log.open()
-            stored, known = session.position, self._copy.read()
+            stored = session.position
+            known = None if self._copy is None else self._copy.read()
             before = known if stored is None else stored
             if before is not None and before.origin != session.origin:
                 raise SinkTopicReplaced(self._title, before.origin, session.origin)
@@ -186,5 +188,7 @@ class SinkWriter:
         self, session: SinkSession, records: Sequence[SinkRecord], position: SinkPosition
     ) -> None:
         session.commit(records, position)
+        position = session.position or position
         self._position = position
-        self._copy.write(position)
+        if self._copy is not None:
+            self._copy.write(position)

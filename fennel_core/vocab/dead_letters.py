@@ -6,11 +6,11 @@ the schema of the step's input. Who wrote the batch, and why, is in its headers,
 counted without knowing its schema.
 
     kind     class of reasons, a small enumeration (`DeadLetterKind`)
-    writer   id of the job that wrote it, or `ingest`
+    writer   id of the job or name of the sink that wrote it, or `ingest`
     subject  the dataset that ingest wrote for, or the title of the job
     reason   for people, with the value that failed
     cause    of rows that ingest refused: the reason without values
-    source   for people, where a source read the rows; absent for rows of other origins
+    source   for people, where a source or sink read the rows; absent for rows of other origins
     target   of rows that ingest refused: the topic that they were meant for
     binding  identity of the source definition that refused them
     endpoint its webhook and endpoint, or connector and stream, as `shop/orders`
@@ -62,6 +62,8 @@ class DeadLetterKind(StrEnum):
     """Python code of a pipeline raised."""
     EXPRESSION = "expression"
     """An expression of a pipeline failed, for example a cast."""
+    NOT_DELIVERED = "not-delivered"
+    """The endpoint of a sink refused the row."""
     UNCLASSIFIED = "unclassified"
     """The message has no kind, as those of earlier versions."""
 

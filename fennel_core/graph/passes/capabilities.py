@@ -1,6 +1,6 @@
 """Refuse what this platform does not serve: sources other than webhooks and the streams that it
-reads (`streams.py`), sinks other than topics of Kafka, and options and combinations of operators
-without a defined result.
+reads (`streams.py`), sinks of kinds that it does not write, and options and combinations of
+operators without a defined result.
 
 The client can express more than the platform runs. Without this pass such a definition would be
 accepted and have no effect, which looks like success while rows are lost. The client's defaults are
@@ -14,6 +14,7 @@ from typing import Final, assert_never
 
 from fennel_core.graph.derived_schemas import derive_known_schemas
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.http_sinks import unusable_http
 from fennel_core.graph.passes.streams import (
     check_formats,
     check_orders,
@@ -23,6 +24,7 @@ from fennel_core.graph.passes.streams import (
     reads,
 )
 from fennel_core.graph.passes.terminals import is_terminal_dataset
+from fennel_core.graph.sink_places import SinkTable
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
 from fennel_core.wire import operators as o
@@ -115,10 +117,10 @@ def _sink(graph: Graph, dataset: Dataset, sink: c.Sink) -> Iterator[Problem]:
     """Yield why a sink would have no effect, or another one than its definition says."""
     table = sink.table
     into = f"Dataset `{dataset.name}` has a sink into {table_title(table)}"
-    if not isinstance(table, c.KafkaTopic):
+    if not isinstance(table, SinkTable):
         text = (
-            f"{into}, which this platform does not write to yet: sinks are topics of Kafka. Remove "
-            "the sink, or give it an `env` and commit with another one."
+            f"{into}, which this platform does not write to yet: sinks are topics of Kafka and "
+            "HTTP endpoints. Remove the sink, or give it an `env` and commit with another one."
         )
         yield Problem("sink-not-served", dataset.name, text)
         return
@@ -130,9 +132,14 @@ def _sink(graph: Graph, dataset: Dataset, sink: c.Sink) -> Iterator[Problem]:
         )
         yield Problem("sink-not-served", dataset.name, text)
     for option in (name for name in ("create", "stacked") if getattr(sink, name)):
-        text = f"{into} with `{option}`, which has no effect on a Kafka topic; remove the option"
+        text = f"{into} with `{option}`, which has no effect on it; remove the option"
         yield Problem("sink-option-not-served", dataset.name, text)
-    yield from connector_problems(dataset, table)
+    if isinstance(table, c.KafkaTopic):
+        yield from connector_problems(dataset, table)
+        return
+    for reason in unusable_http(table):
+        text = f"Dataset `{dataset.name}`: connector `{table.db.name}` of {table_title(table)} "
+        yield Problem("connector-not-served", dataset.name, text + reason)
 
 
 def _webhook(dataset: Dataset, source: c.Source) -> Iterator[Problem]:

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Final
 
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.sink_places import SinkPlace, place_of
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
 from fennel_core.wire.entities import Dataset
 
+PLACES: Final = {"kafka": "Kafka topic", "http": "HTTP path"}
+
 
 def check_sinks(graph: Graph, before: Graph | None) -> Iterator[Problem]:
     """Yield one problem per dataset with a sink but without a pipeline, per invalid option, and per
-    topic that two sinks would write to.
+    place that two sinks would write to.
     """
     del before
-    writers: dict[tuple[str, str], str] = {}
+    writers: dict[SinkPlace, str] = {}
     for dataset in graph.datasets:
         sinks = graph.sinks_of(dataset.name)
         if sinks and not graph.pipelines_of(dataset.name):
@@ -24,16 +28,17 @@ def check_sinks(graph: Graph, before: Graph | None) -> Iterator[Problem]:
         for sink in sinks:
             for text in _options(dataset, sink):
                 yield Problem("sink-option", dataset.name, f"Dataset `{dataset.name}`: {text}")
-            if isinstance(sink.table, c.KafkaTopic):
-                topic = (sink.table.db.name, sink.table.topic)
-                if topic in writers:
+            place = place_of(sink.table)
+            if place is not None:
+                if place in writers:
+                    what = PLACES[place.kind]
                     text = (
-                        f"Dataset `{dataset.name}` and dataset `{writers[topic]}` have a sink into "
-                        f"Kafka topic `{sink.table.topic}` of connector `{sink.table.db.name}`, "
-                        "where keys of both would mix; give each sink a topic of its own"
+                        f"Dataset `{dataset.name}` and dataset `{writers[place]}` have a sink into "
+                        f"{what} `{place.name}` of connector `{place.connector}`, "
+                        "where keys of both would mix; give each sink a place of its own"
                     )
                     yield Problem("sink-twice", dataset.name, text)
-                writers[topic] = dataset.name
+                writers[place] = dataset.name
 
 
 def _options(dataset: Dataset, sink: c.Sink) -> Iterator[str]:

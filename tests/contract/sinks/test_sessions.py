@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
+import itertools
+import json
 import random
 import threading
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 import pytest
-from confluent_kafka import KafkaError, KafkaException, Producer
+from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
+from confluent_kafka import TopicPartition as RdTopicPartition
 from confluent_kafka.admin import (
     AdminClient,
     AlterConfigOpType,
@@ -18,20 +23,29 @@ from confluent_kafka.admin import (
 )
 
 from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
+from fennel_core.connections.external_http import ExternalHttp, HttpEndpoint
 from fennel_core.connections.external_kafka import ExternalKafka, ExternalKafkaUnusable
 from fennel_core.connections.external_sinks import POSITIONS, check_sink_topic
-from fennel_core.connections.kafka import client_config
+from fennel_core.connections.http_addresses import AllowedHosts
+from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.debezium import SinkRecord
+from fennel_core.sinks.deliveries import EVENT, KafkaDeliveryLog
 from fennel_core.sinks.errors import SinkMessageTooLarge
+from fennel_core.sinks.http import HttpSinkLog
 from fennel_core.sinks.kafka import KafkaPositionCopy, KafkaSinkLog
 from fennel_core.sinks.positions import SinkPosition
 from fennel_core.sinks.store import MemorySinkLog, SinkLog
-from fennel_core.vocab.ids import TopicName
+from fennel_core.vocab.dead_letters import DeadLetterKind, origin_of
+from fennel_core.vocab.ids import DatasetName, TopicName
+from fennel_core.vocab.versions import decode
 from tests.support.external_topics import LOGIN, PARTITIONS, committed, created, external
+from tests.support.http_receivers import Receiver, served
 from tests.support.kafka import secured_kafka
 
 __all__ = ["secured_kafka"]
+UNKEYED = b'"unkeyed"'
+"""The change without a key."""
 
 
 @dataclass
@@ -40,6 +54,8 @@ class Place:
 
     log: SinkLog
     read: Callable[[], dict[bytes | None, list[bytes | None]]]
+    tombstones: bool = True
+    """A key without a value is written."""
 
 
 def sink(cluster: Settings, topic: str) -> KafkaSinkLog:
@@ -47,8 +63,47 @@ def sink(cluster: Settings, topic: str) -> KafkaSinkLog:
     return KafkaSinkLog(external(cluster), topic, "installation", name, of)
 
 
-@pytest.fixture(params=["memory", "kafka"])
+def http_sink(
+    cluster: Settings, to: Callable[[], HttpEndpoint], clock: Callable[[], float]
+) -> HttpSinkLog:
+    """Return a sink whose position and dead letters are in new topics of a cluster."""
+    position, letters = TopicName(created(cluster)), TopicName(created(cluster))
+    deliveries = KafkaDeliveryLog(
+        cluster,
+        position,
+        TopicName("t.topic.x.1"),
+        DatasetName("Users"),
+        (letters, PARTITIONS),
+        asyncio.run,
+    )
+    return HttpSinkLog("hooks/rows", position, "url", to, deliveries, clock=clock)
+
+
+@pytest.fixture
+def http_place(secured_kafka: Settings) -> Iterator[Place]:
+    receiver, ticks = Receiver(), itertools.count(0, 10)
+    with served(receiver) as port:
+        url = f"http://127.0.0.1:{port}/rows"
+        allowed = AllowedHosts((), (f"127.0.0.1:{port}",))
+        external = ExternalHttp("hooks/rows", url, url, (), "")
+        log = http_sink(
+            secured_kafka, lambda: HttpEndpoint(external, allowed), lambda: float(next(ticks))
+        )
+
+        def received() -> dict[bytes | None, list[bytes | None]]:
+            found: dict[bytes | None, list[bytes | None]] = {}
+            for value in (json.dumps(event).encode() for event in receiver.events()):
+                found.setdefault(None if value == UNKEYED else b"k", []).append(value)
+            return found
+
+        yield Place(log, received, tombstones=False)
+
+
+@pytest.fixture(params=["memory", "kafka", "http"])
 def place(request: pytest.FixtureRequest) -> Place:
+    if request.param == "http":
+        found: Place = request.getfixturevalue("http_place")
+        return found
     if request.param == "memory":
         log = MemorySinkLog()
 
@@ -65,7 +120,7 @@ def place(request: pytest.FixtureRequest) -> Place:
 
 
 def rows(*values: bytes) -> list[SinkRecord]:
-    return [SinkRecord(b"k", value) for value in values]
+    return [SinkRecord(b"k", value, 0, 0) for value in values]
 
 
 def at(origin: str, offset: int) -> SinkPosition:
@@ -75,31 +130,31 @@ def at(origin: str, offset: int) -> SinkPosition:
 def test_a_position_is_read_back_by_the_next_session(place: Place) -> None:
     first = place.log.open()
     assert first.position is None
-    first.commit(rows(b"a", b"b"), at(first.origin, 3))
-    first.commit([*rows(b"c"), SinkRecord(None, b"n", 5)], at(first.origin, 7))
+    first.commit(rows(b'"a"', b'"b"'), at(first.origin, 3))
+    first.commit([*rows(b'"c"'), SinkRecord(None, UNKEYED, 5, 0)], at(first.origin, 7))
     assert first.position == at(first.origin, 7)
     first.close()
     assert place.log.open().position == at(first.origin, 7)
-    assert place.read() == {b"k": [b"a", b"b", b"c"], None: [b"n"]}
+    assert place.read() == {b"k": [b'"a"', b'"b"', b'"c"'], None: [UNKEYED]}
 
 
 def test_a_deleted_key_has_no_value(place: Place) -> None:
     session = place.log.open()
-    session.commit([SinkRecord(b"k", b"a"), SinkRecord(b"k", None)], at(session.origin, 1))
-    assert place.read() == {b"k": [b"a", None]}
+    session.commit([*rows(b'"a"'), SinkRecord(b"k", None)], at(session.origin, 1))
+    assert place.read() == {b"k": [b'"a"', None] if place.tombstones else [b'"a"']}
 
 
 def test_an_earlier_session_cannot_commit(place: Place) -> None:
     zombie = place.log.open()
-    zombie.commit(rows(b"a"), at(zombie.origin, 1))
+    zombie.commit(rows(b'"a"'), at(zombie.origin, 1))
     owner = place.log.open()
     with pytest.raises((TransactionAborted, TransactionOutcomeUnknown)):
-        zombie.commit(rows(b"zombie"), at(zombie.origin, 2))
+        zombie.commit(rows(b'"zombie"'), at(zombie.origin, 2))
     zombie.close()
     assert owner.position == at(owner.origin, 1)
-    owner.commit(rows(b"b"), at(owner.origin, 2))
+    owner.commit(rows(b'"b"'), at(owner.origin, 2))
     assert place.log.open().position == at(owner.origin, 2)
-    assert place.read() == {b"k": [b"a", b"b"]}
+    assert place.read() == {b"k": [b'"a"', b'"b"']}
 
 
 def test_what_a_frozen_writer_had_sent_is_aborted(secured_kafka: Settings) -> None:
@@ -223,3 +278,33 @@ def test_the_copy_of_a_position_is_that_of_its_topic(secured_kafka: Settings) ->
     again = KafkaPositionCopy(secured_kafka, name, TopicName("t.topic.a.1"))
     assert again.read() == at("cluster/topic", 4)
     assert KafkaPositionCopy(secured_kafka, name, TopicName("t.topic.b.1")).read() is None
+
+
+def test_rows_that_an_endpoint_refuses_are_dead_letters_with_their_place(
+    secured_kafka: Settings,
+) -> None:
+    receiver = Receiver(lambda _, body: (422, {"text": "no"}) if b"bad" in body else None)
+    with served(receiver) as port:
+        url = f"http://127.0.0.1:{port}/rows"
+        external = ExternalHttp("hooks/rows", url, url, (), "")
+        allowed = AllowedHosts((), (f"127.0.0.1:{port}",))
+        log = http_sink(secured_kafka, lambda: HttpEndpoint(external, allowed), time.monotonic)
+        session = log.open()
+        values = [f'{{"row":{n}}}'.encode() for n in range(5)] + [b'{"row":"bad"}']
+        session.commit([SinkRecord(b"k", v, 1, 7) for v in values], at(session.origin, 1))
+        session.close()
+    assert [event["row"] for event in receiver.events()] == [0, 1, 2, 3, 4]
+    deliveries = log._deliveries
+    assert isinstance(deliveries, KafkaDeliveryLog)
+    topic, _ = deliveries._letters
+    consumer = Consumer(consumer_config(secured_kafka))
+    consumer.assign([RdTopicPartition(topic, 1, 0)])
+    letter = consumer.poll(30)
+    consumer.close()
+    assert letter is not None
+    origin = origin_of([(name, bytes(value)) for name, value in letter.headers() or ()])
+    assert origin.kind is DeadLetterKind.NOT_DELIVERED
+    assert origin.subject == "Users"
+    assert origin.reason == "it responds with status 422: no"
+    assert origin.source == "partition 1, offset 7"
+    assert decode(letter.value() or b"")[EVENT].to_list() == ['{"row":"bad"}']

@@ -18,11 +18,15 @@ from fennel_core.graph.entity_graph import build_graph
 from fennel_core.graph.rebase import units
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
 from fennel_core.wire.connectors import (
+    S3,
     Cdc,
+    Http,
+    HttpPath,
     JsonFormat,
     KafkaTopic,
     Login,
     PlainSecret,
+    S3Table,
     SealedSecret,
     Sink,
 )
@@ -166,3 +170,33 @@ def test_the_passwords_of_streams_and_sinks_are_sealed_again_inside_a_catalog(
         assert isinstance(found.password, SealedSecret)
         assert new.open(SHOP, CREDENTIAL, found.password.token.encode()) == "password"
     assert after.sources[1] == before.sources[1]
+
+
+def test_headers_of_http_sinks_and_keys_of_buckets_are_sealed_again_inside_a_catalog(
+    sealer: Sealer, tmp_path: Path
+) -> None:
+    token = sealer.seal(SHOP, CREDENTIAL, "password").decode()
+    sealed = SealedSecret(sealer.fingerprint(SHOP, "password"), token)
+    hooks = Http("hooks", PlainSecret("https://a.example"), "/health", sealed)
+    table = HttpPath(hooks, "/rows", None, (("Authorization", sealed),))
+    name, topic = DatasetName("Users"), TopicName("w.topic.users.1")
+    written = Sink(name, 1, table, Cdc.DEBEZIUM, None, None, False, False, (), None, None)
+    lake = S3("lake", None, Login(PlainSecret("id"), sealed))
+    files = S3Table(lake, "shop", "orders/", "", "csv", "", (), False, None)
+    before = replace(
+        catalog(binding(of=source(table=files))),
+        sinks=(SinkBinding(TopicName("w.sink.a.1"), written, name, schema("user"), (), topic),),
+    )
+    make_key_file(tmp_path / "new")
+    keys = (tmp_path / "new").read_text() + (tmp_path / "key").read_text()
+    (tmp_path / "key").write_text(keys)
+    both, new = Sealer.from_file(tmp_path / "key"), Sealer.from_file(tmp_path / "new")
+    after = stored_names.loads(resealed_catalog(stored_names.dumps(before), SHOP, both), Catalog)
+    sent, read = after.sinks[0].sink.table, after.sources[0].source.table
+    assert isinstance(sent, HttpPath)
+    assert isinstance(sent.db, Http)
+    assert isinstance(read, S3Table)
+    assert isinstance(read.db, S3)
+    for found in (sent.headers[0][1], sent.db.ca_cert, read.db.login.password):
+        assert isinstance(found, SealedSecret)
+        assert new.open(SHOP, CREDENTIAL, found.token.encode()) == "password"

@@ -74,13 +74,15 @@ class Host(SinkHost):
         self.panics: list[BaseException] = []
         self.worlds: dict[str, SinkWorld] = {}
 
-    def writer(self, target: SinkTarget) -> SinkWriter:
-        if target.place in self.broken:
+    def writer(self, target: SinkTarget, stopping: threading.Event) -> SinkWriter:
+        del stopping
+        place = target.place.name
+        if place in self.broken:
             raise ExternalKafkaUnusable("the cluster is away")
         if self.panics:
             raise self.panics.pop()
         topic = MemoryTopic([[frame([(1, 10, 5, 1, 1)])]], slowly)
-        return self.worlds.setdefault(target.place, SinkWorld(topic)).writer()
+        return self.worlds.setdefault(place, SinkWorld(topic)).writer()
 
     async def _wake(self, changed: asyncio.Event) -> None:
         """Nothing notifies."""
@@ -214,7 +216,7 @@ async def test_erasures_are_read_again_if_the_sink_knows_later_ones(
 def test_branches_with_the_same_sink_share_it_with_the_newest_credentials() -> None:
     newest = replace(CONNECTOR, security_protocol="SASL_SSL")
     found = targets_of([catalog(binding("one", ONE.positions, newest)), catalog(ONE, TWO)])
-    assert [each.connector for each in found.values()] == [newest, CONNECTOR]
+    assert [each.table.db for each in found.values()] == [newest, CONNECTOR]
 
 
 def test_a_sink_rests_for_longer_after_each_failure() -> None:

@@ -1,0 +1,191 @@
+"""Requests to a real server: what a status means, TLS, redirects, and what is never shown."""
+
+from __future__ import annotations
+
+import datetime
+import ssl
+from pathlib import Path
+
+import pytest
+from cryptography import x509
+from cryptography.hazmat.primitives import hashes, serialization
+from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import NameOID
+
+from fennel_core.connections import external_http
+from fennel_core.connections.external_http import (
+    Accepted,
+    ExternalHttp,
+    HttpEndpoint,
+    NotSetUp,
+    Refused,
+    TryAgain,
+    outcome_of,
+)
+from fennel_core.connections.http_addresses import AllowedHosts, HttpAddressRefused
+from tests.support.http_receivers import Receiver, served
+from tests.support.ports import free_port
+
+
+def endpoint(url: str, ca_cert: str = "", **headers: str) -> HttpEndpoint:
+    external = ExternalHttp("hooks/rows", url, url, tuple(headers.items()), ca_cert)
+    allowed = AllowedHosts((), (f"{external.origin.host}:{external.origin.port}",))
+    return HttpEndpoint(external, allowed, resolve=lambda host, port: ["127.0.0.1"])
+
+
+def test_rows_arrive_with_their_key_and_the_headers_of_the_connector() -> None:
+    receiver = Receiver()
+    with served(receiver) as port:
+        to = endpoint(f"http://127.0.0.1:{port}/v1/rows", Authorization="Bearer abcdef")
+        assert to.send(b'[{"op":"c"}]', "sink-0-1") == Accepted()
+        assert to.send(b'[{"op":"d"}]', "sink-0-2") == Accepted()
+        to.close()
+    assert [event["op"] for event in receiver.events()] == ["c", "d"]
+    (path, headers), _ = receiver.seen
+    assert path == "/v1/rows"
+    assert headers["Idempotency-Key"] == "sink-0-1"
+    assert headers["Content-Type"] == "application/json"
+    assert headers["Authorization"] == "Bearer abcdef"
+
+
+@pytest.mark.parametrize("status", [200, 201, 202, 204, 299])
+def test_success_is_any_status_of_it(status: int) -> None:
+    assert outcome_of(status, None, "", 0.0) == Accepted()
+
+
+@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 599])
+def test_a_busy_endpoint_is_tried_again(status: int) -> None:
+    assert outcome_of(status, "7", "", 0.0) == TryAgain(f"it responds with status {status}", 7.0)
+
+
+@pytest.mark.parametrize("status", [301, 302, 307, 308, 401, 403, 404, 405, 407, 421, 101])
+def test_an_endpoint_that_is_not_set_up_refuses_no_rows(status: int) -> None:
+    assert isinstance(outcome_of(status, None, "", 0.0), NotSetUp)
+
+
+@pytest.mark.parametrize("status", [400, 406, 410, 411, 413, 415, 418, 422, 431])
+def test_other_errors_of_the_client_are_about_the_rows(status: int) -> None:
+    assert outcome_of(status, None, "no", 0.0) == Refused(f"it responds with status {status}: no")
+
+
+@pytest.mark.parametrize(
+    ("text", "pause_s"),
+    [
+        ("0", 0.0),
+        (" 12 ", 12.0),
+        ("Thu, 01 Jan 1970 00:01:40 GMT", 60.0),
+        ("Thu, 01 Jan 1970 00:00:01 GMT", 0.0),
+        ("999999999999", 3600.0),
+        ("-5", 0.0),
+        ("soon", 0.0),
+    ],
+)
+def test_retry_after_is_a_number_or_a_date(text: str, pause_s: float) -> None:
+    assert outcome_of(503, text, "", 40.0) == TryAgain("it responds with status 503", pause_s)
+
+
+def test_redirects_are_not_followed() -> None:
+    elsewhere = Receiver()
+    with served(elsewhere) as other:
+        target = {"Location": f"http://127.0.0.1:{other}/rows"}
+        with served(Receiver(lambda *_: (307, target))) as port:
+            outcome = endpoint(f"http://127.0.0.1:{port}/rows").send(b"[]", "k")
+    assert isinstance(outcome, NotSetUp)
+    assert "redirects are not followed" in outcome.reason
+    assert not elsewhere.seen
+
+
+def test_what_an_endpoint_says_is_shown_without_headers_and_cut() -> None:
+    said = {"text": "wrong: Bearer secret-word, " + "x" * 500}
+    with served(Receiver(lambda *_: (422, said))) as port:
+        to = endpoint(f"http://127.0.0.1:{port}/rows", Authorization="Bearer secret-word")
+        outcome = to.send(b"[]", "k")
+    assert isinstance(outcome, Refused)
+    assert "status 422: wrong: ***, xxx" in outcome.reason
+    assert len(outcome.reason) < external_http.SHOWN_CHARS + 50
+    assert "secret-word" not in repr(to._external)
+
+
+def test_a_response_is_read_up_to_a_size() -> None:
+    said = {"text": "x" * (4 * external_http.RESPONSE_BYTES)}
+    with served(Receiver(lambda *_: (200, said))) as port:
+        to = endpoint(f"http://127.0.0.1:{port}/rows")
+        assert [to.send(b"[]", "a"), to.send(b"[]", "b")] == [Accepted()] * 2
+
+
+def test_a_server_that_is_away_is_tried_again() -> None:
+    outcome = endpoint(f"http://127.0.0.1:{free_port()}/rows").send(b"[]", "k")
+    assert isinstance(outcome, TryAgain)
+    assert "ConnectError" in outcome.reason
+
+
+def test_addresses_are_used_in_turn_after_a_failure() -> None:
+    with served(Receiver()) as port:
+        external = ExternalHttp(
+            "h", f"http://a.internal:{port}/", f"http://a.internal:{port}/", (), ""
+        )
+        to = HttpEndpoint(
+            external,
+            AllowedHosts((), (f"a.internal:{port}",)),
+            resolve=lambda host, port: ["127.0.0.9", "127.0.0.1"],
+        )
+        assert isinstance(to.send(b"[]", "k"), TryAgain)
+        assert to.send(b"[]", "k") == Accepted()
+
+
+def test_a_name_that_leads_into_the_network_is_refused() -> None:
+    with served(receiver := Receiver()) as port:
+        url = f"https://a.example:{port}/rows"
+        external = ExternalHttp("hooks/rows", url, url, (), "")
+        allowed = AllowedHosts((f"a.example:{port}",))
+        to = HttpEndpoint(external, allowed, resolve=lambda host, port: ["127.0.0.1"])
+        with pytest.raises(HttpAddressRefused, match=r"127\.0\.0\.1, which is not a public one"):
+            to.send(b"[]", "k")
+    assert not receiver.seen
+
+
+def test_tls_is_verified_by_the_name_of_the_host(tmp_path: Path) -> None:
+    key, other = certificate("hooks.internal"), certificate("other.internal")
+    for name, (pem, own) in {"key": key, "other": other}.items():
+        (tmp_path / f"{name}.pem").write_text(own + pem)
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    context.load_cert_chain(tmp_path / "key.pem")
+    with served(receiver := Receiver(), context) as port:
+        url = f"https://hooks.internal:{port}/rows"
+        assert endpoint(url, key[0]).send(b"[]", "k") == Accepted()
+        for untrusted in ("", other[0]):
+            outcome = endpoint(url, untrusted).send(b"[]", "k")
+            assert isinstance(outcome, TryAgain)
+            assert "CERTIFICATE_VERIFY_FAILED" in outcome.reason
+        outcome = endpoint(f"https://127.0.0.1:{port}/rows", key[0]).send(b"[]", "k")
+        assert isinstance(outcome, TryAgain), "the certificate has another name"
+    assert len(receiver.seen) == 1
+    assert receiver.seen[0][1]["Host"] == f"hooks.internal:{port}"
+
+
+def certificate(name: str) -> tuple[str, str]:
+    """Return a self-signed certificate and its key, as PEM."""
+    key = ec.generate_private_key(ec.SECP256R1())
+    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
+    now = datetime.datetime.now(datetime.UTC)
+    names: list[x509.GeneralName] = [x509.DNSName(name)]
+    built = (
+        x509.CertificateBuilder()
+        .subject_name(subject)
+        .issuer_name(subject)
+        .public_key(key.public_key())
+        .serial_number(x509.random_serial_number())
+        .not_valid_before(now - datetime.timedelta(days=1))
+        .not_valid_after(now + datetime.timedelta(days=1))
+        .add_extension(x509.SubjectAlternativeName(names), critical=False)
+        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
+        .sign(key, hashes.SHA256())
+    )
+    return (
+        built.public_bytes(serialization.Encoding.PEM).decode(),
+        key.private_bytes(
+            serialization.Encoding.PEM,
+            serialization.PrivateFormat.PKCS8,
+            serialization.NoEncryption(),
+        ).decode(),
+    )

@@ -1,0 +1,235 @@
+"""A receiver that remembers keys has each change of a topic once and in order per key.
+
+Writers of an HTTP sink run at once and are abandoned; requests are refused, lost, answered by
+nothing, or taken although the response is lost; positions cannot be written, or are, although the
+response is lost. Rows that are refused for good are dead letters, once.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fennel_core.connections.errors import (
+    ConnectionsError,
+    SystemUnavailable,
+    TransactionOutcomeUnknown,
+)
+from fennel_core.connections.external_http import Accepted, Outcome, TryAgain
+from fennel_core.sinks import http
+from fennel_core.sinks.debezium import ChangeSource
+from fennel_core.sinks.deliveries import (
+    DeliverySession,
+    MemoryDeliveryLog,
+    MemoryDeliverySession,
+    RefusedEvent,
+)
+from fennel_core.sinks.errors import SinkError
+from fennel_core.sinks.http import HttpSinkLog
+from fennel_core.sinks.positions import SinkPosition
+from fennel_core.sinks.writer import NO_ERASURES, KeyErasures, SinkWriter
+from fennel_core.vocab.keys import key_bytes
+from tests.support.http_receivers import Receiver
+from tests.support.sink_world import USERS, MemoryTopic, frame
+
+PARTS = 2
+BAD = 9
+"""Rows with this value are refused for good."""
+Faults = list[str | None]
+
+
+@dataclass
+class FaultyDelivery:
+    """A session whose transactions fail by script: before, or after they took effect."""
+
+    inner: MemoryDeliverySession
+    fault: Callable[[], str | None]
+
+    @property
+    def position(self) -> SinkPosition | None:
+        return self.inner.position
+
+    def claim(self) -> None:
+        self.inner.claim()
+
+    def commit(self, position: SinkPosition, refused: Sequence[RefusedEvent]) -> None:
+        fault = self.fault()
+        if fault == "before":
+            raise SystemUnavailable("Kafka is away")
+        self.inner.commit(position, refused)
+        if fault == "after":
+            raise TransactionOutcomeUnknown("the response was lost")
+
+    def close(self) -> None:
+        self.inner.close()
+
+
+@dataclass
+class World:
+    """Writers of one HTTP sink, with a clock that moves with each request."""
+
+    topic: MemoryTopic
+    limit: int
+    sending: Faults
+    committing: Faults
+    deliveries: MemoryDeliveryLog = field(default_factory=MemoryDeliveryLog)
+    now_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        self.receiver = Receiver(self.refuses)
+
+    def refuses(self, key: str, body: bytes) -> tuple[int, dict[str, str]] | None:
+        rows = [event["after"] or event["before"] for event in json.loads(body)]
+        return (422, {}) if any(row["age"] == BAD for row in rows) else None
+
+    def send(self, body: bytes, key: str) -> Outcome:
+        """Be the endpoint, whose network fails by script."""
+        self.now_s += 1.0
+        fault = self.sending.pop() if self.sending else None
+        if fault == "lost":
+            return TryAgain("no response", 0.0)
+        outcome = self.receiver.send(body, key)
+        if fault == "after" and isinstance(outcome, Accepted):
+            return TryAgain("the response was lost", 0.0)
+        if fault == "away":
+            return TryAgain("busy", 60.0)
+        return outcome
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+    def open(self) -> DeliverySession:
+        return FaultyDelivery(
+            self.deliveries.open(), lambda: self.committing.pop() if self.committing else None
+        )
+
+    def writer(self) -> SinkWriter:
+        log = HttpSinkLog(
+            "hooks/users",
+            "sink",
+            "https://a.example/users",
+            lambda: self,
+            self,
+            limit=self.limit,
+            sleep=lambda _: False,
+            clock=lambda: self.now_s,
+        )
+        source = ChangeSource("hooks", "shop", "Users", USERS)
+        return SinkWriter("hooks/users", source, log, None, self.topic.open, lambda: None)
+
+
+@st.composite
+def topics(draw):
+    """Partitions of messages with versions of keys of their own; values count up, or are `BAD`."""
+    number, partitions = 100, []
+    for part in range(PARTS):
+        messages = []
+        for _ in range(draw(st.integers(0, 5))):
+            versions = []
+            for _ in range(draw(st.integers(1, 5))):
+                number += 1
+                key = draw(st.integers(0, 2)) * PARTS + part
+                value = draw(st.sampled_from([number, number, number, BAD]))
+                versions.append((key, value, number, number, 1))
+            messages.append(versions)
+        partitions.append(messages)
+    return partitions
+
+
+def times(events):
+    found = {}
+    for event in events:
+        row = event["after"] or event["before"]
+        found.setdefault(row["user"], []).append(event["source"].get("ts_us"))
+    return found
+
+
+sending = st.lists(st.sampled_from([None, None, "lost", "after", "away"]), max_size=20)
+committing = st.lists(st.sampled_from([None, None, "before", "after"]), max_size=10)
+orders = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=15)
+
+
+@settings(deadline=None)
+@given(topics(), st.integers(1, 4), sending, committing, orders)
+def test_each_change_is_taken_once_and_in_order(
+    partitions, limit, sending, committing, orders
+) -> None:
+    messages = [[frame(m) for m in messages] for messages in partitions]
+    world = World(MemoryTopic(messages), limit, sending, committing)
+    writers = [world.writer() for _ in range(3)]
+    for number, abandoned in orders:
+        try:
+            writers[number].step(NO_ERASURES)
+        except (ConnectionsError, SinkError):
+            if abandoned:
+                writers[number] = world.writer()
+    sending.clear()
+    committing.clear()
+    last = world.writer()
+    while not last.step(NO_ERASURES).idle:
+        pass
+    versions = [v for part in partitions for m in part for v in m]
+    want: dict[int, list[int]] = {}
+    for key, value, at, *_ in versions:
+        if value != BAD:
+            want.setdefault(key, []).append(at)
+    taken = times(world.receiver.events())
+    assert {key: sorted(all_) for key, all_ in taken.items()} == want, "each once"
+    # A writer that was overtaken may send what it had begun; what it sends is known by then.
+    assert taken == want, "in order"
+    dead = sorted(json.loads(each.event)["source"]["ts_us"] for each in world.deliveries.refused)
+    assert dead == sorted(at for _, value, at, *_ in versions if value == BAD)
+    if versions:
+        assert world.deliveries.positions[-1].events == len(versions)
+        assert not world.deliveries.positions[-1].begun
+
+
+def test_a_large_message_goes_on_within_it() -> None:
+    versions = [(1, n, n, n, 1) for n in range(20, 40)]
+    world = World(MemoryTopic([[frame(versions)]]), 2, [*["away"], *[None] * 6], [])
+    writer = world.writer()
+    with contextlib.suppress(SinkError):
+        writer.step(NO_ERASURES)
+    position = world.deliveries.positions[-1]
+    assert position.begun == {0: (0, 12)}
+    assert position.next == {0: 0}
+    sent = len(world.receiver.requests)
+    again = world.writer()
+    while not again.step(NO_ERASURES).idle:
+        pass
+    assert len(world.receiver.requests) == sent + 4, "what was sent is not sent again"
+    assert world.deliveries.positions[-1].events == len(versions)
+
+
+def test_an_erasure_within_a_message_loses_no_other_row() -> None:
+    versions = [(n % 4, n, n, n, 1) for n in range(20, 32)]
+    world = World(MemoryTopic([[frame(versions)]]), 5, [], ["before"])
+    writer = world.writer()
+    with contextlib.suppress(ConnectionsError):
+        writer.step(NO_ERASURES)
+    assert world.receiver.bodies, "requests were taken that no position knows"
+    (key,) = key_bytes(frame([(1, 0, 0, 0, 1)]), ("user",))
+    erased = KeyErasures(1, [(1, ("user",), key)])
+    world.deliveries.positions.append(SinkPosition("https://a.example/users"))
+    again = world.writer()
+    while not again.step(erased).idle:
+        pass
+    others = {at for user, _, at, *_ in versions if user != 1}
+    taken = times(world.receiver.events())
+    assert {at for user, all_ in taken.items() if user != 1 for at in all_} == others
+    deletes = [e for e in world.receiver.events() if e["op"] == "d"]
+    assert [e["before"]["user"] for e in deletes] == [1]
+    assert "ts_ms" not in deletes[0]
+
+
+def test_requests_are_cut_by_rows_and_bytes(monkeypatch) -> None:
+    monkeypatch.setattr(http, "REQUEST_BYTES", 10)
+    assert list(http._sizes([b"123456"] * 3, 5)) == [1, 1, 1]
+    assert list(http._sizes([b"1", b"2", b"x" * 20, b"3"], 5)) == [2, 1, 1]
+    assert list(http._sizes([b"1"] * 5, 2)) == [2, 2, 1]
+    assert not list(http._sizes([], 2))

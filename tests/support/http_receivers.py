@@ -1,0 +1,95 @@
+"""Receivers of HTTP sinks: in memory with faults by script, and a real server."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ssl import SSLContext
+from typing import Any
+
+from fennel_core.connections.external_http import Outcome, outcome_of
+
+Answer = tuple[int, Mapping[str, str]]
+
+
+@dataclass
+class Receiver:
+    """Remembers keys, as a receiver should: what came under one is taken once."""
+
+    answers: Callable[[str, bytes], Answer | None] = lambda *_: None
+    """What it responds instead of 200; None: it takes the request."""
+    bodies: dict[str, bytes] = field(default_factory=dict)
+    """By key, in order of arrival."""
+    requests: list[tuple[str, bytes]] = field(default_factory=list)
+    seen: list[tuple[str, Mapping[str, str]]] = field(default_factory=list)
+    """Path and headers of each request over HTTP."""
+    lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def take(self, key: str, body: bytes) -> Answer:
+        """Return status and headers of the response."""
+        with self.lock:
+            self.requests.append((key, body))
+            answer = self.answers(key, body)
+            if answer is not None:
+                return answer
+            assert self.bodies.setdefault(key, body) == body, "a key names one body"
+            return 200, {}
+
+    def events(self) -> list[Any]:
+        """Return the events that were taken, each once."""
+        return [event for body in self.bodies.values() for event in json.loads(body)]
+
+    def send(self, body: bytes, key: str) -> Outcome:
+        """See `sinks.http.Endpoint`."""
+        status, headers = self.take(key, body)
+        return outcome_of(status, headers.get("Retry-After"), "", 0.0)
+
+    def close(self) -> None:
+        """Nothing is held."""
+
+
+@contextmanager
+def served(receiver: Receiver, tls: SSLContext | None = None) -> Iterator[int]:
+    """Serve a receiver on a port of this machine, which is returned."""
+
+    class Handler(BaseHTTPRequestHandler):
+        protocol_version = "HTTP/1.1"
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            receiver.seen.append((self.path, dict(self.headers)))
+            self._respond(receiver.take(self.headers["Idempotency-Key"], body))
+
+        def do_GET(self) -> None:
+            receiver.seen.append((self.path, dict(self.headers)))
+            self._respond(receiver.answers("", b"") or (200, {}))
+
+        def _respond(self, answer: Answer) -> None:
+            status, headers = answer
+            text = headers.get("text", "").encode()
+            self.send_response(status)
+            for name, value in headers.items():
+                if name != "text":
+                    self.send_header(name, value)
+            self.send_header("Content-Length", str(len(text)))
+            self.end_headers()
+            self.wfile.write(text)
+
+        def log_message(self, *_: object) -> None:
+            """Say nothing."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    if tls is not None:
+        server.socket = tls.wrap_socket(server.socket, server_side=True)
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    try:
+        yield server.server_address[1]
+    finally:
+        server.shutdown()
+        server.server_close()
+        thread.join()
