@@ -129,5 +129,6 @@ async def test_a_key_without_a_row_that_is_left_is_not_compared() -> None:
         finding = await archive.check(frozenset({key}))
         assert finding.differing == 0, str(finding)
         assert archive.asked == []
+        assert (finding.keys, finding.compared) == (0, set()), "an alarm of it stays"
     whole = await Archive(rows(1, 3), SLIDING).check(frozenset({key}))
     assert whole.verdict is IntegrityVerdict.AGREES
