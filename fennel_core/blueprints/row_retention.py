@@ -26,8 +26,9 @@ from dataclasses import dataclass, field
 from typing import Final, Generic
 
 from fennel_core.blueprints.retractions import Topic, only_adds
+from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.operators.spec import AggregateSpec, MapSpec, StepSpec, UserCodeSpec
-from fennel_core.vocab.ids import DatasetName
+from fennel_core.vocab.ids import DatasetName, TopicName
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
 
@@ -106,6 +107,30 @@ def row_retention(
     `delivered`: the topics that sinks read.
     """
     return _Needs(list(datasets), jobs, delivered).all()
+
+
+def retention_of(catalogs: Iterable[Catalog], jobs: Iterable[Job]) -> dict[TopicName, RowRetention]:
+    """Return the retention of the topics of versions, by their names."""
+    versions = list(catalogs)
+    return row_retention(
+        [
+            KeptDataset(
+                view.name,
+                view.schema,
+                view.topic,
+                view.served_by,
+                view.is_source,
+                view.history_us,
+            )
+            for catalog in versions
+            for view in catalog.datasets
+        ],
+        [
+            KeptJob(job.id, job.step, job.inputs, [each.topic for each in job.outputs])
+            for job in jobs
+        ],
+        {sink.topic for catalog in versions for sink in catalog.sinks},
+    )
 
 
 @dataclass

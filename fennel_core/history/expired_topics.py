@@ -1,51 +1,62 @@
-"""Which rows of which topics have expired now.
-
-Theory. The clock that ages rows must not jump: what is removed does not come back. So `now` is the
-earliest of three clocks: that of the database, that of this machine, and the time that the database
-stored when the workspace last accepted rows. A workspace that accepts nothing loses nothing more.
-"""
+"""Which rows of which topics have expired now."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Final
 
-from fennel_core.blueprints.row_retention import RowRetention
-from fennel_core.connections import postgres
-from fennel_core.connections.postgres import Pool
 from fennel_core.history.expiring import TopicExpiry
+from fennel_core.history.row_needs import STEP, RowNeeds, RowNeedsReader
+from fennel_core.history.store import Readers
 from fennel_core.history.topic_counts import group_of
-from fennel_core.vocab.ids import Micros, TopicName
+from fennel_core.vocab.ids import Micros, TopicName, WorkspaceId
 
-CLOCKS: Final = """
-    SELECT workspace, (extract(epoch FROM max(last_rows_at)) * 1000000)::bigint FROM source_clock
-    WHERE last_rows_at IS NOT NULL GROUP BY workspace
-"""
-"""Not `ingest_clock`, which erasures advance, too."""
+STEP_US: Final = int(STEP.total_seconds() * 1_000_000)
 
 
-def expiries(
-    kept: Mapping[TopicName, RowRetention], accepted: Mapping[str, int], now_us: int
-) -> dict[TopicName, TopicExpiry]:
-    """Return the expiry of each topic that loses rows.
+@dataclass(frozen=True, slots=True)
+class Expiries:
+    """The expiry of each topic that loses rows, and by workspace who needs the others."""
 
-    `accepted`: when each workspace accepted its last row, µs.
+    topics: Mapping[TopicName, TopicExpiry] = field(default_factory=dict)
+    readers: Mapping[WorkspaceId, Readers] = field(default_factory=dict)
+
+    def readers_of(self, topic: TopicName) -> Readers:
+        """Return who reads the rows of a topic's workspace."""
+        return self.readers[workspace_of(topic)]
+
+
+ReadExpiries = Callable[[], Awaitable[Expiries]]
+
+
+def workspace_of(topic: TopicName) -> WorkspaceId:
+    """Return the workspace of a topic."""
+    return WorkspaceId(group_of(topic).workspace)
+
+
+def expiries(needs: RowNeeds, now_us: int, step_us: int = 0) -> Expiries:
+    """Return what has expired, by the slowest clock.
+
+    `now_us`: the clock of this machine. `step_us`: how far the clock of a workspace would be moved.
     """
     found = {}
-    for topic, each in kept.items():
-        last = accepted.get(group_of(topic).workspace)
-        if each.kept_because is None and last is not None:
-            oldest = Micros(min(last, now_us) - each.kept_us)
-            found[topic] = TopicExpiry(each.timestamp, oldest, each.kept_us)
-    return found
+    for topic, each in needs.kept.items():
+        workspace = workspace_of(topic)
+        clock = needs.clocks.get(workspace)
+        if each.kept_because is not None or clock is None or clock.keeps_old_rows:
+            continue
+        if workspace not in needs.changing:
+            now = min(clock.accepted_us, clock.aged_us + step_us, now_us)
+            found[topic] = TopicExpiry(each.timestamp, Micros(now - each.kept_us), each.kept_us)
+    return Expiries(found, needs.readers)
 
 
-async def expiries_now(
-    pool: Pool, kept: Mapping[TopicName, RowRetention]
-) -> dict[TopicName, TopicExpiry]:
-    """Return the expiry of each topic that loses rows, as of now. Raises SystemUnavailable."""
-    async with postgres.connection_of(pool) as connection:
-        rows: list[tuple[str, int]] = await (await connection.execute(CLOCKS)).fetchall()  # type: ignore[assignment]  # the columns of the table
-    stored = (await postgres.now(pool)).timestamp()
-    return expiries(kept, dict(rows), int(min(stored, time.time()) * 1_000_000))
+async def expiries_now(reader: RowNeedsReader, *, dry_run: bool = False) -> Expiries:
+    """Return what has expired now; in a dry run, as if the clocks were advanced.
+
+    Raises SystemUnavailable.
+    """
+    step_us = STEP_US if dry_run else 0
+    return expiries(await reader.read(), int(time.time() * 1_000_000), step_us)

@@ -47,7 +47,7 @@ class TopicExpiry:
             file.min_ts is not None
             and file.min_ts < before
             and accepted_us(file.min_stamp) < before
-            and file.expired_to <= before
+            and file.expiry_searched_to <= before
         )
 
     def left(self, rows: pl.DataFrame) -> pl.DataFrame:
@@ -67,7 +67,7 @@ def remove_expired(
     file: HistoryFile, expiry: TopicExpiry, get: Get, put: Put
 ) -> HistoryFile | MergeRefused:
     """Return the file without expired rows, under a new key if it had any."""
-    searched = replace(file, expired_to=max(file.expired_to, expiry.oldest))
+    searched = replace(file, expiry_searched_to=max(file.expiry_searched_to, expiry.oldest))
     try:
         frame = read_file(file, get)
     except FileUnusable as unusable:
@@ -88,4 +88,5 @@ def remove_expired(
         max_ts=Micros(int(times.max())) if rows.height else None,  # type: ignore[arg-type]  # integers
         min_stamp=earliest_stamp(rows) if rows.height else file.min_stamp,
         expired_rows=file.expired_rows + frame.height - rows.height,
+        expired_to=max(file.expired_to, expiry.oldest),
     )

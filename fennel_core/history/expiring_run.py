@@ -1,7 +1,8 @@
 """One removal of expired rows: search the files that may have any, and replace those that do.
 
 Theory. The conditions are those of erased keys (`erasing_run`): only files that no replay and not
-Kafka's log may still hold (`bounds`), each replaced in one transaction, and every row counted.
+Kafka's log may still hold (`bounds`), each replaced in one transaction, and every row counted. What
+is needed is read again for each batch, and compared when a file is replaced (`row_needs`).
 
 Example. Rows are needed for ten days, and those before noon of the 20th have expired. A file with
 rows from the 18th on is searched; one with rows from noon of the 19th on is left to a later run.
@@ -17,6 +18,7 @@ from typing import Protocol
 import structlog
 
 from fennel_core.history.compaction_run import MERGES_AT_ONCE
+from fennel_core.history.expired_topics import ReadExpiries
 from fennel_core.history.expiring import TopicExpiry
 from fennel_core.history.merging import MergeRefused
 from fennel_core.history.removals import RemovedRows, Replacer, split_run
@@ -42,14 +44,14 @@ class ExpiryWorker(Protocol):
 class ExpiredRowsRemoval:
     """Removes expired rows.
 
-    `expiries`: of the topics that lose rows. `bounds`: as in `ErasedRowsRemoval`. `grace`: after
-    which an object without a row may be deleted. `most_bytes`: of the files that a run searches;
-    those that were searched longest ago come first.
+    `expiries`: reads those of the topics that lose rows. `bounds`: as in `ErasedRowsRemoval`.
+    `grace`: after which an object without a row may be deleted. `most_bytes`: of the files that a
+    run searches; those that were searched longest ago come first.
     """
 
     replacer: Replacer
     worker: ExpiryWorker
-    expiries: Mapping[TopicName, TopicExpiry]
+    expiries: ReadExpiries
     bounds: Mapping[TopicPartition, Offset]
     grace: timedelta
     most_bytes: int
@@ -59,16 +61,17 @@ class ExpiredRowsRemoval:
 
         Raises SystemUnavailable or CompactionFailed.
         """
-        done = {topic: RemovedRows() for topic in self.expiries}
+        expiries = (await self.expiries()).topics
+        done = {topic: RemovedRows() for topic in expiries}
         every: list[HistoryFile] = []
-        for partition in sorted(await self.replacer.files.ends(list(self.expiries))):
+        for partition in sorted(await self.replacer.files.ends(list(expiries))):
             topic, bound = partition[0], self.bounds.get(partition, Offset(0))
             files = await self.replacer.files.files(*partition)
-            due = [file for file in files if self.expiries[topic].is_due(file)]
+            due = [file for file in files if expiries[topic].is_due(file)]
             ready = [file for file in due if file.next_offset <= bound]
             done[topic] = done[topic].plus(RemovedRows(waiting=len(due) - len(ready)))
             every += ready
-        every.sort(key=lambda file: file.expired_to)
+        every.sort(key=lambda file: file.expiry_searched_to)
         planned, _ = split_run(every, self.most_bytes)
         for file in every[len(planned) :]:
             left = RemovedRows(left=1, left_bytes=file.size_bytes)
@@ -78,23 +81,29 @@ class ExpiredRowsRemoval:
         return done
 
     async def _run_batch(
-        self, files: Sequence[HistoryFile], done: dict[TopicName, RemovedRows]
+        self, planned: Sequence[HistoryFile], done: dict[TopicName, RemovedRows]
     ) -> None:
         index = self.replacer.files
+        now = await self.expiries()
+        files = [f for f in planned if f.topic in now.topics and now.topics[f.topic].is_due(f)]
+        if not files:
+            return
         # Read before the first upload: no object of this batch can be an orphan for longer.
         deadline = await index.now() + self.grace / 2
-        made = await self.worker.remove_expired(files, self.expiries)
+        made = await self.worker.remove_expired(files, now.topics)
         unchanged: dict[TopicName, list[str]] = {}
         for file, found in zip(files, made, strict=True):
             if isinstance(found, HistoryFile) and found.object_key == file.object_key:
                 unchanged.setdefault(file.topic, []).append(file.object_key)
                 result = RemovedRows(searched=1)
             else:
-                result = await self.replacer.replace(file, found, deadline, "expired rows")
+                result = await self.replacer.replace(
+                    file, found, deadline, "expired rows", now.readers_of(file.topic)
+                )
             done[file.topic] = done[file.topic].plus(result)
         for topic, keys in unchanged.items():
             if not self.replacer.dry_run:
-                await index.mark_expired(keys, self.expiries[topic].oldest)
+                await index.mark_expired(keys, now.topics[topic].oldest)
         log.info(
             "files of history were searched for expired rows",
             files=len(files),

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import partial
 from typing import Final, Protocol
 
 from fennel_core.connections import postgres
@@ -24,10 +25,10 @@ from fennel_core.history.erased_topic_keys import erasures_of
 from fennel_core.history.erasing_run import ErasedRowsRemoval, EraseWorker
 from fennel_core.history.errors import CompactionFailed
 from fennel_core.history.expired_topics import expiries_now
-from fennel_core.history.expiring import TopicExpiry
 from fennel_core.history.expiring_run import ExpiredRowsRemoval, ExpiryWorker
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.removals import RemovedRows, Replacer, sums
+from fennel_core.history.row_needs import RowNeedsReader
 from fennel_core.history.spark_merges import SparkMerger
 from fennel_core.history.topics import HistoryTopics
 from fennel_core.settings.model import MIB, Settings
@@ -163,17 +164,21 @@ async def remove_rows(
     """
     topics = HistoryTopics(pool)
     by_topic = await erasures_of(pool, await topics.erasable())
-    expiries: Mapping[TopicName, TopicExpiry] = {}
-    if settings.history_retention or dry_run:
-        expiries = await expiries_now(pool, await topics.row_retention())
-    if not by_topic and not expiries:
+    needs = RowNeedsReader(pool)
+    expiring = settings.history_retention or dry_run
+    if expiring and not dry_run:
+        await needs.advance_clocks()
+    read_expiries = partial(expiries_now, needs, dry_run=dry_run)
+    if not by_topic and not (expiring and (await read_expiries()).topics):
         return RemovedRows(), {}
     bounds = await read_bounds(settings, pool)
     replacer = Replacer(PostgresHistoryFiles(pool), REPLACED_KEPT, dry_run)
     grace = timedelta(milliseconds=settings.history_grace_ms)
     most = settings.history_rewrite_bytes
     removed = await ErasedRowsRemoval(replacer, worker, by_topic, bounds, grace, most).run()
-    expired = await ExpiredRowsRemoval(replacer, worker, expiries, bounds, grace, most).run()
+    if not expiring:
+        return removed, {}
+    expired = await ExpiredRowsRemoval(replacer, worker, read_expiries, bounds, grace, most).run()
     for topic, each in expired.items():
         if each.rewritten:
             log.info(

@@ -10,6 +10,7 @@ from typing import Final
 from fennel_core.history.store import (
     HistoryFile,
     HistoryTotals,
+    Readers,
     SearchedFiles,
     require_replaceable,
     searched_upto,
@@ -21,6 +22,7 @@ from fennel_core.vocab.ids import (
     PartitionIndex,
     TopicName,
     TopicPartition,
+    WorkspaceId,
 )
 
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
@@ -32,6 +34,8 @@ class MemoryHistoryFiles:
     def __init__(self, now: Callable[[], datetime] = lambda: EPOCH) -> None:
         """`now`: a clock that tests control."""
         self._now = now
+        self.readers: dict[WorkspaceId, frozenset[str]] = {}
+        """The ids of the versions and jobs of each workspace, which the ledgers decide."""
         self._rows: dict[TopicPartition, list[HistoryFile]] = {}
         self._retired: dict[str, tuple[HistoryFile, datetime]] = {}
         self._skipped: dict[TopicPartition, list[tuple[Offset, Offset]]] = {}
@@ -88,9 +92,16 @@ class MemoryHistoryFiles:
         return self._now()
 
     async def replace(
-        self, old: Sequence[HistoryFile], new: HistoryFile, deadline: datetime, kept: timedelta
+        self,
+        old: Sequence[HistoryFile],
+        new: HistoryFile,
+        deadline: datetime,
+        kept: timedelta,
+        readers: Readers | None = None,
     ) -> bool:
         require_replaceable(old, new)
+        if readers is not None and readers.ids != self.readers.get(readers.workspace, frozenset()):
+            return False
         rows = self._rows.get((new.topic, new.part), [])
         keys = [row.object_key for row in rows]
         if self._now() > deadline or not {file.object_key for file in old} <= set(keys):
@@ -117,7 +128,9 @@ class MemoryHistoryFiles:
     async def mark_expired(self, keys: Sequence[str], to: Micros) -> None:
         for rows in self._rows.values():
             rows[:] = [
-                replace(row, expired_to=max(row.expired_to, to)) if row.object_key in keys else row
+                replace(row, expiry_searched_to=max(row.expiry_searched_to, to))
+                if row.object_key in keys
+                else row
                 for row in rows
             ]
 

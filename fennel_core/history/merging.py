@@ -99,4 +99,5 @@ def merge_files(merge: Merge, get: Get, put: Put) -> HistoryFile | MergeRefused:
         dataset,
         sum(file.expired_rows for file in chosen),
         max(file.expired_to for file in chosen),
+        min(file.expiry_searched_to for file in full),
     )

@@ -1,4 +1,4 @@
-"""The index of history in Postgres (migrations 0006, 0015, 0018, 0019 and 0022).
+"""The index of history in Postgres (migrations 0006, 0015, 0018, 0019, 0022 and 0024).
 
 Theory. Every change of a partition's files changes the partition's own row in the same transaction,
 and locks that row first. So changes of a partition happen one after the other, by all processes,
@@ -21,9 +21,11 @@ import psycopg
 
 from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
+from fennel_core.history.row_needs import readers_now
 from fennel_core.history.store import (
     HistoryFile,
     HistoryTotals,
+    Readers,
     SearchedFiles,
     require_replaceable,
 )
@@ -38,11 +40,13 @@ from fennel_core.vocab.ids import (
 
 COLUMNS: Final = (
     "topic, part, first_offset, next_offset, object_key, row_count, size_bytes, min_ts, max_ts, "
-    "searched_to, removed_rows, min_stamp, searched_for, expired_rows, expired_to"
+    "searched_to, removed_rows, min_stamp, searched_for, expired_rows, expired_to, "
+    "expiry_searched_to"
 )
 VALUES: Final = """%(topic)s, %(part)s, %(first_offset)s, %(next_offset)s, %(object_key)s,
     %(row_count)s, %(size_bytes)s, %(min_ts)s, %(max_ts)s, %(searched_to)s, %(removed_rows)s,
-    %(min_stamp)s, %(searched_for)s, %(expired_rows)s, %(expired_to)s"""
+    %(min_stamp)s, %(searched_for)s, %(expired_rows)s, %(expired_to)s,
+    %(expiry_searched_to)s"""
 ADD: Final = f"""
     WITH begun AS (
         INSERT INTO history_partition (topic, part, next_offset, files, row_count, size_bytes)
@@ -116,7 +120,7 @@ MARK_SEARCHED: Final = """
     WHERE object_key = ANY(%(keys)s) RETURNING true
 """
 MARK_EXPIRED: Final = """
-    UPDATE history_file SET expired_to = greatest(expired_to, %(to)s)
+    UPDATE history_file SET expiry_searched_to = greatest(expiry_searched_to, %(to)s)
     WHERE object_key = ANY(%(keys)s) RETURNING true
 """
 SEARCHED: Final = """
@@ -208,7 +212,12 @@ class PostgresHistoryFiles:
         return await postgres.now(self._pool)
 
     async def replace(
-        self, old: Sequence[HistoryFile], new: HistoryFile, deadline: datetime, kept: timedelta
+        self,
+        old: Sequence[HistoryFile],
+        new: HistoryFile,
+        deadline: datetime,
+        kept: timedelta,
+        readers: Readers | None = None,
     ) -> bool:
         require_replaceable(old, new)
         values = asdict(new) | {
@@ -221,6 +230,8 @@ class PostgresHistoryFiles:
             "kept": kept,
         }
         async with postgres.connection_of(self._pool) as connection, connection.transaction():
+            if readers is not None and await readers_now(connection, readers.workspace) != readers:
+                return False
             await connection.execute(LOCK, values)
             deleted = await connection.execute(REPLACED, values)
             complete = deleted.rowcount == len(old)
@@ -286,7 +297,7 @@ class PostgresHistoryFiles:
 
 def _file(row: tuple[Any, ...]) -> HistoryFile:
     topic, part, first, following, key, count, size, smallest, largest, *erasing = row
-    searched_to, removed_rows, min_stamp, dataset, expired_rows, expired_to = erasing
+    searched_to, removed_rows, min_stamp, dataset, expired_rows, expired_to, expiry_to = erasing
     return HistoryFile(
         TopicName(topic),
         PartitionIndex(part),
@@ -303,4 +314,5 @@ def _file(row: tuple[Any, ...]) -> HistoryFile:
         DatasetName(dataset),
         int(expired_rows),
         Micros(expired_to),
+        Micros(expiry_to),
     )

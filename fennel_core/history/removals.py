@@ -12,7 +12,7 @@ from functools import reduce
 import structlog
 
 from fennel_core.history.merging import MergeRefused
-from fennel_core.history.store import HistoryFile, HistoryFiles
+from fennel_core.history.store import HistoryFile, HistoryFiles, Readers
 
 log = structlog.get_logger(__name__)
 
@@ -22,10 +22,10 @@ class RemovedRows:
     """What a run did.
 
     `searched`: files that were searched; `rewritten`: those of them that were
-    replaced, without `rows` rows. `superseded`: files that another process had changed, or whose
-    deadline had passed. `refused`: files that cannot be read. `waiting`: files that a replay or
-    Kafka's log may still hold. `left`: files that the limit of a run leaves to the next one, with
-    `left_bytes`.
+    replaced, without `rows` rows. `superseded`: files that another process had changed, whose
+    deadline had passed, or whose rows others need since. `refused`: files that cannot be read.
+    `waiting`: files that a replay or Kafka's log may still hold. `left`: files that the limit of a
+    run leaves to the next one, with `left_bytes`.
     """
 
     searched: int = 0
@@ -86,9 +86,17 @@ class Replacer:
     dry_run: bool = False
 
     async def replace(
-        self, file: HistoryFile, made: HistoryFile | MergeRefused, deadline: datetime, rows: str
+        self,
+        file: HistoryFile,
+        made: HistoryFile | MergeRefused,
+        deadline: datetime,
+        rows: str,
+        readers: Readers | None = None,
     ) -> RemovedRows:
-        """Replace a file; `rows`: which rows `made` lacks, for the log."""
+        """Replace a file; `rows`: which rows `made` lacks, for the log.
+
+        `readers`: the file stays if others read the rows of its workspace now.
+        """
         if isinstance(made, MergeRefused):
             log.error(
                 f"a file of history cannot be searched for {rows}",
@@ -97,10 +105,10 @@ class Replacer:
                 reason=made.reason,
             )
             return RemovedRows(refused=1)
-        if self.dry_run or await self.files.replace([file], made, deadline, self.kept):
+        if self.dry_run or await self.files.replace([file], made, deadline, self.kept, readers):
             return RemovedRows(searched=1, rewritten=1, rows=file.row_count - made.row_count)
         log.warning(
-            f"a file of history was changed while it was searched for {rows}",
+            f"a file of history was changed while it was searched for {rows}, or what needs them",
             topic=file.topic,
             part=file.part,
             orphan=made.object_key,

@@ -29,6 +29,7 @@ from fennel_core.vocab.ids import (
     PartitionIndex,
     TopicName,
     TopicPartition,
+    WorkspaceId,
 )
 
 NO_DATASET: Final = DatasetName("")
@@ -36,7 +37,7 @@ NO_DATASET: Final = DatasetName("")
 
 
 NEVER: Final = Micros(0)
-"""Where files were never searched for expired rows."""
+"""Where files were never searched for expired rows, and where none has left."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +66,9 @@ class HistoryFile:
     expired_rows: int = 0
     """Rows older than `history` that were removed from these offsets."""
     expired_to: Micros = NEVER
-    """The event time up to which expired rows were searched: each that has left was earlier."""
+    """Each row that has left by its age was before this event time; NEVER: none has."""
+    expiry_searched_to: Micros = NEVER
+    """The oldest event time that was needed when the file was last searched for expired rows."""
 
     def __post_init__(self) -> None:
         assert 0 <= self.first_offset < self.next_offset, "a file covers at least one offset"
@@ -134,6 +137,14 @@ class SearchedFiles:
     min_stamp: int
 
 
+@dataclass(frozen=True, slots=True)
+class Readers:
+    """What decided which rows of a workspace are needed: the ids of its versions and jobs."""
+
+    workspace: WorkspaceId
+    ids: frozenset[str]
+
+
 def searched_upto(found: HistoryFile | SearchedFiles, dataset: DatasetName) -> int:
     """Return up to which erasure of a dataset files were searched; 0 if they were not."""
     return found.searched_to if found.searched_for == dataset else 0
@@ -185,13 +196,20 @@ class HistoryFiles(Protocol):
         ...
 
     async def replace(
-        self, old: Sequence[HistoryFile], new: HistoryFile, deadline: datetime, kept: timedelta
+        self,
+        old: Sequence[HistoryFile],
+        new: HistoryFile,
+        deadline: datetime,
+        kept: timedelta,
+        readers: Readers | None = None,
     ) -> bool:
         """Replace adjacent files of a partition by one file with the same range and rows, but for
         those that it has removed.
 
         Readers see either. The keys of `old` become retired, and are due after `kept`. Returns
-        False, and changes nothing, if one of `old` is not in the index, or after `deadline`.
+        False, and changes nothing, if one of `old` is not in the index, after `deadline`, or if
+        `readers` are not all that read rows of their workspace now; no commit decides that before
+        this is done.
         """
         ...
 

@@ -14,12 +14,6 @@ from dataclasses import dataclass
 from typing import Final, LiteralString, cast
 
 from fennel_core.blueprints import stored_names
-from fennel_core.blueprints.row_retention import (
-    KeptDataset,
-    KeptJob,
-    RowRetention,
-    row_retention,
-)
 from fennel_core.blueprints.spec import Catalog, Job
 from fennel_core.connections import postgres
 from fennel_core.connections.postgres import Pool
@@ -167,30 +161,6 @@ class HistoryTopics:
         """Return how long the requests of each raw topic are kept, over all workspaces."""
         await self._read_readers()
         return request_history_us(self._readers.values())
-
-    async def row_retention(self) -> dict[TopicName, RowRetention]:
-        """Return for how long the rows of topics of datasets are needed."""
-        await self._read_readers()
-        jobs = await self._read_every_job()
-        return row_retention(
-            (
-                KeptDataset(
-                    view.name,
-                    view.schema,
-                    view.topic,
-                    view.served_by,
-                    view.is_source,
-                    view.history_us,
-                )
-                for catalog in self._readers.values()
-                for view in catalog.datasets
-            ),
-            [
-                KeptJob(job.id, job.step, job.inputs, [each.topic for each in job.outputs])
-                for job in jobs
-            ],
-            {sink.topic for catalog in self._readers.values() for sink in catalog.sinks},
-        )
 
     async def erasable(self) -> list[ErasableTopic]:
         """Return the topics with rows of datasets, and which of them lose those of erased keys."""

@@ -30,10 +30,11 @@ T = TypeVar("T")
 _BEGIN: LiteralString = """
     WITH quick AS MATERIALIZED (SELECT set_config('synchronous_commit', 'off', true)),
     stamp AS (
-        INSERT INTO ingest_clock AS c (workspace, hlc)
-        SELECT %(workspace)s, (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 16 FROM
-            quick
-        ON CONFLICT (workspace) DO UPDATE SET hlc = greatest(c.hlc + 1, excluded.hlc)
+        INSERT INTO ingest_clock AS c (workspace, hlc, rows_at)
+        SELECT %(workspace)s, (extract(epoch FROM clock_timestamp()) * 1000)::bigint << 16,
+            clock_timestamp() FROM quick
+        ON CONFLICT (workspace) DO UPDATE SET hlc = greatest(c.hlc + 1, excluded.hlc),
+            rows_at = excluded.rows_at
         RETURNING hlc
     )
     SELECT (SELECT hlc FROM stamp),

@@ -6,7 +6,7 @@ The copy replaces the state when the transaction succeeds. The clock is an argum
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TypeVar
 
@@ -96,6 +96,10 @@ class MemoryLedgerTransaction:
     entry_ms: dict[int, int] = field(default_factory=dict)
     last_entry: int = 0
     history: dict[TopicPartition, HistoryRange] = field(default_factory=dict)
+    rows_held: dict[CommitId, int] = field(default_factory=dict)
+    history_rows: dict[TopicName, list[tuple[int, int]]] = field(default_factory=dict)
+    """The earliest time, µs, and the number of rows of each file."""
+    keeping_old_rows: set[WorkspaceId] = field(default_factory=set)
 
     def copy(self) -> MemoryLedgerTransaction:
         return MemoryLedgerTransaction(
@@ -119,6 +123,9 @@ class MemoryLedgerTransaction:
             dict(self.entry_ms),
             self.last_entry,
             dict(self.history),
+            dict(self.rows_held),
+            dict(self.history_rows),
+            set(self.keeping_old_rows),
         )
 
     async def add_workspace(self, workspace: WorkspaceId) -> bool:
@@ -266,7 +273,7 @@ class MemoryLedgerTransaction:
         return [b for b in self.branch_rows.values() if b.workspace == workspace]
 
     async def update_branch(self, branch: Branch) -> None:
-        assert (branch.workspace, branch.name) in self.branch_rows
+        self._hold_rows(self.branch_rows[branch.workspace, branch.name], branch)
         self.branch_rows[branch.workspace, branch.name] = branch
 
     async def without_target(
@@ -279,7 +286,15 @@ class MemoryLedgerTransaction:
         return frozenset(ids) - held
 
     async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:
-        self.branch_rows.pop((workspace, name), None)
+        if (before := self.branch_rows.pop((workspace, name), None)) is not None:
+            self._hold_rows(before, None)
+
+    def _hold_rows(self, before: Branch, after: Branch | None) -> None:
+        kept = set() if after is None else {after.target, after.serving}
+        until = self._grace_end(before.workspace)
+        for id_ in {before.target, before.serving} - kept:
+            if id_ is not None:
+                self.rows_held[id_] = until
 
     async def add_entries(
         self,
@@ -364,6 +379,24 @@ class MemoryLedgerTransaction:
         self.partitions = {key: p for key, p in self.partitions.items() if key[0] in self.jobs}
         return sorted(requested - self.jobs.keys())
 
+    async def old_rows(self, kept_us: Mapping[TopicName, int]) -> dict[TopicName, int]:
+        found: dict[TopicName, int] = {}
+        for topic, kept in kept_us.items():
+            for oldest_us, rows in self.history_rows.get(topic, ()):
+                if oldest_us < self.now_ms() * 1000 - kept:
+                    found[topic] = found.get(topic, 0) + rows
+        return found
+
+    async def running_jobs(self, workspace: WorkspaceId) -> list[Job]:
+        rows = [self.jobs[id_] for id_ in await self.registered_jobs(workspace)]
+        return [row.spec for row in rows if not (row.retired or row.paused)]
+
+    async def keeps_old_rows(self, workspace: WorkspaceId) -> bool:
+        return workspace in self.keeping_old_rows
+
+    async def let_old_rows_leave(self, workspace: WorkspaceId) -> None:
+        self.keeping_old_rows.discard(workspace)
+
     async def history_ranges(
         self, topics: Iterable[TopicName]
     ) -> dict[TopicPartition, HistoryRange]:
@@ -377,17 +410,20 @@ class MemoryLedgerTransaction:
         kept: Collection[AssetId],
         if_empty: Collection[AssetId] = (),
     ) -> None:
-        now = self.now_ms()
+        now, end = self.now_ms(), self._grace_end(workspace)
+        for id_ in ids:
+            self.grace[id_] = GracePeriod(now, None if id_ in kept else end, id_ in if_empty)
+            if (job := self.jobs.get(JobId(id_))) is not None:
+                self.jobs[JobId(id_)] = replace(job, paused=True)
+
+    def _grace_end(self, workspace: WorkspaceId) -> int:
+        """Return when a grace period ends that begins now: not before those that run."""
         ends = [
             period.ends_ms
             for id_, period in self.grace.items()
             if period.ends_ms is not None and self.bank.rows[id_].workspace == workspace
         ]
-        end = max([now + self.destroy_grace_ms, *ends])
-        for id_ in ids:
-            self.grace[id_] = GracePeriod(now, None if id_ in kept else end, id_ in if_empty)
-            if (job := self.jobs.get(JobId(id_))) is not None:
-                self.jobs[JobId(id_)] = replace(job, paused=True)
+        return max([self.now_ms() + self.destroy_grace_ms, *ends])
 
     async def confirm_losses(self, workspace: WorkspaceId) -> None:
         endless = [
@@ -490,6 +526,7 @@ class MemoryLedgerTransaction:
         old = {id_ for id_, at in self.finished_ms.items() if at <= self.now_ms() - older_ms}
         in_use = {v for b in self.branch_rows.values() for v in (b.target, b.serving)}
         in_use |= {c.base for c in self.commits.values() if c.id not in old}
+        in_use |= {id_ for id_, until in self.rows_held.items() if until > self.now_ms()}
         pruned = [
             id_ for id_ in self.commits if id_ in old - in_use and (id_, "request") in self.blobs
         ][:limit]

@@ -27,6 +27,7 @@ from fennel_core.blueprints.spec import Catalog
 from fennel_core.ledger.content_choice import catalog_of, due_contents
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.errors import BackfillNeeded, DataLossNotConfirmed
+from fennel_core.ledger.leaving_rows import leaving_rows
 from fennel_core.ledger.store import Branch, Commit, LedgerTransaction
 from fennel_core.ledger.topic_amounts import measure_topics
 from fennel_core.ledger.transitions import open_branch
@@ -64,6 +65,13 @@ async def preview(
     )
     if not backfill:
         check_backfill(commit_plan, compiled)
+    if context.history_retention:
+        leaving = await context.ledger.run(
+            lambda tx: leaving_rows(
+                tx, name, facts, needed, commit_plan, allow_data_loss=allow_data_loss
+            )
+        )
+        return leaving.added_to(commit_plan).record
     return commit_plan.record
 
 
@@ -118,15 +126,21 @@ async def draft_contents(
     return await context.ledger.run(draft)
 
 
-def check_data_loss(row: Commit, commit_plan: CommitPlan) -> None:
-    """Refuse to destroy accepted rows at once, unless the author of the commit confirmed it."""
+def check_data_loss(row: Commit, commit_plan: CommitPlan, leaving: Sequence[Notice] = ()) -> None:
+    """Refuse to destroy accepted rows, unless the author of the commit confirmed it.
+
+    `leaving`: those that would leave history by their age, sooner than without the commit.
+    """
     losing = [
         entry
         for entry in commit_plan.entries
         if entry.action is PlanAction.DESTROY and entry.loses_rows
     ]
-    if losing and not row.options.allow_data_loss:
-        raise DataLossNotConfirmed([entry_line(entry) for entry in losing])
+    if (losing or leaving) and not row.options.allow_data_loss:
+        ways = ["keep a source on the endpoint"] if losing else []
+        ways += ["keep a longer `history`, or what needs the rows"] if leaving else []
+        lines = [entry_line(entry) for entry in losing] + [notice.text for notice in leaving]
+        raise DataLossNotConfirmed(lines, otherwise=" and ".join(ways))
 
 
 def check_backfill(commit_plan: CommitPlan, compiled: Compiled) -> None:

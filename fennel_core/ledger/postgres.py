@@ -30,7 +30,7 @@ from fennel_core.connections.postgres import (
     in_transaction,
 )
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
-from fennel_core.ledger.postgres_pruning import OldRows
+from fennel_core.ledger.postgres_history import HistoryOfTopics
 from fennel_core.ledger.store import (
     NO_GRACE,
     Branch,
@@ -38,7 +38,6 @@ from fennel_core.ledger.store import (
     Commit,
     CommitError,
     CommitOptions,
-    HistoryRange,
     LedgerEntry,
     LedgerKind,
     LedgerTransaction,
@@ -54,7 +53,6 @@ from fennel_core.vocab.ids import (
     Offset,
     PartitionIndex,
     TopicName,
-    TopicPartition,
     WorkspaceId,
 )
 from fennel_core.vocab.problems import Problem
@@ -158,13 +156,6 @@ UNACCOUNTED = """
       AND w.incarnation BETWEEN s.min_value AND coalesce(s.last_value, s.min_value - 1)
       AND NOT EXISTS (SELECT 1 FROM asset a WHERE a.id = w.id AND a.state <> 'deleted')
 """
-HISTORY_RANGES = """
-    SELECT topic, part, min(first_offset), max(next_offset), sum(removed_rows)::bigint,
-        (max(next_offset) - min(first_offset) - sum(next_offset - first_offset))::bigint,
-        sum(expired_rows)::bigint
-    FROM history_file
-    WHERE topic = ANY(%s::text[]) GROUP BY topic, part
-"""
 # Locked first, as by every change of a partition's files (`history.postgres`). The rows of history
 # are the proof that its objects may be deleted; without them they would be unknown data.
 REMOVE_WORKSPACE = (
@@ -188,7 +179,7 @@ REMOVE_WORKSPACE = (
 )
 
 
-class PostgresLedgerTransaction(OldRows):
+class PostgresLedgerTransaction(HistoryOfTopics):
     """Implement `ledger.store.LedgerTransaction`."""
 
     # --- workspaces
@@ -383,6 +374,8 @@ class PostgresLedgerTransaction(OldRows):
         return [Branch(*row) for row in await self._rows(query, (workspace,))]
 
     async def update_branch(self, branch: Branch) -> None:
+        values = branch.workspace, branch.name, [branch.target, branch.serving]
+        await self._hold_rows(*values)
         query = "UPDATE branch SET target = %s, serving = %s WHERE workspace = %s AND name = %s"
         changed = await self._execute(
             query, (branch.target, branch.serving, branch.workspace, branch.name)
@@ -396,6 +389,7 @@ class PostgresLedgerTransaction(OldRows):
         return frozenset(AssetId(str(id_)) for (id_,) in rows)
 
     async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:
+        await self._hold_rows(workspace, name, [])
         await self._execute(
             "DELETE FROM branch WHERE workspace = %s AND name = %s", (workspace, name)
         )
@@ -484,12 +478,6 @@ class PostgresLedgerTransaction(OldRows):
         values = {"ids": list(jobs)}
         await self._execute(REMOVE_STOPPED, values)
         return sorted(JobId(id_) for (id_,) in await self._rows(STILL_THERE, values))
-
-    async def history_ranges(
-        self, topics: Iterable[TopicName]
-    ) -> dict[TopicPartition, HistoryRange]:
-        rows = await self._rows(HISTORY_RANGES, (list(topics),))
-        return {(topic, part): HistoryRange(*held) for topic, part, *held in rows}
 
     # --- orphaned topics
 

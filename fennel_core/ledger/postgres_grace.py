@@ -12,7 +12,7 @@ from fennel_core.blueprints.revival import RetainedAsset
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.postgres import AsyncConnection
 from fennel_core.ledger.store import ReleasedAsset
-from fennel_core.vocab.ids import AssetId, Identity, Millis, WorkspaceId
+from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Identity, Millis, WorkspaceId
 
 Values = Sequence[Any] | Mapping[str, Any]
 
@@ -65,6 +65,14 @@ EXPIRED = """
     SELECT id FROM asset WHERE workspace = %(workspace)s AND state = 'retained'
         AND (%(all)s OR (destroy_after <= now() AND NOT if_empty))
 """
+# As long as what is retained at once, or was before.
+HOLD_ROWS = """
+    UPDATE commit c SET rows_held_until = greatest(now() + %(grace)s * interval '1 ms',
+        (SELECT max(destroy_after) FROM asset WHERE workspace = %(workspace)s))
+    FROM branch b
+    WHERE b.workspace = %(workspace)s AND b.name = %(branch)s AND c.id IN (b.target, b.serving)
+      AND c.id <> ALL(%(kept)s::text[])
+"""
 SET_DESIRED = "UPDATE job SET desired = %s WHERE id = ANY(%s::text[]) AND desired <> 'remove'"
 
 
@@ -104,6 +112,18 @@ class GracePeriods:
         }
         await self._execute(RETAIN, values)
         await self._execute(SET_DESIRED, ("pause", released))
+
+    async def _hold_rows(
+        self, workspace: WorkspaceId, branch: BranchName, kept: Sequence[CommitId | None]
+    ) -> None:
+        """Let the versions of a branch other than `kept` hold rows for the grace period."""
+        values = {
+            "workspace": workspace,
+            "branch": branch,
+            "kept": [id_ for id_ in kept if id_ is not None],
+            "grace": self.destroy_grace_ms,
+        }
+        await self._execute(HOLD_ROWS, values)
 
     async def confirm_losses(self, workspace: WorkspaceId) -> None:
         values = {"workspace": workspace, "grace": self.destroy_grace_ms}

@@ -13,6 +13,7 @@ COMMITS: Final = """
     UPDATE commit SET request = NULL, merged = NULL, catalog = NULL, catch_up = NULL WHERE id IN (
         SELECT c.id FROM commit c
         WHERE c.request IS NOT NULL AND c.finished_at <= now() - %(older)s * interval '1 ms'
+          AND coalesce(c.rows_held_until <= now(), true)
           AND c.id NOT IN (SELECT v FROM branch, unnest(ARRAY[target, serving]) AS v
               WHERE v IS NOT NULL)
           AND NOT EXISTS (SELECT 1 FROM commit n WHERE n.base = c.id AND (n.finished_at IS NULL

@@ -23,6 +23,7 @@ from fennel_core.blueprints.plan_entries import Notice
 from fennel_core.blueprints.resolve import resolve_catalog
 from fennel_core.ledger.content_choice import catalog_of, due_contents, mark_changed_contents
 from fennel_core.ledger.context import LedgerContext
+from fennel_core.ledger.leaving_rows import LeavingRows, leaving_rows, recounted
 from fennel_core.ledger.lifecycle import BETWEEN_T1_AND_T2, CommitEvent, CommitState
 from fennel_core.ledger.planning import bank_facts, check_backfill, check_data_loss, draft_facts
 from fennel_core.ledger.store import Commit, LedgerKind, LedgerTransaction
@@ -92,7 +93,8 @@ async def reserve(
         if due != compiled.source_contents:
             return ContentsMoved(due)
         incarnation = await tx.bank.next_incarnation()
-        facts = await bank_facts(tx, branch, before, compiled, incarnation, amounts)
+        counted = await recounted(tx, amounts)
+        facts = await bank_facts(tx, branch, before, compiled, incarnation, counted)
         needed = with_replays(facts, compiled)
         commit_plan = plan_commit(
             facts,
@@ -101,7 +103,14 @@ async def reserve(
             allow_data_loss=row.options.allow_data_loss,
             history_retention=context.history_retention,
         )
-        check_data_loss(row, commit_plan)
+        leaving = LeavingRows()
+        if context.history_retention:
+            allowed = row.options.allow_data_loss
+            leaving = await leaving_rows(
+                tx, branch.name, facts, needed, commit_plan, allow_data_loss=allowed
+            )
+        commit_plan = leaving.added_to(commit_plan)
+        check_data_loss(row, commit_plan, leaving.losses)
         if not row.options.backfill:
             check_backfill(commit_plan, compiled)
         await _reserve_assets(tx, row, facts, commit_plan)

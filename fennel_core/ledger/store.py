@@ -337,7 +337,11 @@ class LedgerTransaction(Protocol):
         ...
 
     async def update_branch(self, branch: Branch) -> None:
-        """Set the target and serving versions of an existing branch."""
+        """Set the target and serving versions of an existing branch.
+
+        Versions that it has no more hold rows of history, and keep their definitions, for the grace
+        period: a commit may revive what they had.
+        """
         ...
 
     async def without_target(
@@ -351,7 +355,7 @@ class LedgerTransaction(Protocol):
         ...
 
     async def remove_branch(self, workspace: WorkspaceId, name: BranchName) -> None:
-        """Delete the branch's row."""
+        """Delete the branch's row; its versions hold rows as after `update_branch`."""
         ...
 
     # --- ledgers
@@ -414,6 +418,26 @@ class LedgerTransaction(Protocol):
 
         Returns those of `jobs` that are not registered (any more).
         """
+        ...
+
+    async def old_rows(self, kept_us: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
+        """Return how many rows the files of each topic have that may have older ones than these
+        times; topics without such files are absent.
+        """
+        ...
+
+    async def running_jobs(self, workspace: WorkspaceId) -> list[Job]:
+        """Return the specifications of the workspace's jobs that are not retained or removed."""
+        ...
+
+    async def keeps_old_rows(self, workspace: WorkspaceId) -> bool:
+        """Return whether no row leaves history by its age: the workspace is older than that, and
+        no commit has confirmed it.
+        """
+        ...
+
+    async def let_old_rows_leave(self, workspace: WorkspaceId) -> None:
+        """Note that a commit has confirmed that rows leave history by their age."""
         ...
 
     async def history_ranges(

@@ -57,6 +57,8 @@ async def switch(context: LedgerContext, id_: CommitId) -> Commit:
         await retain_or_condemn(tx, row.workspace, id_, released)
         if row.options.allow_data_loss:
             await tx.confirm_losses(row.workspace)
+            if context.history_retention:
+                await tx.let_old_rows_leave(row.workspace)
         return await commit_row(tx, id_), new_jobs
 
     began = context.now()

@@ -493,7 +493,7 @@ class LimitSettings(BaseSettings):
         "20 */6 * * *", description="When files of history are merged: cron, UTC. Empty: never."
     )
     history_retention: bool = Field(
-        False, description="Remove rows of keyless datasets older than `history`, for ever."
+        True, description="Remove rows of keyless datasets older than `history`, for ever."
     )
     history_rewrite_bytes: int = Field(
         64 * 1024**3,

@@ -9,7 +9,7 @@ from typing import Final
 import polars as pl
 
 from fennel_core.blueprints import stored_names
-from fennel_core.blueprints.spec import DatasetView
+from fennel_core.blueprints.spec import Catalog, DatasetView
 from fennel_core.connections import erasures
 from fennel_core.connections.postgres import Pool
 from fennel_core.vocab.dtypes import Field, Int
@@ -64,12 +64,22 @@ async def commit_dataset(
             )
 
 
+def longer_version(times: int) -> Catalog:
+    """Return a version with the dataset of `CLICKS` alone, which keeps its rows so much longer."""
+    view = DatasetView(
+        DatasetName("Clicks"), 1, KEYLESS, CLICKS, None, True, True, (), True, times * HISTORY_US
+    )
+    source = replace(ingest_world.binding(), topic=CLICKS, schema=KEYLESS)
+    return replace(ingest_world.catalog(source), datasets=(view,))
+
+
 async def accept(connections: Pool, seconds_ago: int = 0) -> None:
     """Record that the workspace accepted rows last so many seconds ago."""
     async with connections.connection() as connection:
         await connection.execute(
-            "INSERT INTO source_clock (workspace, identity, last_rows_at) "
-            "VALUES ('w', 'clicks', now() - make_interval(secs => %s))",
+            "INSERT INTO ingest_clock (workspace, hlc, rows_at) "
+            "VALUES ('w', 0, now() - make_interval(secs => %s)) "
+            "ON CONFLICT (workspace) DO UPDATE SET rows_at = excluded.rows_at",
             (seconds_ago,),
         )
 

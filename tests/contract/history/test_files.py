@@ -297,7 +297,8 @@ async def test_a_file_is_replaced_by_one_without_expired_rows(files: HistoryFile
     await files.mark_expired([known[0].object_key, fewer.object_key, "unknown"], Micros(9))
     await files.mark_expired([known[0].object_key], Micros(8))
     found = await files.files(TOPIC, PartitionIndex(0))
-    assert [each.expired_to for each in found] == [9, 9, 0], "a mark only grows"
+    assert [each.expiry_searched_to for each in found] == [9, 9, 0], "a mark only grows"
+    assert [each.expired_to for each in found] == [0, 7, 0], "no row has left"
     whole = replace(file(0, 12, rows=6), expired_rows=3, expired_to=Micros(9))
     assert await files.replace(found, whole, await later(files), KEPT)
     assert await files.totals() == {TOPIC: HistoryTotals(1, 6, 100, 0, 3)}

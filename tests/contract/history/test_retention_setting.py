@@ -15,8 +15,8 @@ from fennel_core.history.expiring import TopicExpiry
 from fennel_core.history.maintenance import MaintenanceResult, remove_rows
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.removals import RemovedRows, sums
+from fennel_core.history.row_needs import RowNeedsReader
 from fennel_core.history.store import HistoryFile
-from fennel_core.history.topics import HistoryTopics
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import Micros, Offset, PartitionIndex, TopicName, TopicPartition
 from tests.support.erased_dataset import CLICKS, HISTORY_US, accept, commit_dataset, erase
@@ -72,18 +72,18 @@ def test_a_result_says_that_the_setting_is_off() -> None:
     assert "`history` removed: 3 from 1 of 2" in on
 
 
-def test_the_setting_is_off_by_default() -> None:
-    assert not Settings().history_retention
+def test_the_setting_is_on_by_default() -> None:
+    assert Settings().history_retention
 
 
 async def test_rows_age_by_the_last_acceptance_of_rows_whatever_is_erased(database: str) -> None:
     async with pool(database, name="test", size=2) as connections:
         await commit_dataset(connections, 1, clicks=True)
         await erase(connections, [1])
-        kept = await HistoryTopics(connections).row_retention()
-        assert await expiries_now(connections, kept) == {}, "no row was accepted"
+        needs = RowNeedsReader(connections)
+        assert (await expiries_now(needs)).topics == {}, "no row was accepted"
         await accept(connections, seconds_ago=3600)
-        found = await expiries_now(connections, kept)
+        found = (await expiries_now(needs)).topics
         now = await PostgresHistoryFiles(connections).now()
         age_us = now.timestamp() * 1_000_000 - found[CLICKS].oldest - HISTORY_US
         assert 3_600_000_000 <= age_us < 3_660_000_000

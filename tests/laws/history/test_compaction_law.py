@@ -1,7 +1,8 @@
 """Laws: a reader sees exactly the rows of the topic up to the end that it planned with, but for
 those of keys that were erased before, and perhaps for those that have expired; a replay sees every
-row that it may need. Whatever writers, compactions, removals of erased and of expired rows and
-deletions do meanwhile, and wherever they die. In the end no row of an erased key is left and no
+row that it may need. A commit that needs rows which expired before is told how many are gone, and
+the others stay. Whatever writers, compactions, removals of erased and of expired rows and deletions
+do meanwhile, and wherever they die. In the end no row of an erased key is left and no
 expired one, and it is known how many there were.
 """
 
@@ -28,6 +29,7 @@ from fennel_core.history.compaction import CompactionRule, Merge
 from fennel_core.history.compaction_run import Compaction
 from fennel_core.history.erasing import TopicErasures, remove_erased
 from fennel_core.history.erasing_run import ErasedRowsRemoval
+from fennel_core.history.expired_topics import Expiries
 from fennel_core.history.expiring import TopicExpiry, remove_expired
 from fennel_core.history.expiring_run import ExpiredRowsRemoval
 from fennel_core.history.memory import MemoryHistoryFiles
@@ -35,7 +37,7 @@ from fennel_core.history.merging import MergeRefused, merge_files
 from fennel_core.history.pruning import prune_history
 from fennel_core.history.removals import Replacer
 from fennel_core.history.roll import RollPlan, roll
-from fennel_core.history.store import HistoryFile
+from fennel_core.history.store import HistoryFile, Readers
 from fennel_core.vocab.ids import (
     DatasetName,
     Micros,
@@ -43,12 +45,14 @@ from fennel_core.vocab.ids import (
     PartitionIndex,
     TopicName,
     TopicPartition,
+    WorkspaceId,
 )
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import decode
 from tests.support.history_world import LAYOUT, TOPIC, Died, MemoryLog
 
 PARTITION = (TOPIC, PartitionIndex(0))
+WORKSPACE = WorkspaceId("w")
 GRACE = timedelta(hours=1)
 KEPT = timedelta(hours=3)
 MINUTE = timedelta(minutes=1)
@@ -74,11 +78,16 @@ class World:
     erased: list[int] = field(default_factory=list)
     oldest: int = 0
     """The event time before which rows have expired."""
+    commits: int = 0
+    gone_before: int | None = None
+    """How many expired rows had left when a commit came that needs all rows; None: none needs them.
+    """
     bound: Offset = START
     """No replay reads records below it again, and Kafka has none."""
 
     def __post_init__(self) -> None:
         self.files = Interleaved(self)
+        self.files.readers[WORKSPACE] = frozenset()
         self.objects = MemoryObjectStore(lambda: self.now)
         self.marks = MemoryGarbageMarks(lambda: self.now)
         self.merges = 0
@@ -178,17 +187,39 @@ class World:
         """Remove expired rows several times; a run that dies is started again."""
         for _ in range(rounds):
             await self.step()
-            expiries = {TOPIC: self.expiry()}
             try:
                 await ExpiredRowsRemoval(
-                    *(Replacer(self.files, KEPT), self, expiries, self.bounds(), GRACE),
+                    *(Replacer(self.files, KEPT), self, self.expiries, self.bounds(), GRACE),
                     most_bytes=self.most_bytes,
                 ).run()
             except Died:
                 continue
 
-    def expiry(self) -> TopicExpiry:
-        return TopicExpiry("at", Micros(self.oldest), 20)
+    async def expiries(self) -> Expiries:
+        await self.step()
+        needed = self.gone_before is not None
+        expiry = TopicExpiry("at", Micros(self.oldest), 20)
+        readers = Readers(WORKSPACE, self.files.readers[WORKSPACE])
+        return Expiries({} if needed else {TOPIC: expiry}, {WORKSPACE: readers})
+
+    async def change_needs(self, rounds: int) -> None:
+        """Commit a version that needs every row, then one that does not, and so on."""
+        for _ in range(rounds):
+            for _ in range(3):
+                await self.step()
+            self.commits += 1
+            self.files.readers[WORKSPACE] = frozenset({f"commit {self.commits}"})
+            gone = await self.gone()
+            if self.gone_before is None:
+                self.gone_before = gone
+            else:
+                assert gone == self.gone_before, "the version had all rows that it was told of"
+                self.gone_before = None
+
+    async def gone(self) -> int:
+        """Return how many expired rows have left."""
+        totals = (await self.files.totals()).get(TOPIC)
+        return 0 if totals is None else totals.expired_rows
 
     async def remove_expired(
         self, files: Sequence[HistoryFile], expiries: Mapping[TopicName, TopicExpiry]
@@ -234,6 +265,7 @@ class World:
         files = await self.files.files(*PARTITION)
         hidden, needed, oldest = set(self.erased), self.bound, self.oldest
         latest = self.now + KEPT
+        assert self.gone_before in (None, await self.gone()), "what a version needs stays"
         found = []
         for file in files:
             await self.step()
@@ -313,6 +345,7 @@ class Interleaved(MemoryHistoryFiles):
     distances=st.lists(st.integers(0, 4), max_size=8),
     ages=st.lists(st.integers(0, 6), max_size=5),
     most_bytes=st.sampled_from([1, 4_000, 2**30]),
+    changes=st.integers(0, 5),
 )
 def test_a_reader_sees_exactly_the_rows_whatever_happens_meanwhile(
     sizes: list[int | None],
@@ -322,6 +355,7 @@ def test_a_reader_sees_exactly_the_rows_whatever_happens_meanwhile(
     distances: list[int],
     ages: list[int],
     most_bytes: int,
+    changes: int,
 ) -> None:
     async def life() -> None:
         chosen = random.Random(seed)  # noqa: S311  # a seeded schedule
@@ -339,6 +373,7 @@ def test_a_reader_sees_exactly_the_rows_whatever_happens_meanwhile(
             world.age(ages),
             world.expire(6),
             world.expire(6),
+            world.change_needs(changes),
             world.prune(25),
             world.read_often(6),
             world.read_often(6),
@@ -369,6 +404,7 @@ async def all_removed(world: World) -> None:
     """When nothing needs the rows of erased keys any more, they leave, and are counted."""
     end = len(world.log.records[PARTITION])
     await world.advance([end])
+    await world.change_needs(world.commits % 2)
     # A run searches one file at least.
     runs = len(await world.files.files(*PARTITION))
     await world.remove(runs)

@@ -12,9 +12,17 @@ from fennel_core.history.compaction import Merge
 from fennel_core.history.expired_topics import expiries
 from fennel_core.history.expiring import TopicExpiry, remove_expired
 from fennel_core.history.merging import MergeRefused, merge_files
+from fennel_core.history.row_needs import RowClock, RowNeeds
 from fennel_core.history.store import HistoryFile
 from fennel_core.vocab import position
-from fennel_core.vocab.ids import DatasetName, Micros, Offset, PartitionIndex, TopicName
+from fennel_core.vocab.ids import (
+    DatasetName,
+    Micros,
+    Offset,
+    PartitionIndex,
+    TopicName,
+    WorkspaceId,
+)
 from fennel_core.vocab.position import Hlc
 from tests.support.history_world import LAYOUT, TOPIC, batch
 
@@ -37,7 +45,8 @@ def removed(file: HistoryFile, oldest: int, objects: dict[str, bytes]) -> Histor
     expiry = TopicExpiry("at", Micros(oldest), 10)
     made = remove_expired(file, expiry, objects.get, objects.__setitem__)
     assert isinstance(made, HistoryFile)
-    assert made.expired_to == oldest
+    assert made.expiry_searched_to == oldest
+    assert made.expired_to == (oldest if made.expired_rows > file.expired_rows else 0)
     assert (made.first_offset, made.next_offset) == (file.first_offset, file.next_offset)
     return made
 
@@ -66,7 +75,7 @@ def test_a_row_that_was_accepted_later_stays_however_old_its_event_is() -> None:
 def test_a_file_without_expired_rows_stays_as_it_is() -> None:
     objects: dict[str, bytes] = {}
     file = stored(1, 3, objects)
-    assert removed(file, 10, objects) == replace(file, expired_to=Micros(10))
+    assert removed(file, 10, objects) == replace(file, expiry_searched_to=Micros(10))
 
 
 def test_a_file_that_lost_all_rows_is_merged_like_any_other() -> None:
@@ -77,13 +86,14 @@ def test_a_file_that_lost_all_rows_is_merged_like_any_other() -> None:
     merged = merge_files(Merge((made, stored(1, 3, objects))), objects.get, objects.__setitem__)
     assert isinstance(merged, HistoryFile)
     assert (merged.row_count, merged.expired_rows, merged.expired_to) == (3, 5, 9)
+    assert merged.expiry_searched_to == 0, "the file with rows was not searched"
 
 
 def test_a_file_is_searched_when_a_tenth_of_the_time_has_passed_and_once_in_it() -> None:
     file = stored(10, 3, {})
     due = [at for at in range(90, 120) if TopicExpiry("at", Micros(at), 50).is_due(file)]
     assert due == list(range(106, 120))
-    searched = replace(file, expired_to=Micros(110))
+    searched = replace(file, expiry_searched_to=Micros(110))
     due = [at for at in range(90, 130) if TopicExpiry("at", Micros(at), 50).is_due(searched)]
     assert due == list(range(115, 130))
 
@@ -103,6 +113,19 @@ def test_rows_age_by_the_slowest_clock() -> None:
         users: RowRetention(0, "at", "it is keyed", of),
         idle: RowRetention(30, "at", None, of),
     }
-    assert expiries(kept, {"w": 100}, 90) == {clicks: TopicExpiry("at", Micros(60), 30)}
-    assert expiries(kept, {"w": 80}, 90) == {clicks: TopicExpiry("at", Micros(50), 30)}
-    assert expiries(kept, {}, 90) == {}
+    shop = WorkspaceId("w")
+
+    def oldest(clock: RowClock, now: int, step: int = 0, *changing: WorkspaceId) -> int | None:
+        needs = RowNeeds(kept, {}, {shop: clock}, frozenset(changing))
+        found = expiries(needs, now, step).topics
+        assert all(found[each] == TopicExpiry("at", found[each].oldest, 30) for each in found)
+        assert found.keys() <= {clicks}
+        return found[clicks].oldest if found else None
+
+    assert oldest(RowClock(110, 100), 90) == 60, "this machine's"
+    assert oldest(RowClock(110, 80), 90) == 50, "that of the last rows"
+    assert oldest(RowClock(70, 80), 90) == 40, "that which runs move on"
+    assert oldest(RowClock(70, 80), 90, 7) == 47, "a dry run counts what the next one removes"
+    assert oldest(RowClock(70, 80, keeps_old_rows=True), 90) is None
+    assert oldest(RowClock(70, 80), 90, 0, shop) is None, "a commit is between T1 and T2"
+    assert expiries(RowNeeds(kept, {}, {}), 90).topics == {}

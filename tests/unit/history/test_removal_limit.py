@@ -12,16 +12,17 @@ from hypothesis import strategies as st
 
 from fennel_core.history.erasing import TopicErasures
 from fennel_core.history.erasing_run import ErasedRowsRemoval
+from fennel_core.history.expired_topics import Expiries, ReadExpiries, workspace_of
 from fennel_core.history.expiring import TopicExpiry
 from fennel_core.history.expiring_run import ExpiredRowsRemoval
 from fennel_core.history.maintenance import MaintenanceResult
 from fennel_core.history.memory import MemoryHistoryFiles
 from fennel_core.history.removals import RemovedRows, Replacer, split_run
-from fennel_core.history.store import HistoryFile
+from fennel_core.history.store import HistoryFile, Readers
 from fennel_core.vocab.ids import DatasetName, Micros, Offset, PartitionIndex, TopicName
 
 PART, HOUR = PartitionIndex(0), timedelta(hours=1)
-BIG, SMALL = TopicName("big"), TopicName("small")
+BIG, SMALL = TopicName("w.topic.big.1"), TopicName("w.topic.small.1")
 OLDEST = Micros(1_000)
 
 
@@ -47,7 +48,7 @@ class Worker:
         self, files: Sequence[HistoryFile], expiries: Mapping[TopicName, TopicExpiry]
     ) -> list[HistoryFile]:
         return [
-            replace(self.made(file, "expired_rows"), expired_to=expiries[file.topic].oldest)
+            replace(self.made(file, "expired_rows"), expiry_searched_to=expiries[file.topic].oldest)
             for file in files
         ]
 
@@ -66,7 +67,8 @@ async def written(**sizes: Sequence[int]) -> MemoryHistoryFiles:
     files = MemoryHistoryFiles()
     for topic, of_topic in sizes.items():
         for n, size in enumerate(of_topic):
-            place = (TopicName(topic), PART, Offset(n), Offset(n + 1), f"{topic}{n}")
+            name = TopicName(f"w.topic.{topic}.1")
+            place = (name, PART, Offset(n), Offset(n + 1), f"{topic}{n}")
             assert await files.add(HistoryFile(*place, 5, size, Micros(1), Micros(2)))
     return files
 
@@ -77,7 +79,7 @@ async def erase(
     """Run once; `newest`: the number of the newest erasure of each topic."""
     worker = Worker()
     erasures = {
-        TopicName(topic): TopicErasures(DatasetName(topic), (), number)
+        TopicName(f"w.topic.{topic}.1"): TopicErasures(DatasetName(topic), (), number)
         for topic, number in newest.items()
     }
     bounds = {(topic, PART): Offset(1_000) for topic in (BIG, SMALL)}
@@ -109,11 +111,20 @@ async def test_a_file_larger_than_the_limit_is_searched_alone() -> None:
     assert (await erase(files, 10, big=1))[1] == ["big1"]
 
 
+def reads(topics: Mapping[TopicName, TopicExpiry]) -> ReadExpiries:
+    """Return a function that returns these, with nobody who reads rows."""
+
+    async def read() -> Expiries:
+        return Expiries(topics, {workspace_of(BIG): Readers(workspace_of(BIG), frozenset())})
+
+    return read
+
+
 async def test_runs_that_remove_old_rows_have_the_limit_too() -> None:
     files, worker = await written(big=[10] * 3, small=[10]), Worker()
     expiries = {topic: TopicExpiry("at", OLDEST, 10) for topic in (BIG, SMALL)}
     bounds = {(topic, PART): Offset(1_000) for topic in (BIG, SMALL)}
-    run = ExpiredRowsRemoval(Replacer(files, HOUR), worker, expiries, bounds, HOUR, 20)
+    run = ExpiredRowsRemoval(Replacer(files, HOUR), worker, reads(expiries), bounds, HOUR, 20)
     done = await run.run()
     assert worker.searched == ["big0", "big1"]
     assert done == {
@@ -125,9 +136,9 @@ async def test_runs_that_remove_old_rows_have_the_limit_too() -> None:
     assert sum(each.left for each in done.values()) == 0
     later = dict.fromkeys((BIG, SMALL), TopicExpiry("at", Micros(OLDEST + 5), 10))
     worker.searched.clear()
-    await replace(run, expiries=later).run()
+    await replace(run, expiries=reads(later)).run()
     newest = {BIG: TopicExpiry("at", Micros(OLDEST + 9), 10), SMALL: later[SMALL]}
-    await replace(run, expiries=newest, most_bytes=10).run()
+    await replace(run, expiries=reads(newest), most_bytes=10).run()
     assert worker.searched == ["big0+", "big1", "big2"], "those that were searched last come last"
 
 

@@ -1,0 +1,234 @@
+"""A commit that lets rows leave history sooner says how many, and needs a confirmation."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, replace
+
+import pytest
+
+from fennel_core.blueprints.compile import compile_datasets
+from fennel_core.blueprints.compiler_input import DatasetInput
+from fennel_core.blueprints.logical import AssetKind, Compiled
+from fennel_core.connections.postgres import Pool, pool
+from fennel_core.history.expired_topics import expiries_now
+from fennel_core.history.row_needs import RowNeedsReader
+from fennel_core.ledger import branches, creation, switching
+from fennel_core.ledger.context import LedgerContext, LedgerTimings
+from fennel_core.ledger.destruction import destroy_condemned
+from fennel_core.ledger.errors import DataLossNotConfirmed
+from fennel_core.ledger.lifecycle import CommitState
+from fennel_core.ledger.memory import MemoryLedger
+from fennel_core.ledger.planning import preview
+from fennel_core.ledger.postgres import PostgresLedger
+from fennel_core.ledger.pruning import prune_ledgers
+from fennel_core.ledger.store import Commit, CommitOptions, LedgerTransaction
+from fennel_core.ledger.topics import MemoryTopicAdmin
+from fennel_core.ledger.warming import wait_and_serve
+from fennel_core.vocab.ids import (
+    MAIN_BRANCH,
+    BranchName,
+    CommitId,
+    DatasetName,
+    Millis,
+    TopicName,
+    WorkspaceId,
+)
+from fennel_core.wire.operators import DatasetRef
+from tests.contract.ledger.conftest import open_both
+from tests.support.compiler_inputs import derived, node, schema, sourced
+from tests.support.ledger_world import reserve
+
+SHOP = WorkspaceId("shop")
+DAY = 86_400_000_000
+GRACE = Millis(3_600_000)
+AGE_DAYS = 40
+ROWS = 25
+CLICKS = schema("", "user city:str")
+EVENTS = sourced("Clicks", CLICKS)
+
+
+def copy(name: str) -> DatasetInput:
+    """Return a dataset with the same rows as Clicks."""
+    return derived(name, CLICKS, [node(name, DatasetRef(DatasetName("Clicks")), CLICKS)])
+
+
+def version(**days: int) -> Compiled:
+    """Compile Clicks and copies of it, each with its `history` in days."""
+    inputs = [EVENTS if name == "Clicks" else copy(name) for name in days]
+    compiled = compile_datasets(inputs, 2)
+    datasets = tuple(replace(d, history_us=days[d.name] * DAY) for d in compiled.datasets)
+    return replace(compiled, datasets=datasets)
+
+
+@dataclass
+class Shop:
+    """A workspace whose commits run to their end."""
+
+    ledger: MemoryLedger | PostgresLedger
+    connections: Pool | None
+    commits: int = 0
+
+    def __post_init__(self) -> None:
+        timings = LedgerTimings(first_warm_seconds=0.0, commit_history_ms=Millis(0))
+        self.context = LedgerContext(
+            self.ledger, MemoryTopicAdmin(), asyncio.sleep, timings, history_retention=True
+        )
+
+    async def commit(
+        self, compiled: Compiled, *, confirmed: bool = False, branch: BranchName = MAIN_BRANCH
+    ) -> list[str]:
+        """Run a commit and return what its plan says about rows that leave history."""
+        self.commits += 1
+        id_ = CommitId(f"c{self.commits}")
+
+        async def receive(tx: LedgerTransaction) -> None:
+            row = await tx.branch(SHOP, branch)
+            base = row.target if row else None
+            options = CommitOptions(allow_data_loss=confirmed)
+            await tx.add_commit(
+                Commit(id_, SHOP, branch, CommitState.RECEIVED, id_, options, base), b"request"
+            )
+
+        await self.ledger.run(receive)
+        await reserve(self.context, id_, compiled)
+        await creation.create_assets(self.context, id_)
+        await switching.switch(self.context, id_)
+        await wait_and_serve(self.context, id_, seconds=0)
+        await destroy_condemned(self.context, SHOP)
+        plan = await self.ledger.run(lambda tx: tx.plan(id_))
+        assert plan is not None
+        return [f"{n.code} {n.entity}: {n.text}" for n in plan.notices]
+
+    async def preview(self, compiled: Compiled) -> list[str]:
+        plan = await preview(
+            self.context, SHOP, MAIN_BRANCH, compiled, backfill=True, allow_data_loss=False
+        )
+        return [n.text for n in plan.notices if n.code == "history-shortened"]
+
+    async def add_rows(self) -> TopicName:
+        """Give the topic of Clicks a file of rows, the oldest of which is 40 days old."""
+        compiled = version(Clicks=1)
+        (key,) = {d.topic for d in compiled.datasets if d.topic is not None}
+        assert key.kind is AssetKind.TOPIC
+        topic = TopicName((await self.ledger.run(lambda tx: tx.bank.alive(SHOP, [key])))[key])
+        if self.connections is None:
+            assert isinstance(self.ledger, MemoryLedger)
+            self.ledger.state.history_rows[topic] = [(-AGE_DAYS * DAY, ROWS)]
+            return topic
+        async with self.connections.connection() as connection:
+            await connection.execute(
+                "INSERT INTO history_file (topic, part, first_offset, next_offset, object_key, "
+                "row_count, size_bytes, min_ts, max_ts, min_stamp) "
+                "SELECT %s, 0, 0, 1, 'key', %s, 1, o.us, o.us, (o.us / 1000) << 16 FROM ("
+                "SELECT (extract(epoch FROM now()) * 1000000)::bigint - %s AS us) AS o",
+                (topic, ROWS, AGE_DAYS * DAY),
+            )
+            await connection.execute(
+                "INSERT INTO ingest_clock (workspace, hlc, rows_at) VALUES ('shop', 0, now())"
+            )
+        return topic
+
+
+@pytest.fixture(params=["memory", "postgres"])
+async def shop(request: pytest.FixtureRequest) -> AsyncIterator[Shop]:
+    if request.param == "memory":
+        memory = MemoryLedger(lambda: 0, GRACE)
+        await open_both(memory)
+        yield Shop(memory, None)
+        return
+    async with pool(request.getfixturevalue("database"), name="test", size=4) as connections:
+        postgres = PostgresLedger(connections, GRACE)
+        await open_both(postgres)
+        yield Shop(postgres, connections)
+
+
+LOST = f"up to {ROWS} rows in history are older, and begin to leave in 1 h, for ever"
+
+
+async def test_a_shorter_history_is_refused_until_its_loss_is_confirmed(shop: Shop) -> None:
+    assert await shop.commit(version(Clicks=60)) == []
+    await shop.add_rows()
+    assert await shop.commit(version(Clicks=50)) == [], "no row is so old"
+    text = f"rows of `Clicks` are needed for 30 days instead of for 50 days: {LOST}"
+    assert await shop.preview(version(Clicks=30)) == [text]
+    with pytest.raises(DataLossNotConfirmed) as refused:
+        await shop.commit(version(Clicks=30))
+    assert text in str(refused.value)
+    assert "or keep a longer `history`, or what needs the rows" in str(refused.value)
+    assert await shop.preview(version(Clicks=30)) == [text], "nothing has changed"
+    assert await shop.commit(version(Clicks=30), confirmed=True) == [
+        f"history-shortened Clicks: {text}"
+    ]
+    assert await shop.commit(version(Clicks=30, Copy=5)) == [], "it is confirmed once"
+    assert await shop.commit(version(Clicks=60)) == []
+
+
+async def test_a_longer_reader_that_leaves_shortens_history_too(shop: Shop) -> None:
+    await shop.commit(version(Clicks=30, Copy=60))
+    await shop.add_rows()
+    with pytest.raises(DataLossNotConfirmed, match="needed for 30 days instead of for 60 days"):
+        await shop.commit(version(Clicks=30))
+    others = await shop.commit(version(Clicks=30, Copy=60, Other=2))
+    assert not any("history-shortened" in each for each in others)
+    await branches.clone_branch(shop.context, SHOP, BranchName("copy"), MAIN_BRANCH)
+    assert await shop.commit(version(Clicks=30)) == [], "another branch keeps the reader"
+
+
+async def test_a_replaced_version_keeps_its_definitions_for_the_grace_period(shop: Shop) -> None:
+    await shop.commit(version(Clicks=60))
+    topic = await shop.add_rows()
+    await shop.commit(version(Clicks=30), confirmed=True)
+    await prune_ledgers(shop.context)
+    catalog = await shop.ledger.run(lambda tx: tx.catalog(CommitId("c1")))
+    assert catalog is not None, "it holds rows"
+    if shop.connections is not None:
+        needs = RowNeedsReader(shop.connections)
+        assert (await expiries_now(needs)).topics[topic].kept_us == 60 * DAY
+        async with shop.connections.connection() as connection:
+            await connection.execute("UPDATE commit SET rows_held_until = now()")
+        assert (await expiries_now(needs)).topics[topic].kept_us == 30 * DAY
+
+
+async def test_the_versions_of_a_deleted_branch_hold_rows(shop: Shop) -> None:
+    await shop.commit(version(Clicks=30))
+    await branches.clone_branch(shop.context, SHOP, BranchName("copy"), MAIN_BRANCH)
+    await shop.commit(version(Clicks=60), branch=BranchName("copy"))
+    topic = await shop.add_rows()
+    await branches.delete_branch(shop.context, SHOP, BranchName("copy"))
+    await prune_ledgers(shop.context)
+    assert await shop.ledger.run(lambda tx: tx.catalog(CommitId("c2"))) is not None
+    if shop.connections is not None:
+        needs = RowNeedsReader(shop.connections)
+        assert (await expiries_now(needs)).topics[topic].kept_us == 60 * DAY
+
+
+async def test_a_workspace_that_is_older_than_retention_keeps_rows_until_a_confirmation(
+    shop: Shop,
+) -> None:
+    await shop.commit(version(Clicks=30))
+    topic = await shop.add_rows()
+    if shop.connections is None:
+        assert isinstance(shop.ledger, MemoryLedger)
+        shop.ledger.state.keeping_old_rows.add(SHOP)
+    else:
+        async with shop.connections.connection() as connection:
+            await connection.execute("UPDATE workspace SET keeps_old_rows = true")
+    assert await shop.commit(version(Clicks=20)) == [
+        "history-not-applied Clicks: rows of `Clicks` are needed for 20 days: up to 25 rows in "
+        "history are older, and stay until their loss is confirmed: commit with allow_data_loss"
+    ]
+    (notice,) = await shop.commit(version(Clicks=10), confirmed=True)
+    assert notice.endswith(f"needed for 10 days instead of for ever: {LOST}")
+    assert not await shop.ledger.run(lambda tx: tx.keeps_old_rows(SHOP))
+    if shop.connections is not None:
+        assert topic in (await expiries_now(RowNeedsReader(shop.connections))).topics
+
+
+async def test_without_the_setting_nothing_is_confirmed(shop: Shop) -> None:
+    shop.context = replace(shop.context, history_retention=False)
+    await shop.commit(version(Clicks=60))
+    await shop.add_rows()
+    (notice,) = await shop.commit(version(Clicks=30), confirmed=True)
+    assert "kept longer while the setting FENNEL_HISTORY_RETENTION is off" in notice
