@@ -166,11 +166,18 @@ def _parts(frames: Iterator[pl.DataFrame], cut: Cut, most_bytes: int) -> Iterato
             size += _answer_bytes(some)
             if size > most_bytes:
                 # They are not collected: nothing bounds how many follow.
-                waiting = [each.filter(pl.col(DATASET).is_null()) for each in (*waiting, some)]
+                waiting = [_without_answers(each) for each in (*waiting, some)]
             else:
                 waiting.append(some)
     if waiting:
         yield _part(waiting, size)
+
+
+def _without_answers(rows: pl.DataFrame) -> pl.DataFrame:
+    """Return a frame that does not hold the memory of answers, either."""
+    return rows.filter(pl.col(DATASET).is_null()).with_columns(
+        pl.lit(None, dtype).alias(name) for name, dtype in ANSWER_TYPES.items() if name != ROW
+    )
 
 
 def _answer_bytes(rows: pl.DataFrame) -> int:

@@ -8,11 +8,13 @@ import asyncio
 from collections.abc import Sequence
 from typing import Any
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from fennel_core.executors.client import Callbacks
 from fennel_core.hangar.memory import MemoryHangar
+from fennel_core.offline import lookup_rounds
 from fennel_core.offline.code_lookups import MOST_ANSWER_BYTES
 from fennel_core.offline.memory import MemoryRun, OfflineInputs
 from fennel_core.offline.rows import ROW
@@ -150,7 +152,9 @@ def test_code_looks_up_what_it_would_have_found_at_that_time(
     )
     bound = program(outputs)
 
-    found = offline(world, bound, queries, chunk, answer_bytes)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(lookup_rounds, "ENCODED_BYTES", answer_bytes // 4)
+        found = offline(world, bound, queries, chunk, answer_bytes)
 
     assert found == plain(online(world, bound, queries))
     assert found == [expected(world, outputs, row, at) for row, at in queries]

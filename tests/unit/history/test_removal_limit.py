@@ -7,7 +7,7 @@ from dataclasses import replace
 from datetime import timedelta
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fennel_core.history.erasing import TopicErasures
@@ -142,6 +142,7 @@ async def test_runs_that_remove_old_rows_have_the_limit_too() -> None:
     assert worker.searched == ["big0+", "big1", "big2"], "those that were searched last come last"
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(0, 9), max_size=9), st.integers(1, 30))
 def test_a_run_has_as_many_files_as_fit_and_no_file_is_lost(sizes: list[int], most: int) -> None:
     place = (BIG, PART, Offset(0), Offset(1))

@@ -282,6 +282,7 @@ def test_a_row_alone_whose_answers_are_too_large_fails_by_name() -> None:
     assert other.rows[REASON].to_list() == [None]
 
 
+@settings(deadline=None)
 @given(st.integers(1, 9), st.dictionaries(st.integers(0, 5), st.integers(1, 9)))
 def test_parts_are_inside_of_batches(rows: int, parts: dict[int, int]) -> None:
     cut = Cut(rows).smaller(SmallerParts(batch, part) for batch, part in parts.items())
