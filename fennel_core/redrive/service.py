@@ -30,7 +30,7 @@ from fennel_core.ingest.store import IngestClock, boot_s
 from fennel_core.redrive.api_errors import DropNeedsFilter, RedriveStopped
 from fennel_core.redrive.letters import Letter, LetterFilter, Obstacle, target_of
 from fennel_core.redrive.pages import HIDDEN, Place, letter_rows
-from fennel_core.redrive.replay import replay_letters
+from fennel_core.redrive.replay import ReplayedLetters, replay_letters
 from fennel_core.redrive.store import LetterLog, LetterSession
 from fennel_core.vocab.dead_letters import INGEST, SettledLetter
 from fennel_core.vocab.ids import TopicName, TopicPartition, WorkspaceId, partition_indexes
@@ -39,6 +39,8 @@ CHUNK_ROWS: Final = 5_000
 CHUNK_BYTES: Final = 4 * 1024 * 1024
 ATTEMPTS: Final = 5
 """Attempts to replay a chunk while definitions change."""
+CODE_FAILURES: Final = 30
+"""Runs of user code that fail in a chunk before letters that are left together stay together."""
 Topics = Callable[[], Awaitable[Mapping[TopicName, int]]]
 """Returns the dead-letter topics of all workspaces with their partitions."""
 ReadErased = Callable[[WorkspaceId], Awaitable[Erased]]
@@ -194,14 +196,7 @@ class Redrive:
         )
         validator = Validator(self._executors, callbacks)
         targets = [target_of(letter, table) for letter in letters]
-        done, failed = [], list[tuple[str, Letter]]()
-        for typing, own in _by_target(letters, targets):
-            try:
-                done.append(await replay_letters(validator, typing, own))
-            except SourceCodeUnavailable:
-                raise  # This says nothing about the letters.
-            except SourceCodeFailed as stopped:
-                failed += [(f"{Obstacle.CODE}: {stopped}", letter) for letter in own]
+        done, failed = await _replayed(validator, _by_target(letters, targets))
         # Before the stamp, as in `ingest.committer`: nothing is written long after it.
         deadline_s = boot_s() + self._commit_within_s
         start = await self._clock.begin(workspace, ())
@@ -288,6 +283,34 @@ def _chunk(letters: Iterator[Letter], wanted: LetterFilter) -> list[Letter]:
             if rows >= CHUNK_ROWS or size >= CHUNK_BYTES:
                 break
     return found
+
+
+async def _replayed(
+    validator: Validator, groups: Sequence[tuple[EndpointTarget, list[Letter]]]
+) -> tuple[list[ReplayedLetters], list[tuple[str, Letter]]]:
+    """Replay letters group by group; return those whose code cannot run with the reason.
+
+    A group whose code fails is halved until the letters are found that it fails for, at most
+    `CODE_FAILURES` times: each failure may take as long as code may run.
+    """
+    done: list[ReplayedLetters] = []
+    failed: list[tuple[str, Letter]] = []
+    failures = 0
+    left = list(reversed(groups))
+    while left:
+        typing, own = left.pop()
+        try:
+            done.append(await replay_letters(validator, typing, own))
+        except SourceCodeUnavailable:
+            raise  # This says nothing about the letters.
+        except SourceCodeFailed as stopped:
+            failures += 1
+            if len(own) > 1 and failures < CODE_FAILURES:
+                middle = len(own) // 2
+                left += [(typing, own[middle:]), (typing, own[:middle])]
+            else:
+                failed += [(f"{Obstacle.CODE}: {stopped}", letter) for letter in own]
+    return done, failed
 
 
 def _by_target(

@@ -91,7 +91,7 @@ async def run(kinds: list[int], turns: list[int], script: list[Fault | None], at
     assert sum(letter.rows for letter in world.open_letters()) == sum(k in (3, 4) for k in kinds)
 
 
-@settings(max_examples=60)
+@settings(deadline=None, max_examples=60)
 @given(
     st.lists(st.integers(0, 4), min_size=1, max_size=10),
     st.lists(st.integers(0, 3), max_size=10),

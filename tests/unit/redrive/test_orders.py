@@ -19,6 +19,7 @@ from fennel_core.redrive.api_errors import DropNeedsFilter, LetterFilterMalforme
 from fennel_core.redrive.letters import Letter, LetterFilter, Obstacle
 from fennel_core.redrive.pages import Place
 from fennel_core.redrive.replay import replay_letters
+from fennel_core.redrive.service import CODE_FAILURES
 from fennel_core.vocab.dead_letters import (
     DeadLetterKind,
     DeadLetterOrigin,
@@ -231,6 +232,43 @@ async def test_letters_whose_code_cannot_run_hold_up_no_others(
     assert count == (1, {"Users"})
     assert "took too long" in obstacle
     assert done.as_json()["not_replayable"][0]["reason"] == obstacle
+
+
+async def test_one_letter_whose_code_cannot_run_holds_up_no_other_of_its_cause(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await world_of(*(row(f"u{n}", **OLD) for n in range(9)))
+    corrected(world)
+    slow, runs = world.open_letters()[5], []
+
+    async def some(validator: Validator, target: EndpointTarget, own: list[Letter]) -> object:
+        runs.append(len(own))
+        if slow in own:
+            raise SourceCodeFailed("the code took too long", "code-timeout")
+        return await replay_letters(validator, target, own)
+
+    monkeypatch.setattr("fennel_core.redrive.service.replay_letters", some)
+    done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (done.rows, done.accepted, world.open_letters()) == (8, 8, [slow])
+    assert [count for count, _ in done.obstacles.values()] == [1]
+    assert max(runs) == 9
+
+
+async def test_code_that_fails_for_all_letters_is_not_tried_for_each(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    world = await world_of(*(row(f"u{n}", **OLD) for n in range(CODE_FAILURES + 9)))
+    corrected(world)
+    runs = []
+
+    async def none(_: Validator, __: EndpointTarget, own: list[Letter]) -> object:
+        runs.append(len(own))
+        raise SourceCodeFailed("the code took too long", "code-timeout")
+
+    monkeypatch.setattr("fennel_core.redrive.service.replay_letters", none)
+    done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert sum(count for count, _ in done.obstacles.values()) == CODE_FAILURES + 9
+    assert len(runs) < 2 * CODE_FAILURES
 
 
 async def test_a_list_quotes_no_value_where_keys_are_erased() -> None:
