@@ -22,6 +22,9 @@ from fennel_core.wire.connectors import Credential, Kafka, PlainSecret, SealedSe
 REQUEST_S: Final = 10.0
 """How long a request to a cluster may take: a commit waits for it, and clients wait for a commit.
 """
+ORDER_S: Final = 30.0
+"""How long the requests about all partitions of a topic may take together."""
+POLL_S: Final = 0.5
 PLAINTEXT: Final = "PLAINTEXT"
 LOOKED_BACK: Final = 20
 """Offsets of a partition in which the newest messages are looked for: few, as they may be large."""
@@ -38,6 +41,10 @@ class ExternalKafkaUnusable(ConnectionsError):
     """
 
     code: ClassVar[str] = "source-unreachable"
+
+
+class ExternalKafkaAway(ExternalKafkaUnusable):
+    """The cluster does not respond, or refuses the credentials, whatever the topic is."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +148,10 @@ def newest_messages(
     """Return up to `count` of the newest messages, of the first partitions that have so many.
 
     Nothing is committed, so no consumer reads on elsewhere. Of a partition the last `LOOKED_BACK`
-    offsets are looked at, because markers of transactions take offsets, too. Blocks for a few times
-    `REQUEST_S`; raises `ExternalKafkaUnusable`.
+    offsets are looked at, because markers of transactions take offsets, too. Blocks for at most
+    `ORDER_S`; raises `ExternalKafkaUnusable`.
     """
+    within = _Within(kafka, topic)
     consumer = Consumer(
         kafka.client_config()
         | {
@@ -162,8 +170,9 @@ def newest_messages(
             if left == 0:
                 break
             at = RdTopicPartition(topic, partition)
-            first, end = consumer.get_watermark_offsets(at, timeout=REQUEST_S)
-            found += _last(consumer, at, max(first, end - LOOKED_BACK), end)[-left:]
+            first, end = consumer.get_watermark_offsets(at, timeout=within.left_s())
+            start = max(first, end - LOOKED_BACK)
+            found += _last(consumer, at, start, end, within.left_s())[-left:]
     except KafkaException as failed:
         raise ExternalKafkaUnusable(
             f"connector `{kafka.name}`: topic `{topic}` cannot be read: {failed.args[0].str()}; "
@@ -187,14 +196,15 @@ class StreamBounds:
 def stream_bounds(kafka: ExternalKafka, topic: str, time_ms: int | None) -> StreamBounds:
     """Return the offsets of a topic; `at_time`: of the first messages since `time_ms`.
 
-    Blocks; raises `ExternalKafkaUnusable`.
+    Blocks for at most `ORDER_S`, behind `describe_topic`; raises `ExternalKafkaUnusable`.
     """
     described = describe_topic(kafka, topic)
+    within = _Within(kafka, topic)
     consumer = Consumer(kafka.client_config() | {"group.id": TRIAL_GROUP, "log_level": 0})
     try:
         bounds = {
             number: consumer.get_watermark_offsets(
-                RdTopicPartition(topic, number), timeout=REQUEST_S
+                RdTopicPartition(topic, number), timeout=within.left_s()
             )
             for number in range(described.partitions)
         }
@@ -202,7 +212,8 @@ def stream_bounds(kafka: ExternalKafka, topic: str, time_ms: int | None) -> Stre
             []
             if time_ms is None
             else consumer.offsets_for_times(
-                [RdTopicPartition(topic, number, time_ms) for number in bounds], timeout=REQUEST_S
+                [RdTopicPartition(topic, number, time_ms) for number in bounds],
+                timeout=within.left_s(),
             )
         )
     except KafkaException as failed:
@@ -221,15 +232,36 @@ def stream_bounds(kafka: ExternalKafka, topic: str, time_ms: int | None) -> Stre
     )
 
 
-def _last(consumer: Consumer, at: RdTopicPartition, first: int, end: int) -> list[ExternalMessage]:
-    """Return the messages from `first` to `end`; fewer if they do not arrive in `REQUEST_S`."""
+class _Within:
+    """The time that the requests about one topic have together."""
+
+    def __init__(self, kafka: ExternalKafka, topic: str) -> None:
+        self._kafka, self._topic = kafka, topic
+        self._deadline_s = time.monotonic() + ORDER_S
+
+    def left_s(self) -> float:
+        """Return the time that the next request has. Raises `ExternalKafkaUnusable` at the end."""
+        left_s = self._deadline_s - time.monotonic()
+        if left_s <= 0:
+            raise ExternalKafkaUnusable(
+                f"connector `{self._kafka.name}`: Kafka at `{self._kafka.bootstrap_servers}` did "
+                f"not answer about all partitions of topic `{self._topic}` in {ORDER_S:.0f} s; "
+                "look at the load of its brokers, and repeat the order"
+            )
+        return min(REQUEST_S, left_s)
+
+
+def _last(
+    consumer: Consumer, at: RdTopicPartition, first: int, end: int, within_s: float
+) -> list[ExternalMessage]:
+    """Return the messages from `first` to `end`; fewer if they do not arrive in time."""
     found: list[ExternalMessage] = []
     if first >= end:
         return found
     consumer.assign([RdTopicPartition(at.topic, at.partition, first)])
-    deadline_s = time.monotonic() + REQUEST_S
-    while time.monotonic() < deadline_s:
-        message = consumer.poll(0.5)
+    deadline_s = time.monotonic() + within_s
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        message = consumer.poll(min(POLL_S, left_s))
         if message is None:
             continue
         error = message.error()
@@ -275,7 +307,7 @@ class TopicInspector:
                 (e.str() for e in failures if e.code() == KafkaError._AUTHENTICATION),
                 failures[0].str() if failures else failed.args[0].str(),
             )
-            raise ExternalKafkaUnusable(
+            raise ExternalKafkaAway(
                 f"connector `{kafka.name}`: Kafka at `{kafka.bootstrap_servers}` cannot be used: "
                 f"{reason}; check its address, security protocol and credentials"
             ) from failed

@@ -6,8 +6,8 @@ place share one sink, so they must agree on the address.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import assert_never
 
 from fennel_core.blueprints.spec import Catalog
@@ -17,10 +17,16 @@ from fennel_core.connections.external_http import (
     http_url,
     opened_http,
 )
-from fennel_core.connections.external_kafka import ExternalKafkaUnusable, OpenSecret, opened
+from fennel_core.connections.external_kafka import (
+    ExternalKafkaAway,
+    ExternalKafkaUnusable,
+    OpenSecret,
+    opened,
+)
 from fennel_core.connections.external_sinks import POSITIONS, check_sink_topic
 from fennel_core.connections.http_addresses import AllowedHosts, HttpAddressRefused
 from fennel_core.connections.secrets import Sealer
+from fennel_core.definition.external_checks import REACHED_S, answers
 from fennel_core.definition.source_check import is_platform_topic, secret_opener
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.passes.capabilities import table_title
@@ -61,13 +67,22 @@ async def sink_problems(
             found.append(Problem("connector-not-served", sink.dataset, text))
         else:
             reached.setdefault(table, sink)
-    results = await asyncio.gather(
-        *(
-            asyncio.to_thread(_unwritable, table, sink, secret_opener(workspace, sealer), allowed)
-            for table, sink in reached.items()
-        )
+    places: dict[object, list[tuple[SinkTable, Sink]]] = {}
+    for table, sink in reached.items():
+        places.setdefault(table.db, []).append((table, sink))
+    open_secret = secret_opener(workspace, sealer)
+    asked = [partial(_unwritable_of, each, open_secret, allowed) for each in places.values()]
+    for each, result in zip(places.values(), await answers(asked), strict=True):
+        found += [_not_answered(table, sink) for table, sink in each] if result is None else result
+    return tuple(found)
+
+
+def _not_answered(table: SinkTable, sink: Sink) -> Problem:
+    text = (
+        f"Dataset `{sink.dataset}`: {table_title(table)} was not reached in {REACHED_S:.0f} s; "
+        "check its address, and commit again"
     )
-    return (*found, *(problem for each in results for problem in each))
+    return Problem("sink-unreachable", sink.dataset, text)
 
 
 def _table(sink: Sink) -> SinkTable:
@@ -104,27 +119,38 @@ def _disagreements(
                 yield Problem("connector-redefined", sink.dataset, text)
 
 
-def _unwritable(
-    table: SinkTable, sink: Sink, open_secret: OpenSecret, allowed: AllowedHosts
+def _unwritable_of(
+    tables: Sequence[tuple[SinkTable, Sink]], open_secret: OpenSecret, allowed: AllowedHosts
 ) -> list[Problem]:
-    try:
-        match table:
-            case KafkaTopic(db=db):
-                assert isinstance(db, Kafka), "validation refuses connectors by name"
-                check_sink_topic(opened(db, open_secret), table.topic)
-            case HttpPath():
-                title = f"connector `{table.db.name}`"
-                endpoint = HttpEndpoint(opened_http(table, title, open_secret), allowed)
-                try:
-                    endpoint.check()
-                finally:
-                    endpoint.close()
-            case unreachable:
-                assert_never(unreachable)
-    except HttpAddressRefused as refused:
-        text = f"Dataset `{sink.dataset}`: connector `{table.db.name}`: {refused}"
-        return [Problem("sink-host-not-allowed", sink.dataset, text)]
-    except (ExternalKafkaUnusable, HttpEndpointUnusable) as unusable:
-        text = f"Dataset `{sink.dataset}`: {unusable}"
-        return [Problem("sink-unreachable", sink.dataset, text)]
-    return []
+    """Return the problems of tables of one connector. A cluster that is away is asked once."""
+    found: list[Problem] = []
+    away: ExternalKafkaAway | None = None
+    for table, sink in tables:
+        try:
+            if away is not None:
+                raise away
+            _reach(table, open_secret, allowed)
+        except HttpAddressRefused as refused:
+            text = f"Dataset `{sink.dataset}`: connector `{table.db.name}`: {refused}"
+            found.append(Problem("sink-host-not-allowed", sink.dataset, text))
+        except (ExternalKafkaUnusable, HttpEndpointUnusable) as unusable:
+            away = unusable if isinstance(unusable, ExternalKafkaAway) else None
+            text = f"Dataset `{sink.dataset}`: {unusable}"
+            found.append(Problem("sink-unreachable", sink.dataset, text))
+    return found
+
+
+def _reach(table: SinkTable, open_secret: OpenSecret, allowed: AllowedHosts) -> None:
+    match table:
+        case KafkaTopic(db=db):
+            assert isinstance(db, Kafka), "validation refuses connectors by name"
+            check_sink_topic(opened(db, open_secret), table.topic)
+        case HttpPath():
+            title = f"connector `{table.db.name}`"
+            endpoint = HttpEndpoint(opened_http(table, title, open_secret), allowed)
+            try:
+                endpoint.check()
+            finally:
+                endpoint.close()
+        case unreachable:
+            assert_never(unreachable)

@@ -11,8 +11,8 @@ address and on the format.
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from functools import partial
 from typing import Final, assert_never
 
 from fennel_core.blueprints.asset_names import is_asset_name
@@ -20,6 +20,7 @@ from fennel_core.blueprints.spec import Catalog
 from fennel_core.blueprints.streams import StreamTable, is_scheduled, is_stream, stream_of
 from fennel_core.connections import external_kafka, external_s3, secrets
 from fennel_core.connections.external_kafka import (
+    ExternalKafkaAway,
     ExternalKafkaUnusable,
     OpenSecret,
     describe_topic,
@@ -28,6 +29,7 @@ from fennel_core.connections.external_s3 import ExternalBucketUnusable
 from fennel_core.connections.schema_registry import RegistryClient, SchemaRegistryUnusable
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
+from fennel_core.definition.external_checks import REACHED_S, answers
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.passes.streams import format_title, without_order
 from fennel_core.ledger.kafka_access import AUDIT_PREFIX
@@ -86,13 +88,25 @@ async def source_problems(
         else:
             text = f"Dataset `{source.dataset}`: {stream_of(source.table).title} {refused}"
             found.append(Problem("connector-not-served", source.dataset, text))
-    results = await asyncio.gather(
-        *(
-            asyncio.to_thread(_unreachable, table, source, workspace, sealer, settings)
-            for table, source in reached.items()
+    places: dict[object, list[tuple[StreamTable, Source]]] = {}
+    for table, source in reached.items():
+        places.setdefault(table.db, []).append((table, source))
+    asked = [
+        partial(_unreachable_of, each, workspace, sealer, settings) for each in places.values()
+    ]
+    for each, result in zip(places.values(), await answers(asked), strict=True):
+        found += (
+            [_not_answered(table, source) for table, source in each] if result is None else result
         )
+    return tuple(found)
+
+
+def _not_answered(table: StreamTable, source: Source) -> Problem:
+    text = (
+        f"Dataset `{source.dataset}`: connector `{table.db.name}` of {stream_of(table).title} was "
+        f"not reached in {REACHED_S:.0f} s; check its address, and commit again"
     )
-    return (*found, *(problem for each in results for problem in each))
+    return Problem("source-unreachable", source.dataset, text)
 
 
 def _disagreements(
@@ -179,38 +193,48 @@ def secret_opener(workspace: WorkspaceId, sealer: Sealer | None) -> OpenSecret:
     return open_secret
 
 
-def _unreachable(
-    table: StreamTable,
-    source: Source,
+def _unreachable_of(
+    streams: Sequence[tuple[StreamTable, Source]],
     workspace: WorkspaceId,
     sealer: Sealer | None,
     settings: Settings | None,
 ) -> list[Problem]:
+    """Return the problems of streams of one connector. A cluster that is away is asked once."""
     open_secret = secret_opener(workspace, sealer)
     found: list[Problem] = []
-    try:
-        match table:
-            case KafkaTopic():
-                assert isinstance(table.db, Kafka), "validation refuses connectors by name"
-                describe_topic(external_kafka.opened(table.db, open_secret), table.topic)
-            case S3Table():
-                assert isinstance(table.db, S3), "validation refuses connectors by name"
-                assert settings is not None, "files are not allowed without an installation"
-                external_s3.opened(table.db, table.bucket, settings, open_secret).check()
-            case PostgresTable():
-                raise AssertionError("tables are checked in table_check")
-            case unreachable:
-                assert_never(unreachable)
-    except (ExternalKafkaUnusable, ExternalBucketUnusable) as unusable:
-        text = f"Dataset `{source.dataset}`: {unusable}"
-        found.append(Problem("source-unreachable", source.dataset, text))
-    try:
-        if isinstance(table, KafkaTopic):
-            _check_registry(table.format, open_secret)
-    except SchemaRegistryUnusable as unusable:
-        text = f"Dataset `{source.dataset}`: {unusable}"
-        found.append(Problem("schema-registry-unreachable", source.dataset, text))
+    away: ExternalKafkaAway | None = None
+    for table, source in streams:
+        try:
+            if away is not None:
+                raise away
+            _reach(table, open_secret, settings)
+        except (ExternalKafkaUnusable, ExternalBucketUnusable) as unusable:
+            away = unusable if isinstance(unusable, ExternalKafkaAway) else None
+            text = f"Dataset `{source.dataset}`: {unusable}"
+            found.append(Problem("source-unreachable", source.dataset, text))
+        try:
+            if isinstance(table, KafkaTopic):
+                _check_registry(table.format, open_secret)
+        except SchemaRegistryUnusable as unusable:
+            text = f"Dataset `{source.dataset}`: {unusable}"
+            found.append(Problem("schema-registry-unreachable", source.dataset, text))
     return found
+
+
+def _reach(table: StreamTable, open_secret: OpenSecret, settings: Settings | None) -> None:
+    """Reach a stream. Raises `ExternalKafkaUnusable` and `ExternalBucketUnusable`."""
+    match table:
+        case KafkaTopic():
+            assert isinstance(table.db, Kafka), "validation refuses connectors by name"
+            describe_topic(external_kafka.opened(table.db, open_secret), table.topic)
+        case S3Table():
+            assert isinstance(table.db, S3), "validation refuses connectors by name"
+            assert settings is not None, "files are not allowed without an installation"
+            external_s3.opened(table.db, table.bucket, settings, open_secret).check()
+        case PostgresTable():
+            raise AssertionError("tables are checked in table_check")
+        case unreachable:
+            assert_never(unreachable)
 
 
 def _check_registry(record_format: RecordFormat, open_secret: OpenSecret) -> None:
