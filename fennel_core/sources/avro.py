@@ -16,7 +16,8 @@ from __future__ import annotations
 import io
 import json
 import struct
-from collections.abc import Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
 from typing import Any, Final
 
 import fastavro
@@ -24,6 +25,7 @@ from fastavro.schema import SchemaParseException, UnknownType
 
 from fennel_core.connections.schema_registry import RegisteredSchema, SchemaReader, imports_of
 from fennel_core.sources.errors import SchemaRefused
+from fennel_core.sources.times import texts_of_days, texts_of_times
 
 KIND: Final = "AVRO"
 CONNECT: Final = {
@@ -36,6 +38,7 @@ CONNECT: Final = {
 """The logical type of a number of Kafka Connect, by its type and name."""
 NAMED: Final = ("record", "error", "enum", "fixed")
 PARTS: Final = {"array": "items", "map": "values"}
+WITHOUT_FLOATS: Final = ("null", "boolean", "int", "long", "bytes", "string")
 UNREADABLE: Final = (
     ArithmeticError,
     EOFError,
@@ -49,11 +52,21 @@ UNREADABLE: Final = (
 _FAILED: Final = "the message does not fit its Avro schema"
 
 
-class AvroRows:
-    """See `framed.RowDecoder`."""
+CONVERTED: Final[Mapping[str, Callable[[Sequence[int]], list[str | None]]]] = {
+    "timestamp-millis": partial(texts_of_times, units_per_s=1_000),
+    "timestamp-micros": partial(texts_of_times, units_per_s=1_000_000),
+    "date": texts_of_days,
+}
+"""Logical types that are converted many at once; the library takes a time for each value."""
 
-    def __init__(self, schema: Any, *, has_floats: bool) -> None:
-        self._schema, self.has_floats = schema, has_floats
+
+class AvroRows:
+    """See `framed.RowDecoder`. `times`: fields that are read as numbers, and their logical type."""
+
+    def __init__(
+        self, schema: Any, *, float_fields: Collection[str], times: Mapping[str, str]
+    ) -> None:
+        self._schema, self.float_fields, self._times = schema, float_fields, times
 
     def decode(self, bodies: Sequence[bytes]) -> list[Any]:
         """Return a row of each body, or why there is none."""
@@ -68,7 +81,23 @@ class AvroRows:
                 continue
             # What is left over says that it was written with another schema.
             rows.append(_FAILED if stream.read(1) else row)
+        for name, logical in self._times.items():
+            self._convert(rows, name, logical)
         return rows
+
+    def _convert(self, rows: list[Any], name: str, logical: str) -> None:
+        """Replace the numbers of a field by times; a row whose time is out of range has none."""
+        places = [
+            place
+            for place, row in enumerate(rows)
+            if isinstance(row, dict) and row[name] is not None
+        ]
+        texts = CONVERTED[logical]([rows[place][name] for place in places])
+        for place, text in zip(places, texts, strict=True):
+            if text is None:
+                rows[place] = _FAILED
+            else:
+                rows[place][name] = text
 
 
 def compile_avro(schema: RegisteredSchema, registry: SchemaReader) -> AvroRows:
@@ -82,7 +111,53 @@ def compile_avro(schema: RegisteredSchema, registry: SchemaReader) -> AvroRows:
     parsed = _parsed(check, schema, named)
     if not isinstance(parsed, dict) or parsed.get("type") != "record":
         raise SchemaRefused("its rows are no records")
-    return AvroRows(parsed, has_floats=check.has_floats)
+    return _rows_of(parsed, check)
+
+
+def _rows_of(parsed: dict[str, Any], check: _Check) -> AvroRows:
+    """Return the decoder of a record. Times of its own fields are converted as columns."""
+    times: dict[str, str] = {}
+    fields = []
+    for field in parsed["fields"]:
+        kind, logical = _as_number(field["type"])
+        if logical is not None:
+            times[field["name"]] = logical
+        fields.append(field | {"type": kind})
+    float_fields = [
+        field["name"] for field in fields if check.has_floats and _may_have_floats(field["type"])
+    ]
+    return AvroRows(parsed | {"fields": fields}, float_fields=float_fields, times=times)
+
+
+def _may_have_floats(node: Any) -> bool:
+    match node:
+        case list():
+            return any(map(_may_have_floats, node))
+        case str():
+            return node not in WITHOUT_FLOATS  # or the name of a type
+        case {"type": "array" | "map" as kind, **rest}:
+            return _may_have_floats(rest[PARTS[kind]])
+        case {"type": "enum" | "fixed"}:
+            return False
+        case {"type": "record" | "error", "fields": fields}:
+            return any(_may_have_floats(field["type"]) for field in fields)
+        case {"type": inner}:
+            return _may_have_floats(inner)
+        case _:
+            return True
+
+
+def _as_number(node: Any) -> tuple[Any, str | None]:
+    """Return the type without its logical type, if that is a time, and what it was."""
+    match node:
+        case {"type": "long" | "int" as kind, "logicalType": str(logical)}:
+            of_kind = "int" if logical == "date" else "long"
+            return (kind, logical) if logical in CONVERTED and kind == of_kind else (node, None)
+        case ["null", inner] | [inner, "null"]:
+            number, found = _as_number(inner)
+            return [number if each is inner else each for each in node], found
+        case _:
+            return node, None
 
 
 def _parsed(check: _Check, schema: RegisteredSchema, named: dict[str, Any]) -> Any:

@@ -21,7 +21,7 @@ import math
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
@@ -29,7 +29,13 @@ import msgspec
 
 from fennel_core.connections.schema_registry import RegisteredSchema, SchemaReader, SchemaUnknown
 from fennel_core.sources.errors import SchemaRefused
-from fennel_core.sources.messages import EMPTY, DecodedMessages, decoded_messages, unfit
+from fennel_core.sources.messages import (
+    EMPTY,
+    SHALLOW,
+    DecodedMessages,
+    decoded_messages,
+    unfit,
+)
 
 HEADER_BYTES: Final = 5
 SCHEMAS: Final = 256
@@ -39,14 +45,17 @@ UNKNOWN_S: Final = 30.0
 ASKED_AGAIN_S: Final = 0.5
 ASKED_AGAIN: Final = 3
 """Unknown ids of a batch that are asked for twice: random bytes look like many ids."""
+_NO_HEADER: Final = "the message does not begin with the header of a schema registry"
 _encode = msgspec.json.Encoder().encode
 
 
 class RowDecoder(Protocol):
     """Decodes what follows the header, for one schema."""
 
-    has_floats: bool
-    """Whether a row may have a number that JSON does not."""
+    @property
+    def float_fields(self) -> Collection[str]:
+        """Fields of rows whose value may have a number that JSON does not."""
+        ...
 
     def decode(self, bodies: Sequence[bytes]) -> list[Any]:
         """Return a row of each body (a dict), or the reason why there is none (a str)."""
@@ -86,27 +95,24 @@ class FramedDecoder:
     def __call__(self, values: Sequence[bytes | None]) -> DecodedMessages:
         """Return the rows of a batch. Raises `SchemaRegistryUnusable`; blocks."""
         rows: list[Any] = [None] * len(values)
-        groups: dict[int, list[int]] = {}
+        groups: dict[bytes, list[int]] = {}
         for place, value in enumerate(values):
-            found = _schema_id(value)
-            if isinstance(found, str):
-                rows[place] = found
+            if value is not None and len(value) >= HEADER_BYTES and value[0] == 0:
+                groups.setdefault(value[1:HEADER_BYTES], []).append(place)
             else:
-                groups.setdefault(found, []).append(place)
+                rows[place] = EMPTY if value is None else _NO_HEADER
         texts: list[bytes | None] = [None] * len(values)
         with self._lock:
             self._patience = ASKED_AGAIN
             for number, places in groups.items():
-                decoder = self._decoder(number)
+                decoder = self._decoder(int.from_bytes(number, "big"))
                 if isinstance(decoder, _Unusable):
                     for place in places:
                         rows[place] = decoder.reason
                     continue
                 bodies = [(values[place] or b"")[HEADER_BYTES:] for place in places]
-                decoded = decoder.decode(bodies)
-                for place, (row, text) in zip(
-                    places, _json(decoded, decoder.has_floats), strict=True
-                ):
+                found = _json(decoder.decode(bodies), decoder.float_fields)
+                for place, row, text in zip(places, *found, strict=True):
                     rows[place], texts[place] = row, text
         return decoded_messages(rows, texts)
 
@@ -134,28 +140,33 @@ class FramedDecoder:
             return _Unusable(reason, self._clock() + UNKNOWN_S)
 
 
-def _schema_id(value: bytes | None) -> int | str:
-    """Return the id in the header of a message, or why there is none."""
-    if value is None:
-        return EMPTY
-    if len(value) < HEADER_BYTES or value[0] != 0:
-        return "the message does not begin with the header of a schema registry"
-    return int.from_bytes(value[1:HEADER_BYTES], "big")
-
-
-def _json(rows: list[Any], has_floats: bool) -> list[tuple[Any, bytes | None]]:
-    """Return the rows as JSON values, each with its text; reasons as they are."""
-    values = msgspec.to_builtins(rows)
-    found: list[tuple[Any, bytes | None]] = []
-    for value in values:
-        if isinstance(value, str):
-            found.append((value, None))
-            continue
+def _json(
+    decoded: list[Any], float_fields: Collection[str]
+) -> tuple[list[Any], list[bytes | None]]:
+    """Return the rows as JSON values, and the text of each; reasons have none."""
+    values: list[Any] = msgspec.to_builtins(decoded)
+    found: list[bytes | None] = [None if isinstance(v, str) else _encode(v) for v in values]
+    for place in _without_json(values, float_fields):
         # As `log` accepts them: JSON has no NaN and no infinity.
-        exact = has_floats and not _finite(value)
-        text = json.dumps(value).encode() if exact else _encode(value)
-        reason = unfit(text)
-        found.append((value, text) if reason is None else (reason, None))
+        found[place] = json.dumps(values[place]).encode()
+    for place, text in enumerate(found):
+        if text is not None and len(text) > SHALLOW and (reason := unfit(text)) is not None:
+            values[place], found[place] = reason, None
+    return values, found
+
+
+def _without_json(rows: list[Any], float_fields: Collection[str]) -> set[int]:
+    """Return the places of rows that have a number which JSON has not."""
+    found: set[int] = set()
+    for name in float_fields:
+        column = [None if isinstance(row, str) else row.get(name) for row in rows]
+        try:
+            # What is false is no such number: 0, None, an empty list.
+            if all(map(math.isfinite, filter(None, column))):
+                continue
+        except (TypeError, OverflowError):
+            pass  # not only numbers, or integers that are no floats
+        found.update(place for place, value in enumerate(column) if not _finite(value))
     return found
 
 

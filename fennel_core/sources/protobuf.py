@@ -12,19 +12,19 @@ timestamps and durations text, wrappers their value.
 
 from __future__ import annotations
 
-import datetime as dt
 import os
 import re
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable, Sequence
-from itertools import chain
+from itertools import chain, compress
 from operator import attrgetter, methodcaller
 from pathlib import Path
 from typing import Any, Final
 
 import grpc_tools
+import numpy as np
 from google.protobuf import descriptor_pb2, json_format
 from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.descriptor_pool import DescriptorPool
@@ -38,6 +38,7 @@ from fennel_core.connections.schema_registry import (
     imports_of,
 )
 from fennel_core.sources.errors import SchemaRefused
+from fennel_core.sources.times import MICROS, texts_of_times
 
 KIND: Final = "PROTOBUF"
 COMPILE_S: Final = 20.0
@@ -67,7 +68,8 @@ INCLUDED: Final = Path(grpc_tools.__file__).parent / "_proto"
 """The files `google/protobuf/*.proto`."""
 INDEXES: Final = 32
 """How deep a message may be nested in the text of a schema."""
-EPOCH: Final = dt.datetime(1970, 1, 1, tzinfo=dt.UTC)
+SECONDS: Final = 10**12
+"""More than there are until the year 9999."""
 _FAILED: Final = "the message does not fit its Protobuf schema"
 _NO_JSON: Final = (
     "the message has a value that JSON has no form for (a time out of range, a number of a Struct "
@@ -75,6 +77,8 @@ _NO_JSON: Final = (
 )
 _NO_INDEX: Final = "the message names no message type of its Protobuf schema"
 _FLOATS: Final = (FieldDescriptor.TYPE_DOUBLE, FieldDescriptor.TYPE_FLOAT)
+_TIMESTAMP: Final = "google.protobuf.Timestamp"
+_WITHOUT_FLOATS: Final = (_TIMESTAMP, "google.protobuf.Duration")
 
 
 class ProtobufRows:
@@ -83,16 +87,19 @@ class ProtobufRows:
     def __init__(self, file: Any) -> None:
         self._top = list(file.message_types_by_name.values())
         self._known: dict[tuple[int, ...], Descriptor | None] = {}
-        self.has_floats = True
-        """Fields of `google.protobuf.Value` are floats, too: it costs little to look."""
+        self.float_fields: set[str] = set()
+        """Of all messages that are known by now."""
 
     def decode(self, bodies: Sequence[bytes]) -> list[Any]:
         """Return a row of each body, or why there is none."""
         rows: list[Any] = [_NO_INDEX] * len(bodies)
         groups: dict[tuple[int, ...], tuple[list[int], list[bytes]]] = {}
+        first = groups[(0,)] = ([], [])
         for place, body in enumerate(bodies):
-            found = _indexes(body)
-            if found is not None:
+            if body[:1] == b"\0":
+                first[0].append(place)
+                first[1].append(body[1:])
+            elif (found := _indexes(body)) is not None:
                 indexes, start = found
                 places, rest = groups.setdefault(indexes, ([], []))
                 places.append(place)
@@ -102,14 +109,12 @@ class ProtobufRows:
             if descriptor is None:
                 continue
             parse = GetMessageClass(descriptor).FromString
-            messages, parsed = [], []
-            for place, body in zip(places, rest, strict=True):
-                try:
-                    messages.append(parse(body))
-                except DecodeError:
+            try:
+                parsed, messages = places, list(map(parse, rest))
+            except DecodeError:
+                parsed, messages = _parsed_one_by_one(parse, places, rest)
+                for place in set(places).difference(parsed):
                     rows[place] = _FAILED
-                else:
-                    parsed.append(place)
             for place, row in zip(parsed, _rows(descriptor, messages), strict=True):
                 rows[place] = row if isinstance(row, dict) else _NO_JSON
         return rows
@@ -125,13 +130,36 @@ class ProtobufRows:
                 # Entries of maps are messages of the descriptor only, not of the text.
                 types = [each for each in found.nested_types if not _is_entry(each)]
             self._known[indexes] = found
+            self.float_fields |= set() if found is None else _float_fields(found)
         return self._known[indexes]
 
 
+def _parsed_one_by_one(
+    parse: Callable[[bytes], Any], places: Sequence[int], bodies: Sequence[bytes]
+) -> tuple[list[int], list[Any]]:
+    """Return the messages that can be parsed, and their places."""
+    parsed, messages = [], []
+    for place, body in zip(places, bodies, strict=True):
+        try:
+            messages.append(parse(body))
+        except DecodeError:
+            continue
+        parsed.append(place)
+    return parsed, messages
+
+
+def _float_fields(descriptor: Descriptor) -> set[str]:
+    """Return the fields of a message that may hold floats, in messages of their own, too."""
+    return {
+        field.name
+        for field in descriptor.fields
+        if field.type in _FLOATS
+        or (field.message_type is not None and field.message_type.full_name not in _WITHOUT_FLOATS)
+    }
+
+
 def _indexes(body: bytes) -> tuple[tuple[int, ...], int] | None:
-    """Return the indexes of the message type, and where the message begins."""
-    if body[:1] == b"\0":
-        return (0,), 1
+    """Return the indexes of the message type, if it is not the first, and where it begins."""
     count, at = _varint(body, 0)
     if not 0 < count <= INDEXES:
         return None
@@ -254,6 +282,8 @@ class _Conversion:
         """Return messages of one type as JSON values, in which bytes and times may be objects."""
         if not messages:
             return []  # ends the recursion of types that contain themselves
+        if descriptor.full_name == _TIMESTAMP:
+            return _timestamps(messages)
         special = _WELL_KNOWN.get(descriptor.full_name)
         if special is not None:
             return [special(message) for message in messages]
@@ -262,8 +292,19 @@ class _Conversion:
             return [{} for _ in messages]
         self._take(len(fields) * len(messages))
         names = [field.name for field in fields]
-        columns = [self._field(field, messages) for field in fields]
-        return [dict(zip(names, row, strict=True)) for row in zip(*columns, strict=True)]
+        assert all(name.isidentifier() for name in names), "protoc accepts identifiers only"
+        plain = [field.name for field in fields if _is_plain(field)]
+        # One call for all of them; of a single name, it would return the value alone.
+        columns = (
+            dict(zip(plain, zip(*map(attrgetter(*plain), messages), strict=True), strict=True))
+            if len(plain) > 1
+            else {}
+        )
+        found = [
+            columns[field.name] if field.name in columns else self._field(field, messages)
+            for field in fields
+        ]
+        return [dict(zip(names, row, strict=True)) for row in zip(*found, strict=True)]
 
     def _take(self, count: int) -> None:
         self._left -= count
@@ -271,20 +312,19 @@ class _Conversion:
             raise OverflowError("too many values")
 
     def _field(self, field: FieldDescriptor, messages: Sequence[Any]) -> list[Any]:
-        get = attrgetter(field.name) if field.name.isidentifier() else None
-        assert get is not None, "protoc accepts identifiers only"
+        found = list(map(attrgetter(field.name), messages))
         if field.is_repeated:
-            found = list(map(get, messages))
             lengths = list(map(len, found))
             self._take(sum(lengths))
             if field.message_type is not None and _is_entry(field.message_type):
                 return self._maps(field.message_type, found, lengths)
+            if field.message_type is None and field.enum_type is None:
+                return list(map(list, found))
             return _split(self._leaves(field, list(chain.from_iterable(found))), lengths)
         if not field.has_presence:
-            return self._leaves(field, list(map(get, messages)))
+            return self._leaves(field, found)
         present = list(map(methodcaller("HasField", field.name), messages))
-        own = [get(m) for m, is_set in zip(messages, present, strict=True) if is_set]
-        values = iter(self._leaves(field, own))
+        values = iter(self._leaves(field, list(compress(found, present))))
         return [next(values) if is_set else None for is_set in present]
 
     def _leaves(self, field: FieldDescriptor, values: list[Any]) -> list[Any]:
@@ -303,6 +343,16 @@ class _Conversion:
         return [dict(each) for each in pairs]
 
 
+def _is_plain(field: FieldDescriptor) -> bool:
+    """Return whether the value of a field is what the message has, and nothing else."""
+    return not (
+        field.is_repeated
+        or field.has_presence
+        or field.message_type is not None
+        or field.enum_type is not None
+    )
+
+
 def _is_entry(descriptor: Descriptor) -> bool:
     return bool(descriptor.GetOptions().map_entry)
 
@@ -319,16 +369,22 @@ def _split(values: list[Any], lengths: list[int]) -> list[Any]:
     return found
 
 
-def _timestamp(message: Any) -> Any:
-    """Return a time. Raises `OverflowError` outside of the years 1 to 9999."""
-    return EPOCH + dt.timedelta(seconds=message.seconds, microseconds=message.nanos // 1000)
+def _timestamps(messages: Sequence[Any]) -> list[Any]:
+    """Return the text of each time. Raises `OverflowError` outside of the years 1 to 9999."""
+    parts = np.array(list(map(attrgetter("seconds", "nanos"), messages)), dtype=np.int64)
+    # Nanoseconds are a few seconds at most, so this bound keeps the product in 64 bits.
+    if (np.abs(parts[:, 0]) > SECONDS).any():
+        raise OverflowError("a time out of range")
+    found = texts_of_times(parts[:, 0] * MICROS + parts[:, 1] // 1000, MICROS)
+    if None in found:
+        raise OverflowError("a time out of range")
+    return found
 
 
 _WRAPPERS: Final = (
     *("Double", "Float", "Int64", "UInt64", "Int32", "UInt32", "Bool", "String", "Bytes"),
 )
 _WELL_KNOWN: Final[dict[str, Callable[[Any], Any]]] = {
-    "google.protobuf.Timestamp": _timestamp,
     **{
         f"google.protobuf.{name}": json_format.MessageToDict
         for name in ("Duration", "Struct", "Value", "ListValue")

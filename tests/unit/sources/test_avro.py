@@ -212,3 +212,18 @@ def test_three_versions_of_a_schema_in_one_batch() -> None:
     ]
     found = FramedDecoder(registry, compile_avro)([*messages, *reversed(messages)])
     assert found.rows == [*rows, *reversed(rows)]
+
+
+def test_a_number_that_json_lacks_is_found_beside_null_and_in_nested_values() -> None:
+    nested = record("In", y={"type": "map", "values": ["null", "float"]})
+    schema = record(a="long", x=["null", "double"], z=nested)
+    nan, inf = float("nan"), float("inf")
+    rows = [
+        {"a": 1, "x": None, "z": {"y": {}}},
+        {"a": 2, "x": 0.0, "z": {"y": {"k": None}}},
+        {"a": 3, "x": nan, "z": {"y": {"k": 1.5}}},
+        {"a": 4, "x": 1.0, "z": {"y": {"k": inf}}},
+    ]
+    texts = decoded(schema, *rows).texts
+    assert [b"NaN" in text for text in texts] == [False, False, True, False]
+    assert [b"Infinity" in text for text in texts] == [False, False, False, True]
