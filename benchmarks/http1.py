@@ -31,17 +31,22 @@ class Connection:
     """One request at a time. `token` is sent as a bearer token with every request."""
 
     def __init__(
-        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, token: str
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        address: Address,
+        token: str,
     ) -> None:
         self._reader, self._writer = reader, writer
+        host = f"{address.host}:{address.port}"
         self._head = (
-            f" HTTP/1.1\r\nHost: local\r\nAuthorization: Bearer {token}\r\nContent-Type: "
+            f" HTTP/1.1\r\nHost: {host}\r\nAuthorization: Bearer {token}\r\nContent-Type: "
             "application/json\r\nContent-Length: "
         )
 
     @classmethod
     async def open(cls, address: Address, token: str) -> Connection:
-        return cls(*await asyncio.open_connection(address.host, address.port), token)
+        return cls(*await asyncio.open_connection(address.host, address.port), address, token)
 
     async def request(self, method: str, path: str, body: bytes = b"") -> tuple[int, bytes]:
         """Status and body of the answer, which must announce its length."""
