@@ -4,6 +4,7 @@ orphaned topics, ledger steps, next actions.
 
 from __future__ import annotations
 
+import asyncio
 import uuid
 from datetime import datetime, timedelta
 
@@ -12,8 +13,10 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
 from fennel_core.connections.kafka import client_config
+from fennel_core.connections.postgres import pool
 from fennel_core.settings.model import Settings
 from tests.support.airflow import Airflow, call, rows
+from tests.support.own_history import read_rows, roll_topics
 
 pytestmark = pytest.mark.platform
 
@@ -48,11 +51,16 @@ def test_a_failed_task_logs_the_next_action(airflow: Airflow, workspace: str, sh
 def filled(airflow: Airflow, workspace: str, shop: str) -> None:
     """Commit the shop, log three orders, and wait until they are processed."""
     assert airflow.run(definitions=shop, workspace=workspace)["state"] == "success"
+    log_orders(workspace, "2026-01-01T00:00:00")
+
+
+def log_orders(workspace: str, at: str) -> None:
+    """Log an order of each of three users, and wait until they are processed."""
     url, token = f"{Settings().query_url}/api/v1", f"dev-{workspace}"
     body = {
         "webhook": "shop",
         "endpoint": "Order",
-        "data": {"uid": [1, 2, 3], "amount": [1.0] * 3, "ts": ["2026-01-01T00:00:00"] * 3},
+        "data": {"uid": [1, 2, 3], "amount": [1.0] * 3, "ts": [at] * 3},
     }
     assert call("POST", f"{url}/log", body, token)[0] == 200
     assert call("POST", f"{url}/barrier", {"timeout_s": 30}, token)[0] == 200
@@ -116,12 +124,48 @@ def test_the_integrity_dag_compares_lookups_with_history_and_logs_how_many(
     assert found.endswith("agrees: 3 keys compared with 3 rows of history")
 
 
-def test_the_history_maintenance_dag_runs_its_program_with_spark(airflow: Airflow) -> None:
+async def rolled(workspace: str) -> int:
+    """Bring the rows of a workspace into history; return the number of new files."""
+    dsn = Settings().postgres_dsn.get_secret_value()
+    async with pool(dsn, name="test", size=2) as connections:
+        return await roll_topics(Settings(), connections, f"{workspace}.")
+
+
+def test_the_history_maintenance_dag_merges_small_files_with_spark(
+    airflow: Airflow, workspace: str, shop: str
+) -> None:
+    filled(airflow, workspace, shop)
+    written = [asyncio.run(rolled(workspace))]
+    for day in (2, 3, 4):
+        log_orders(workspace, f"2026-01-0{day}T00:00:00")
+        written.append(asyncio.run(rolled(workspace)))
+    assert written == [written[0]] * 4, "each time a file of each partition with a row"
+    before, asked = files_of(workspace), {"dataset": "Order", "workspace": workspace}
+    # A request may be on any partition of its topic, a row is on that of its key.
+    assert {files for (topic, _), (files, _) in before.items() if ".topic." in str(topic)} == {4}
+    modes = [asked, asked | {"mode": "changelog"}, asked | {"as_of": "2026-01-02T12:00:00Z"}]
+    read = [sorted(read_rows(Settings(), each), key=str) for each in modes]
+    assert [len(rows) for rows in read] == [3, 12, 3]
+
     run = airflow.run("history_maintenance")
+
     log_text = airflow.log(run["dag_run_id"], "compact", "history_maintenance")
     assert run["state"] == "success", log_text
     assert "Spark-Submit cmd" in log_text
     assert '"event":"history is maintained"' in log_text
+    after = files_of(workspace)
+    assert after == {place: (1, row_count) for place, (_, row_count) in before.items()}
+    assert [sorted(read_rows(Settings(), each), key=str) for each in modes] == read
+
+
+def files_of(workspace: str) -> dict[tuple[object, object], tuple[object, object]]:
+    """Return the number of files and of rows in them, by topic and partition."""
+    found = rows(
+        "SELECT topic, part, count(*), sum(row_count) FROM history_file "
+        "WHERE starts_with(topic, %s) GROUP BY 1, 2",
+        f"{workspace}.",
+    )
+    return {(topic, part): (files, count) for topic, part, files, count in found}
 
 
 @pytest.mark.parametrize(

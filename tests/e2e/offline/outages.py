@@ -37,7 +37,8 @@ from tests.support.airflow import call
 __all__ = ["shop"]
 pytestmark = [pytest.mark.platform, pytest.mark.timeout(900)]
 PROGRAM: Final = Path(__file__).with_name("polling_client.py")
-ROWS: Final = 20 * FEW
+ROWS: Final = {"queued": FEW, "running": FEW, "computing": 20 * FEW}
+"""By stage: their computation takes 2 s, or longer than the outage."""
 OUTAGE_S: Final = float(os.environ.get("OUTAGE_S", "20"))
 
 
@@ -53,14 +54,14 @@ def killed_api(settings: Settings) -> Iterator[None]:
 Fault = Callable[[Settings], Any]
 
 
-@pytest.mark.parametrize("stage", ["queued", "running", "computing"])
+@pytest.mark.parametrize("stage", ROWS)
 @pytest.mark.parametrize("fault", [killed_api, killed_postgres, frozen_postgres])
 def test_a_polled_request_is_finished_once(shop: SlowShop, fault: Fault, stage: str) -> None:
     began = time.monotonic()
     with subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
         [
             *(str(shop.settings.executor_python.absolute()), str(PROGRAM)),
-            *(shop.settings.query_url, shop.token, str(ROWS)),
+            *(shop.settings.query_url, shop.token, str(ROWS[stage])),
         ],
         stdout=subprocess.PIPE,
         text=True,
@@ -84,15 +85,15 @@ def test_a_polled_request_is_finished_once(shop: SlowShop, fault: Fault, stage: 
     assert status["state"] == "done", status
     if fault is not frozen_postgres:  # then a poll waits, and may be answered after all
         assert errors, "the client has noticed"
-    assert_one_whole_result(shop, id_, status)
+    assert_one_whole_result(shop, id_, status, ROWS[stage])
 
 
-def assert_one_whole_result(shop: SlowShop, id_: str, status: dict[str, Any]) -> None:
-    assert (status["rows"], status["failed_rows"]) == (ROWS, 0)
+def assert_one_whole_result(shop: SlowShop, id_: str, status: dict[str, Any], count: int) -> None:
+    assert (status["rows"], status["failed_rows"]) == (count, 0)
     client, keys = s3.client(shop.settings), [each["key"] for each in status["files"]]
     bucket = shop.settings.s3_bucket
     parts = [pl.read_parquet(io.BytesIO(s3.get(client, bucket, key) or b"")) for key in keys]
-    ages = [20 + number % PEOPLE for number in range(ROWS)]
+    ages = [20 + number % PEOPLE for number in range(count)]
     result = pl.concat(parts)
     assert result["Shopper.age"].to_list() == ages
     assert result["Shopper.double"].to_list() == [2 * age for age in ages]
