@@ -22,6 +22,7 @@ from fennel_core.apps.export_commands import export
 from fennel_core.apps.kafka_commands import kafka_access
 from fennel_core.apps.letter_commands import deadletters
 from fennel_core.apps.offline_commands import offline
+from fennel_core.apps.sink_commands import sink
 from fennel_core.apps.source_commands import source
 
 if TYPE_CHECKING:
@@ -575,6 +576,7 @@ main.add_command(backup)
 main.add_command(restore)
 main.add_command(offline)
 main.add_command(source)
+main.add_command(sink)
 main.add_command(deadletters)
 main.add_command(export)
 

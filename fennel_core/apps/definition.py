@@ -50,6 +50,8 @@ from fennel_core.redrive.kafka import KafkaLetterLog
 from fennel_core.redrive.routes import router as redrive_router
 from fennel_core.redrive.service import Redrive
 from fennel_core.settings.model import Orchestrator, Settings
+from fennel_core.sinks.orders import SinkOrders
+from fennel_core.sinks.routes import router as sinks_router
 from fennel_core.sources.kafka import KafkaSourceLog, positions_of_feeds
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.rewind import SourceRewinds
@@ -155,7 +157,8 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
     """Return the application with the services of its routes."""
     settings, pool, sealer = state.settings, state.pool, state.sealer
     health = HealthEndpoint(PROCESS, checks(pool, settings))
-    app = application(state, health, (*ROUTERS, dataframes_router, sources_router, redrive_router))
+    routers = (*ROUTERS, dataframes_router, sources_router, sinks_router, redrive_router)
+    app = application(state, health, routers)
     app.state.offline_requests = offline.requests
     app.state.dataframe_reads = DataframeReads(pool, ReadStores.of(settings, pool))
     commit_within_s = COMMIT_WITHIN_TRANSACTIONS * settings.transaction_timeout_ms / 1000
@@ -186,6 +189,7 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
         commit_within_s,
     )
     app.state.source_service = sources
+    app.state.sink_orders = SinkOrders(sources.branches, controls)
     app.state.source_trials = SourceTrials(
         sources, executors, SecretUses(pool, sealer).read, open_secret
     )

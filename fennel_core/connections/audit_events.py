@@ -91,6 +91,8 @@ class Action(StrEnum):
     RESUME_SOURCE = "resume-source"
     TEST_SOURCE = "test-source"
     REWIND_SOURCE = "rewind-source"
+    PAUSE_SINK = "pause-sink"
+    RESUME_SINK = "resume-sink"
     SHOW_DEAD_LETTERS = "show-dead-letters"
     REPLAY_DEAD_LETTERS = "replay-dead-letters"
     DROP_DEAD_LETTERS = "drop-dead-letters"

@@ -40,6 +40,8 @@ from fennel_core.sinks.reader import TopicVersions
 from fennel_core.sinks.store import PositionCopy, SinkLog
 from fennel_core.sinks.targets import SinkReport, SinkTarget, pause_s, targets_of
 from fennel_core.sinks.writer import NO_ERASURES, ChangeReader, KeyErasures, SinkWriter
+from fennel_core.sources.controls import FeedNews, SourceControls
+from fennel_core.sources.postgres import CHANNEL, PostgresSourceControls
 from fennel_core.sources.target_catalogs import TargetCatalogs
 from fennel_core.telemetry import metrics
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
@@ -56,7 +58,9 @@ STOP_S: Final = 5.0
 """How long the end of the process waits for the sinks; what they had open is aborted."""
 REASON_CHARS: Final = 500
 MILLIS: Final = 1000
-SINKS = metrics.gauge("fennel_sinks", "Sinks by state: `running` or `broken`.", ("state",))
+SINKS = metrics.gauge(
+    "fennel_sinks", "Sinks by state: `running`, `broken` or `paused`.", ("state",)
+)
 EVENTS = metrics.counter(
     "fennel_sink_events", "Changes written to a sink.", ("workspace", "dataset", "sink")
 )
@@ -82,6 +86,8 @@ class SinkHost:
         key_file = settings.secrets_key_file
         self._sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
         self._catalogs = TargetCatalogs(pool)
+        self._controls: SourceControls = PostgresSourceControls(pool)
+        self._paused: list[SinkReport] = []
         self._running: dict[TopicName, SinkThread] = {}
         self._newest: Mapping[tuple[WorkspaceId, DatasetName], int] = {}
         self._ending = False
@@ -96,6 +102,7 @@ class SinkHost:
             else replace(thread.report, reason="its thread has ended; it is started again")
             for thread in self._running.values()
         ]
+        found += self._paused
         return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.sink))
 
     async def run(self) -> None:
@@ -130,12 +137,19 @@ class SinkHost:
     async def _wake(self, changed: asyncio.Event) -> None:
         """Set `changed` when a catalog or an erasure may have changed."""
         dsn = self._settings.postgres_dsn.get_secret_value()
-        channels = ("catalog", erasures.CHANNEL)
+        channels = ("catalog", erasures.CHANNEL, CHANNEL)
         async for _ in postgres.listen(dsn, channels, name="fennel-sinks-wakeups"):
             changed.set()
 
     async def _follow(self) -> None:
-        wanted = targets_of(await self._catalogs.read())
+        targets = targets_of(await self._catalogs.read())
+        pauses = await self._controls.pauses() if targets else {}
+        wanted = {name: target for name, target in targets.items() if name not in pauses}
+        self._paused = [
+            SinkReport(each.workspace, each.dataset, each.title, paused=True)
+            for name, each in targets.items()
+            if name in pauses
+        ]
         if wanted:
             self._newest = await erasures.newest(self._pool)
         self._ending = False
@@ -156,10 +170,18 @@ class SinkHost:
             if name not in self._running and target.shared not in ending:
                 self._running[name] = SinkThread(self, target)
                 self._running[name].start()
+        if self._running:
+            await self._controls.report(
+                [
+                    FeedNews(name, each.failures, each.behind, each.reason, None)
+                    for name, each in ((n, t.report) for n, t in self._running.items())
+                ]
+            )
 
     def _measure(self) -> None:
         broken = sum(each.reason is not None for each in self.report())
         SINKS.labels("broken").set(broken)
+        SINKS.labels("paused").set(len(self._paused))
         SINKS.labels("running").set(len(self._running) - broken)
 
     def writer(self, target: SinkTarget, stopping: threading.Event) -> SinkWriter:

@@ -103,6 +103,7 @@ class SinkReport:
     events: int | None = None
     behind: int | None = None
     reason: str | None = None
+    paused: bool = False
 
 
 def pause_s(failures: int) -> float:

@@ -101,8 +101,11 @@ def cursor_and_disorder(view: SourceView) -> tuple[str, int]:
 
 def state_of(view: SourceView, pause: SourcePause | None, status: FeedStatus | None) -> SourceState:
     """Return the state of a source; see the module."""
-    if view.feed is None:
-        return SourceState.SENT
+    return SourceState.SENT if view.feed is None else reported_state(pause, status)
+
+
+def reported_state(pause: SourcePause | None, status: FeedStatus | None) -> SourceState:
+    """Return the state of what a process reads or writes."""
     if pause is not None:
         return SourceState.PAUSED
     if status is None or status.age_s > STATUS_S:

@@ -15,6 +15,9 @@ PAUSE: Final[LiteralString] = """
     SELECT a.id, %(by)s FROM asset a WHERE a.id = ANY(%(topics)s)
     ON CONFLICT DO NOTHING
 """
+CHANNEL: Final = "pause"
+"""Notified when a pause began or was lifted."""
+NOTIFY: Final[LiteralString] = "SELECT pg_notify(%(channel)s, '')"
 RESUME: Final[LiteralString] = "DELETE FROM source_pause WHERE raw_topic = ANY(%(topics)s)"
 BEGIN_GENERATION: Final[LiteralString] = """
     INSERT INTO source_rewind AS r (raw_topic, generation)
@@ -51,9 +54,11 @@ class PostgresSourceControls:
 
     async def pause(self, topics: Collection[TopicName], by: str) -> None:
         await self._rows(PAUSE, {"topics": list(topics), "by": by})
+        await self._rows(NOTIFY, {"channel": CHANNEL})
 
     async def resume(self, topics: Collection[TopicName]) -> None:
         await self._rows(RESUME, {"topics": list(topics)})
+        await self._rows(NOTIFY, {"channel": CHANNEL})
 
     async def begin_generation(self, topic: TopicName) -> bool:
         return bool(await self._rows(BEGIN_GENERATION, {"topic": topic}))

@@ -53,8 +53,8 @@ class Receiver:
 
 
 @contextmanager
-def served(receiver: Receiver, tls: SSLContext | None = None) -> Iterator[int]:
-    """Serve a receiver on a port of this machine, which is returned."""
+def served(receiver: Receiver, tls: SSLContext | None = None, port: int = 0) -> Iterator[int]:
+    """Serve a receiver on a port of this machine, which is returned; 0: a free one."""
 
     class Handler(BaseHTTPRequestHandler):
         protocol_version = "HTTP/1.1"
@@ -82,7 +82,7 @@ def served(receiver: Receiver, tls: SSLContext | None = None) -> Iterator[int]:
         def log_message(self, *_: object) -> None:
             """Say nothing."""
 
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    server = ThreadingHTTPServer(("127.0.0.1", port), Handler)
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True)
     thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)

@@ -14,6 +14,7 @@ from fennel_core.definition.server import ServerState
 from fennel_core.ingest import server as ingest_server
 from fennel_core.offline.parts import ROUTERS
 from fennel_core.redrive.routes import router as redrive_router
+from fennel_core.sinks.routes import router as sinks_router
 from fennel_core.sources.routes import router as sources_router
 from fennel_core.telemetry import errors
 from fennel_core.telemetry.health import PATHS, HealthEndpoint
@@ -47,7 +48,7 @@ def definition_routes() -> Iterator[str]:
     app = definition_server.application(
         cast(ServerState, object()),
         HealthEndpoint("test", {}),
-        (*ROUTERS, router, sources_router, redrive_router),
+        (*ROUTERS, router, sources_router, sinks_router, redrive_router),
     )
     for route in app.routes:
         if isinstance(route, APIRoute | Route) and "oauth2" not in route.path:
@@ -104,7 +105,7 @@ def test_the_openapi_description_has_every_route() -> None:
     app = definition_server.application(
         cast(ServerState, object()),
         HealthEndpoint("test", {}),
-        (*ROUTERS, router, sources_router, redrive_router),
+        (*ROUTERS, router, sources_router, sinks_router, redrive_router),
     )
     described = {
         normal(method.upper(), path)

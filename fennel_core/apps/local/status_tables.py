@@ -345,7 +345,9 @@ def print_sinks(sinks: Sequence[AlarmRow] | None) -> None:
     """
     broken = [row for row in sinks or () if row["reason"] is not None]
     if sinks:
-        _console().print(f"\nSinks: {len(sinks) - len(broken)} written, {len(broken)} broken")
+        paused = sum(row["paused"] for row in sinks)
+        written = len(sinks) - len(broken) - paused
+        _console().print(f"\nSinks: {written} written, {len(broken)} broken, {paused} paused")
     behind = sorted((row for row in sinks or () if row["behind"]), key=_by_backlog)
     for row in behind[:MAX_ROWS]:
         _console().print(

@@ -35,6 +35,8 @@ from fennel_core.redrive.routes import router as redrive_router
 from fennel_core.redrive.service import Redrive
 from fennel_core.redrive.store import MemoryLetterLog
 from fennel_core.settings.model import Settings
+from fennel_core.sinks.orders import SinkOrders
+from fennel_core.sinks.routes import router as sinks_router
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.rewind import SourceRewinds
 from fennel_core.sources.routes import router as sources_router
@@ -76,9 +78,14 @@ def limits() -> WorkspaceLimits:
 
 def served(state: ServerState) -> FastAPI:
     """Return the application with the services of its routes."""
-    app = application(state, HealthEndpoint("test", {}), (sources_router, redrive_router))
+    app = application(
+        state, HealthEndpoint("test", {}), (sources_router, sinks_router, redrive_router)
+    )
     app.state.source_service = SourceService(
         PostgresDirectory(state.pool), PostgresSourceControls(state.pool), lambda _: {}
+    )
+    app.state.sink_orders = SinkOrders(
+        app.state.source_service.branches, PostgresSourceControls(state.pool)
     )
     app.state.source_trials = SourceTrials(
         app.state.source_service, NoExecutors(), no_secret, no_secret

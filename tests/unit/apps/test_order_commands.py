@@ -38,6 +38,18 @@ LETTERS = {
     "newest_reason": "the message is not JSON",
     "not_replayable": "the message is no row",
 }
+SINK = {
+    "sink": "hooks/rows",
+    "kind": "http",
+    "dataset": "Adult",
+    "branches": ["copy", "main"],
+    "state": "parked",
+    "paused_by": None,
+    "paused_at": None,
+    "error": "it responds with status 503 [no]",
+    "failures": 3,
+    "behind": 12,
+}
 Calls = list[tuple[str, str, dict[str, Any], dict[str, Any] | None]]
 
 
@@ -48,6 +60,9 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     counted = {"rows": 4, "letters": 2, "dry_run": False}
     responses: dict[str, Any] = {
         "/sources": {"sources": [SOURCE]},
+        "/sinks": {"sinks": [SINK]},
+        "/sinks/pause": {},
+        "/sinks/resume": {},
         "/sources/pause": {},
         "/sources/resume": {},
         "/sources/test": {
@@ -126,6 +141,17 @@ def test_sources_are_listed_with_rows_positions_and_the_next_attempt(calls: Call
         assert text in shown
 
 
+def test_sinks_are_listed_and_ordered_by_name(calls: Calls) -> None:
+    shown = run("sink", "list", "--branch", "main").output
+    assert calls == [("GET", "/sinks", {"branch": "main"}, None)]
+    first = "hooks/rows  http  parked, 12 messages behind  of Adult (branches: copy, main)"
+    assert first in shown
+    assert "failed 3 times in a row: it responds with status 503 [no]" in shown
+    for order in ("pause", "resume"):
+        assert "hooks/rows" in run("sink", order, "hooks/rows").output
+        assert calls[-1] == ("POST", f"/sinks/{order}", {}, {"sink": "hooks/rows"})
+
+
 def test_orders_about_a_source_name_it_and_show_what_they_do(calls: Calls) -> None:
     for order in ("pause", "resume"):
         assert "shop/orders" in run("source", order, "shop/orders").output
@@ -173,6 +199,7 @@ def test_letters_are_dropped_after_a_confirmation_with_numbers(calls: Calls) -> 
 def test_help_names_every_order() -> None:
     for group, orders in (
         ("source", ("list", "pause", "resume", "test", "rewind")),
+        ("sink", ("list", "pause", "resume")),
         ("deadletters", ("list", "show", "replay", "drop")),
     ):
         shown = CliRunner().invoke(main, [group, "--help"]).output

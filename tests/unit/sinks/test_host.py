@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 
 import pytest
 from structlog.testing import capture_logs
@@ -20,6 +21,7 @@ from fennel_core.sinks.errors import SinkErasuresLost
 from fennel_core.sinks.host import SinkHost, SinkThread
 from fennel_core.sinks.targets import SinkTarget, pause_s, targets_of
 from fennel_core.sinks.writer import NO_ERASURES, KeyErasures, SinkWriter
+from fennel_core.sources.controls import MemorySourceControls
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
 from fennel_core.wire.connectors import Cdc, JsonFormat, Kafka, KafkaTopic, Login, Sink
 from tests.support.polling import eventually
@@ -69,6 +71,10 @@ class Host(SinkHost):
     def __init__(self) -> None:
         super().__init__(Settings(), None)  # type: ignore[arg-type]  # nothing is asked
         self.listed = Listed([])
+        self.controls = MemorySourceControls(
+            lambda: datetime.now(UTC), {ONE.positions, TWO.positions}
+        )
+        self._controls = self.controls
         self._catalogs = self.listed  # type: ignore[assignment]  # no database
         self.broken: set[str] = set()
         self.panics: list[BaseException] = []
@@ -129,6 +135,38 @@ async def test_a_sink_ends_with_its_last_version(host: Host) -> None:
     await eventually(lambda: len(host.report()) == 2, within_s=20)
     host.listed.found = [catalog(ONE)]
     await eventually(lambda: list(host.written()) == ["kafka/one"], within_s=20)
+
+
+async def test_a_paused_sink_is_not_written_and_goes_on_where_it_was(host: Host) -> None:
+    await host.controls.pause([ONE.positions], "ann")
+    host.listed.found = [catalog(ONE, TWO)]
+    await eventually(lambda: host.written().get("kafka/two") == 1, within_s=20)
+    assert [each.sink for each in host.report() if each.paused] == ["kafka/one"]
+    assert "one" not in host.worlds
+    await host.controls.resume([ONE.positions])
+    await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
+    await host.controls.pause([ONE.positions], "ann")
+    await eventually(lambda: ONE.positions not in host._running, within_s=20)
+    await host.controls.resume([ONE.positions])
+    await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
+    assert len(host.worlds["one"].log.records) == 1, "written once"
+
+
+async def test_the_host_reports_what_lists_of_sinks_show(host: Host) -> None:
+    host.broken.add("one")
+    host.listed.found = [catalog(ONE, TWO)]
+    await eventually(lambda: host.written().get("kafka/two") == 1, within_s=20)
+
+    async def reasons() -> dict[str, str | None]:
+        statuses = await host.controls.statuses()
+        return {name: status.reason for name, status in statuses.items()}
+
+    wanted = {ONE.positions: "the cluster is away", TWO.positions: None}
+
+    async def reported() -> bool:
+        return await reasons() == wanted
+
+    await eventually(reported, within_s=20)
 
 
 async def test_a_changed_connector_starts_the_sink_again_where_it_was(host: Host) -> None:

@@ -1,0 +1,117 @@
+"""What users order about sinks: list, pause and resume those of a workspace.
+
+A sink is known by its own name, which the branches that share it have in common; people name it by
+connector and place, as `hooks/rows`. Versions of a dataset with different content have sinks of
+their own into one place, so an order is about all sinks of this place. Pauses and reports are
+stored as those of sources (`sources.controls`), under the name of the sink.
+
+    state      condition
+    paused     a user has paused it
+    parked     it cannot be written; it is tried again
+    running    the process that writes it said so a moment ago
+    unwatched  no process has reported it lately
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from fennel_core.ingest.store import Branches
+from fennel_core.sinks.targets import SinkTarget, targets_of
+from fennel_core.sources.controls import FeedStatus, SourceControls, SourcePause
+from fennel_core.sources.overview import SourceState, reported_state
+from fennel_core.vocab.errors import ClassifiedApiError
+from fennel_core.vocab.ids import BranchName, TopicName, WorkspaceId
+
+NAMED = 20
+"""Names that an error lists."""
+ReadBranches = Callable[[WorkspaceId], Awaitable[Branches]]
+
+
+class SinkApiError(ClassifiedApiError):
+    """Base class of errors of these calls. `CODE` is stable and never reused."""
+
+    CODE = "sink-call"
+
+
+class SinkUnknown(SinkApiError):
+    """No branch of the workspace has a sink with this name."""
+
+    STATUS = 404
+    CODE = "sink-unknown"
+
+    def __init__(self, name: str, known: list[str]) -> None:
+        shown = ", ".join(sorted(set(known))[:NAMED]) or "none"
+        super().__init__(f"there is no sink `{name}` in this workspace; its sinks: {shown}")
+
+
+@dataclass(slots=True)
+class SinkView:
+    """One sink and the branches that have it."""
+
+    target: SinkTarget
+    branches: set[BranchName] = field(default_factory=set)
+
+
+def sink_views(branches: Branches) -> dict[TopicName, SinkView]:
+    """Return the sinks of a workspace, whatever branches have them."""
+    found: dict[TopicName, SinkView] = {}
+    for branch in branches.branches:
+        for name, target in targets_of([branch.catalog]).items():
+            found.setdefault(name, SinkView(target)).branches.add(branch.branch)
+    return found
+
+
+def sink_row(
+    view: SinkView, pause: SourcePause | None, status: FeedStatus | None
+) -> dict[str, Any]:
+    """Return a sink as the API lists it. `error` is the last one, also of a paused sink."""
+    state = reported_state(pause, status)
+    watched = status is not None and state in (SourceState.RUNNING, SourceState.PARKED)
+    return {
+        "sink": view.target.title,
+        "kind": view.target.place.kind,
+        "dataset": view.target.dataset,
+        "branches": sorted(view.branches),
+        "state": state.value,
+        "paused_by": None if pause is None else pause.by,
+        "paused_at": None if pause is None else pause.at.isoformat(timespec="seconds"),
+        "error": None if status is None else status.reason,
+        "failures": 0 if status is None else status.failures,
+        "behind": status.behind if watched and status is not None else None,
+    }
+
+
+class SinkOrders:
+    """Serves the calls. Use from one event loop."""
+
+    def __init__(self, branches: ReadBranches, controls: SourceControls) -> None:
+        self._branches, self._controls = branches, controls
+
+    async def rows(self, workspace: WorkspaceId, branch: BranchName | None) -> list[dict[str, Any]]:
+        """Return the sinks of a workspace, or those that one of its branches has."""
+        views = sink_views(await self._branches(workspace))
+        pauses, statuses = await self._controls.pauses(), await self._controls.statuses()
+        rows = [
+            sink_row(view, pauses.get(name), statuses.get(name))
+            for name, view in views.items()
+            if branch is None or branch in view.branches
+        ]
+        return sorted(rows, key=lambda row: (row["sink"], row["branches"]))
+
+    async def pause(self, workspace: WorkspaceId, name: str, by: str) -> None:
+        """Stop writing a sink, in every branch. Raises SinkUnknown."""
+        await self._controls.pause(list(await self._named(workspace, name)), by)
+
+    async def resume(self, workspace: WorkspaceId, name: str) -> None:
+        """Write a sink on from its position. Raises SinkUnknown."""
+        await self._controls.resume(list(await self._named(workspace, name)))
+
+    async def _named(self, workspace: WorkspaceId, name: str) -> Mapping[TopicName, SinkView]:
+        views = sink_views(await self._branches(workspace))
+        found = {key: view for key, view in views.items() if view.target.title == name}
+        if not found:
+            raise SinkUnknown(name, [view.target.title for view in views.values()])
+        return found

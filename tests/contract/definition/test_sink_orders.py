@@ -1,0 +1,23 @@
+"""Orders about sinks over the API of the definition server."""
+
+from __future__ import annotations
+
+import httpx
+
+from fennel_core.definition.routes import API
+
+
+async def test_orders_about_sinks_are_audited_and_name_what_is_wrong(
+    client: httpx.AsyncClient,
+) -> None:
+    assert (await client.get(f"{API}/sinks?branch=none")).json() == {"sinks": []}
+    for order in ("pause", "resume"):
+        refused = await client.post(f"{API}/sinks/{order}", json={"sink": "hooks/rows"})
+        code = refused.headers["x-fennel-error-code"]
+        assert (refused.status_code, code) == (404, "sink-unknown")
+        assert "no sink `hooks/rows` in this workspace; its sinks: none" in refused.text
+    events = (await client.get(f"{API}/audit")).json()["events"]
+    assert {(e["action"], e["subject"], e["outcome"]) for e in events} >= {
+        ("resume-sink", "sink hooks/rows", "sink-unknown"),
+        ("pause-sink", "sink hooks/rows", "sink-unknown"),
+    }
