@@ -166,6 +166,9 @@ class OfflineRunLoop:
     def __init__(self, store: RequestStore, starter: RunStarter, limits: RunLimits) -> None:
         self._store, self._starter, self._limits = store, starter, limits
         self._woken = asyncio.Event()
+        # What was refused, until that is stored: Postgres may be away from both. Else the request
+        # would wait for the lease of a run that has begun.
+        self._refused: dict[str, OfflineRequest] = {}
 
     def wake(self) -> None:
         """Look for requests now."""
@@ -184,7 +187,8 @@ class OfflineRunLoop:
             self._woken.clear()
 
     async def start_due(self) -> None:
-        """Start what is due now; what is refused is tried again later."""
+        """Start what is due now; what is refused is tried again later. Raises SystemUnavailable."""
+        await self._store_refusals()
         rows, now = await self._store.open_requests(), await self._store.now()
         for row in requests_to_start(rows, now, self._limits):
             await self._start(row)
@@ -205,8 +209,17 @@ class OfflineRunLoop:
             await self._starter.start(row.id, name)
         except RunNotStarted as refused:
             log.warning("offline query not started; retrying", request=row.id, reason=str(refused))
-            await self._store.change(
-                row.id, lambda found, now: request_row.start_refused(found, started, now)
-            )
+            self._refused[row.id] = started
+            await self._store_refusals()
         else:
             log.info("offline query started", request=row.id, run=name)
+
+    async def _store_refusals(self) -> None:
+        for asked in list(self._refused.values()):
+            await self._store_refusal(asked)
+            del self._refused[asked.id]
+
+    async def _store_refusal(self, asked: OfflineRequest) -> None:
+        await self._store.change(
+            asked.id, lambda found, now: request_row.start_refused(found, asked, now)
+        )

@@ -28,6 +28,7 @@ from fennel_core.offline.request_body import CheckedOfflineQuery
 from fennel_core.offline.request_files import request_folder, result_prefix
 from fennel_core.offline.request_removal import RemovalRules, RequestRemoval
 from fennel_core.offline.request_row import (
+    AFTER_REFUSAL,
     MAX_STARTS,
     RUN_LEASE,
     START_LEASE,
@@ -262,6 +263,32 @@ async def test_an_orchestrator_that_refuses_is_asked_again(world: World) -> None
     world.now += START_LEASE
     await world.loop.start_due()
     assert world.starter.started == [named("q1")]
+
+
+async def test_a_refusal_that_cannot_be_stored_is_stored_as_soon_as_it_can(
+    world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    await world.submit()
+
+    async def refusing(id_: str, name: str) -> None:
+        monkeypatch.setattr(world.store, "change", away)
+        raise RunNotStarted("its database is away")
+
+    async def away(*_: object) -> None:
+        raise SystemUnavailable("Postgres is away")
+
+    change = world.store.change
+    with monkeypatch.context() as patch:
+        patch.setattr(world.starter, "start", refusing)
+        for _ in range(3):
+            with pytest.raises(SystemUnavailable):
+                await world.loop.start_due()
+    monkeypatch.setattr(world.store, "change", change)
+    await world.loop.start_due()
+    assert world.starter.started == [], "after a pause"
+    world.now += AFTER_REFUSAL
+    await world.loop.start_due()
+    assert world.starter.started == [named("q1")], "not after the lease of a run that began"
 
 
 async def test_a_failed_request_names_its_reason_and_leaves_nothing(world: World) -> None:
