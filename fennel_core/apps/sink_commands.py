@@ -52,10 +52,14 @@ def sink_list(caller: Caller, branch: str | None, as_json: bool) -> None:
 def sink_pause(caller: Caller, name: str) -> None:
     """Stop writing sink NAME in every branch, until `resume`; restarts do not end the pause.
 
-    Needs the role commit or admin.
+    A commit that changes what the dataset contains starts another sink, which is not paused. Needs
+    the role commit or admin.
     """
     called(caller, "POST", "/sinks/pause", body={"sink": name})
-    click.echo(f"Sink {name} is paused; `fennel-core sink resume {name}` writes it on.")
+    click.echo(
+        f"Sink {name} is paused; `fennel-core sink resume {name}` writes it on. "
+        "A commit that changes what its dataset contains starts another sink, which is not paused."
+    )
 
 
 @sink.command("resume")

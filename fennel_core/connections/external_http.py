@@ -3,9 +3,9 @@
 What a status means decides what becomes of rows, so it is one function (`outcome_of`):
 
     2xx                                      accepted
-    408, 409, 425, 429, 5xx                  tried again, not before `Retry-After`
-    401, 402, 403, 404, 405, 407, 421, 3xx   the endpoint is not set up: nothing is sent until it is
-    any other 4xx, such as 400, 413, 422     refused: these rows will never be accepted
+    408, 409, 423, 424, 425, 429, 5xx        tried again, not before `Retry-After`
+    400, 413, 422                            refused: these rows will never be accepted
+    any other, such as 401, 404, 410, 3xx    the endpoint is not set up: nothing is sent until it is
 
 An endpoint that lacks rights or a path would refuse every row, so that is no property of a row.
 Redirects are not followed, no proxy, cookie or credential of the environment is used, and what is
@@ -15,6 +15,7 @@ read of a response is bounded. Values of headers, which may be secrets, are in n
 from __future__ import annotations
 
 import ssl
+import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -41,8 +42,9 @@ RESOLVED_S: Final = 30.0
 """How long addresses are used that a name resolved to."""
 LONGEST_PAUSE_S: Final = 3600.0
 """The longest `Retry-After` that is kept: a receiver cannot stop a sink for ever."""
-RETRIED: Final = frozenset({408, 409, 425, 429})
-NOT_SET_UP: Final = frozenset({401, 402, 403, 404, 405, 407, 421})
+RETRIED: Final = frozenset({408, 409, 423, 424, 425, 429})
+REFUSED: Final = frozenset({400, 413, 422})
+"""What is about the rows of a request; any other status says nothing about them."""
 IDEMPOTENCY_KEY: Final = "Idempotency-Key"
 
 
@@ -101,9 +103,9 @@ def outcome_of(status: int, retry_after: str | None, shown: str, now_s: float) -
         return TryAgain(f"it responds with {said}", _pause_s(retry_after, now_s))
     if status in range(300, 400):
         return NotSetUp(f"it responds with {said}; redirects are not followed: give its own URL")
-    if status in NOT_SET_UP or status < 200:
-        return NotSetUp(f"it responds with {said}; check the endpoint and the headers")
-    return Refused(f"it responds with {said}")
+    if status in REFUSED:
+        return Refused(f"it responds with {said}")
+    return NotSetUp(f"it responds with {said}; check the endpoint and the headers")
 
 
 def _pause_s(retry_after: str | None, now_s: float) -> float:
@@ -169,7 +171,8 @@ class HttpEndpoint:
         """Raises HttpEndpointUnusable for a certificate that is none."""
         self._external, self._allowed, self._resolve = external, allowed, resolve
         self._clock = clock
-        self._addresses: Sequence[str] = ()
+        self._addresses: list[str] = []
+        self._lock = threading.Lock()
         self._resolved_s = float("-inf")
         self._secrets = _shown_secrets(external.headers)
         self._transport = httpx.HTTPTransport(
@@ -230,7 +233,7 @@ class HttpEndpoint:
         except httpx.ProtocolError as failed:
             return TryAgain(type(failed).__name__, 0.0)
         except (httpx.TransportError, ssl.SSLError) as failed:
-            self._addresses = (*self._addresses[1:], *self._addresses[:1])
+            self._move_on_from(address)
             return TryAgain(f"{type(failed).__name__}: {self._without_secrets(str(failed))}", 0.0)
 
     def _outcome(self, response: httpx.Response) -> Outcome:
@@ -257,13 +260,23 @@ class HttpEndpoint:
             text = text.replace(secret, "***")
         return text
 
+    def _move_on_from(self, address: str) -> None:
+        """Let the next request try another address; requests that failed together do it once."""
+        with self._lock:
+            if self._addresses[:1] == [address]:
+                self._addresses = [*self._addresses[1:], address]
+
     def _address(self, origin: HttpOrigin) -> str:
         """Return an address to connect to; another one after a failure, if there are several."""
-        now_s = time.monotonic()
-        if now_s - self._resolved_s > RESOLVED_S:
-            self._addresses = self._allowed.addresses(origin, self._resolve)
-            self._resolved_s = now_s
-        return self._addresses[0]
+        with self._lock:
+            now_s = time.monotonic()
+            if now_s - self._resolved_s > RESOLVED_S:
+                last, found = self._addresses, self._allowed.addresses(origin, self._resolve)
+                # Addresses that are known keep their order, so one that failed stays behind.
+                self._addresses = [a for a in last if a in found]
+                self._addresses += [a for a in found if a not in last]
+                self._resolved_s = now_s
+            return self._addresses[0]
 
 
 def _shown_secrets(headers: Sequence[tuple[str, str]]) -> list[str]:

@@ -31,13 +31,20 @@ class SinkPosition(msgspec.Struct, frozen=True):
     def moved(self, following: Mapping[int, int], erased: int, events: int) -> SinkPosition:
         """Return the position after `events` more, up to the offsets `following`.
 
-        No message is begun: after an erasure its events may be others.
+        A message that is begun and not behind `following` stays so, unless keys were erased since:
+        then its events may be others.
         """
         assert all(offset >= self.next.get(part, 0) for part, offset in following.items()), (
             "a position only moves forward"
         )
         return SinkPosition(
-            self.origin, {**self.next, **following}, max(erased, self.erased), self.events + events
+            self.origin,
+            {**self.next, **following},
+            max(erased, self.erased),
+            self.events + events,
+            {}
+            if erased > self.erased
+            else {p: at for p, at in self.begun.items() if following.get(p, 0) <= at[0]},
         )
 
 

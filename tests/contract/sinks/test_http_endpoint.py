@@ -53,18 +53,20 @@ def test_success_is_any_status_of_it(status: int) -> None:
     assert outcome_of(status, None, "", 0.0) == Accepted()
 
 
-@pytest.mark.parametrize("status", [408, 409, 425, 429, 500, 502, 503, 504, 599])
+@pytest.mark.parametrize("status", [408, 409, 423, 424, 425, 429, 500, 502, 503, 504, 599])
 def test_a_busy_endpoint_is_tried_again(status: int) -> None:
     assert outcome_of(status, "7", "", 0.0) == TryAgain(f"it responds with status {status}", 7.0)
 
 
-@pytest.mark.parametrize("status", [301, 302, 307, 308, 401, 403, 404, 405, 407, 421, 101])
+@pytest.mark.parametrize(
+    "status", [301, 307, 401, 403, 404, 405, 406, 410, 411, 415, 418, 421, 426, 431, 451, 495, 101]
+)
 def test_an_endpoint_that_is_not_set_up_refuses_no_rows(status: int) -> None:
     assert isinstance(outcome_of(status, None, "", 0.0), NotSetUp)
 
 
-@pytest.mark.parametrize("status", [400, 406, 410, 411, 413, 415, 418, 422, 431])
-def test_other_errors_of_the_client_are_about_the_rows(status: int) -> None:
+@pytest.mark.parametrize("status", [400, 413, 422])
+def test_some_errors_of_the_client_are_about_the_rows(status: int) -> None:
     assert outcome_of(status, None, "no", 0.0) == Refused(f"it responds with status {status}: no")
 
 
@@ -131,6 +133,21 @@ def test_addresses_are_used_in_turn_after_a_failure() -> None:
         )
         assert isinstance(to.send(b"[]", "k"), TryAgain)
         assert to.send(b"[]", "k") == Accepted()
+
+
+def test_requests_that_fail_together_move_on_once() -> None:
+    url = "http://a.internal:9/rows"
+    external = ExternalHttp("hooks/rows", url, url, (), "")
+    to = HttpEndpoint(
+        external, AllowedHosts((), ("a.internal:9",)), resolve=lambda *_: ["192.0.2.1", "192.0.2.2"]
+    )
+    addresses = [to._address(external.origin) for _ in range(4)]
+    assert addresses == ["192.0.2.1"] * 4
+    for address in addresses:
+        to._move_on_from(address)
+    assert to._address(external.origin) == "192.0.2.2"
+    to._resolved_s = float("-inf")
+    assert to._address(external.origin) == "192.0.2.2", "also when the name is resolved again"
 
 
 def test_a_name_that_leads_into_the_network_is_refused() -> None:

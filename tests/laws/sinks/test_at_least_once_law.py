@@ -151,16 +151,19 @@ def times(events):
 
 sending = st.lists(st.sampled_from([None, None, "lost", "after", "away"]), max_size=20)
 committing = st.lists(st.sampled_from([None, None, "before", "after"]), max_size=10)
+lengths = st.lists(st.integers(0, 2), max_size=20)
+"""Of each partition in each read; 0: it is not read."""
 orders = st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=15)
 
 
 @settings(deadline=None)
-@given(topics(), st.integers(1, 4), sending, committing, orders)
+@given(topics(), st.integers(1, 4), sending, committing, orders, lengths)
 def test_each_change_is_taken_once_and_in_order(
-    partitions, limit, sending, committing, orders
+    partitions, limit, sending, committing, orders, lengths
 ) -> None:
     messages = [[frame(m) for m in messages] for messages in partitions]
-    world = World(MemoryTopic(messages), limit, sending, committing)
+    topic = MemoryTopic(messages, lambda: lengths.pop() if lengths else 2)
+    world = World(topic, limit, sending, committing)
     writers = [world.writer() for _ in range(3)]
     for number, abandoned in orders:
         try:
@@ -169,6 +172,7 @@ def test_each_change_is_taken_once_and_in_order(
             if abandoned:
                 writers[number] = world.writer()
     sending.clear()
+    lengths.clear()
     committing.clear()
     last = world.writer()
     while not last.step(NO_ERASURES).idle:
@@ -204,6 +208,26 @@ def test_a_large_message_goes_on_within_it() -> None:
         pass
     assert len(world.receiver.requests) == sent + 4, "what was sent is not sent again"
     assert world.deliveries.positions[-1].events == len(versions)
+
+
+def test_a_message_that_is_begun_stays_so_while_others_are_read() -> None:
+    large, other = [(1, n, n, n, 1) for n in range(20, 40)], [(2, 50, 50, 50, 1)]
+    large[0] = (1, BAD, 20, 20, 1)
+    lengths = [0, 2]
+    topic = MemoryTopic([[frame(other)], [frame(large)]], lambda: lengths.pop(0) if lengths else 2)
+    world = World(topic, 2, [*["away"], *[None] * 7], [])
+    with contextlib.suppress(SinkError):
+        world.writer().step(NO_ERASURES)
+    begun = dict(world.deliveries.positions[-1].begun)
+    assert list(begun) == [1]
+    lengths += [2, 0]
+    again = world.writer()
+    again.step(NO_ERASURES)
+    assert world.deliveries.positions[-1].begun == begun
+    while not again.step(NO_ERASURES).idle:
+        pass
+    assert len(world.deliveries.refused) == 1
+    assert world.deliveries.positions[-1].events == len(large) + len(other)
 
 
 def test_an_erasure_within_a_message_loses_no_other_row() -> None:
