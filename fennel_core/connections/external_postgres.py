@@ -33,6 +33,8 @@ PARAMETERS: Final = ("sslmode",)
 """Parameters of a connection that may be given in `jdbc_params`."""
 OWN_PREFIX: Final = "__fennel_"
 """How the names of the platform's own columns of a query begin."""
+INDEX_ROWS: Final = 100_000
+"""A table with more rows needs an index on its cursor: each page of a read sorts them."""
 READABLE_KINDS: Final = {"r": "a table"}
 KINDS: Final = {
     "p": "a partitioned table",
@@ -44,7 +46,12 @@ TABLE: Final[LiteralString] = """
     SELECT c.oid::bigint, c.relkind::text, c.relhassubclass, pg_relation_filenode(c.oid)::bigint,
         n.nspname, c.relname,
         (SELECT system_identifier::text FROM pg_control_system()),
-        (SELECT d.oid::bigint FROM pg_database d WHERE d.datname = current_database())
+        (SELECT d.oid::bigint FROM pg_database d WHERE d.datname = current_database()),
+        c.reltuples::bigint,
+        (SELECT array_agg(a.attname::text) FROM pg_index i
+         JOIN pg_class o ON o.oid = i.indexrelid JOIN pg_am m ON m.oid = o.relam
+         JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = i.indkey[0]
+         WHERE i.indrelid = c.oid AND i.indisvalid AND i.indpred IS NULL AND m.amname = 'btree')
     FROM pg_class c JOIN pg_namespace n ON n.oid = c.relnamespace
     WHERE c.oid = to_regclass(%(name)s)
 """
@@ -63,7 +70,8 @@ COLUMNS: Final[LiteralString] = """
     ORDER BY a.attnum
 """
 CLOCK: Final[LiteralString] = """
-    SELECT pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint
+    SELECT pg_snapshot_xmin(s)::text::bigint, pg_snapshot_xmax(s)::text::bigint,
+        (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
     FROM pg_current_snapshot() s
 """
 
@@ -105,8 +113,10 @@ class ExternalPostgres:
         }
 
     @contextmanager
-    def connect(self) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """Yield a connection that only reads; each statement takes at most `STATEMENT_MS`.
+    def connect(
+        self, statement_ms: int = STATEMENT_MS
+    ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
+        """Yield a connection that only reads; each statement takes at most `statement_ms`.
 
         Raises `ExternalPostgresUnusable`, also for what fails within the block.
         """
@@ -121,7 +131,7 @@ class ExternalPostgres:
                 connect_timeout=CONNECT_S,
                 application_name="fennel-core",
                 tcp_user_timeout=STATEMENT_MS + 1000 * CONNECT_S,
-                options=f"-c statement_timeout={STATEMENT_MS} -c default_transaction_read_only=on "
+                options=f"-c statement_timeout={statement_ms} -c default_transaction_read_only=on "
                 "-c timezone=UTC",
                 **self.parameters,
             )
@@ -154,8 +164,13 @@ class ExternalTable:
     schema: str
     name: str
     origin: str
+    oid: int
     file: int
     columns: tuple[ExternalColumn, ...]
+    rows: int
+    """About how many there are, as when the table was last analyzed; -1: not known."""
+    indexed: frozenset[str]
+    """Columns by which an index returns the rows of the table in order."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -164,6 +179,18 @@ class ExternalTable:
     def column(self, name: str) -> ExternalColumn | None:
         """Return the column of this name; names are compared as they are."""
         return next((each for each in self.columns if each.name == name), None)
+
+
+def without_index(table: ExternalTable, cursor: str) -> str | None:
+    """Return what is wrong with a large table that has no index on its cursor, else None."""
+    if table.rows <= INDEX_ROWS or cursor in table.indexed:
+        return None
+    name = ".".join('"' + part.replace('"', '""') + '"' for part in (table.schema, table.name))
+    column = cursor.replace('"', '""')
+    return (
+        f"has about {table.rows} rows and no index on its cursor `{cursor}`, so each page of a "
+        f'read sorts all of them; run `CREATE INDEX CONCURRENTLY ON {name} ("{column}")`'
+    )
 
 
 class CursorKind(StrEnum):
@@ -191,6 +218,8 @@ class TransactionClock:
 
     horizon: int
     end: int
+    now_us: int
+    """Of the database's clock."""
 
 
 def opened(connector: Postgres, open_secret: OpenSecret) -> ExternalPostgres:
@@ -219,7 +248,7 @@ def describe_table(
             f"connector `{database.name}`: database `{database.database}` has no table `{table}`; "
             "create it, or write its schema before it, as `shop.orders`"
         )
-    oid, kind, has_children, file, schema, name, system, number = found
+    oid, kind, has_children, file, schema, name, system, number, rows, indexed = found
     if kind not in READABLE_KINDS or has_children:
         what = "a table that others inherit from" if kind in READABLE_KINDS else KINDS.get(kind)
         raise ExternalPostgresUnusable(
@@ -228,7 +257,14 @@ def describe_table(
         )
     columns = connection.execute(COLUMNS, {"oid": oid}).fetchall()
     return ExternalTable(
-        schema, name, f"{system}/{number}/{oid}", file, tuple(ExternalColumn(*c) for c in columns)
+        schema,
+        name,
+        f"{system}/{number}/{oid}",
+        oid,
+        file,
+        tuple(ExternalColumn(*c) for c in columns),
+        rows,
+        frozenset(indexed or ()),
     )
 
 

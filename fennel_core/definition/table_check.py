@@ -27,6 +27,7 @@ from fennel_core.connections.external_postgres import (
     opened,
     served_columns,
     transaction_clock,
+    without_index,
 )
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
@@ -174,6 +175,10 @@ def unfit(table: ExternalTable, source: Source, schema: Schema) -> Iterator[str]
     elif cursor_kind(cursor) is None:
         kinds = ", ".join(kind.value for kind in CursorKind)
         yield f"{title} has the cursor `{cursor.name}` of type {cursor.type}; use one of {kinds}"
+    else:
+        slow = without_index(table, cursor.name)
+        if slow is not None:
+            yield f"{title} {slow}"
     taken = [each.name for each in table.columns if each.name.startswith(OWN_PREFIX)]
     if taken:
         yield f"{title} has the column `{taken[0]}`, and names with {OWN_PREFIX} are the platform's"

@@ -31,11 +31,18 @@ class SourceSettings(SinkSettings):
         description="Rows of a table that one query reads: a page. Between pages a run reports "
         "its progress, and gives the database back its old row versions.",
     )
-    source_inline_at_once: int = Field(
-        1,
+    source_runs_at_once: int = Field(
+        2,
         gt=0,
-        description="Runs of scheduled sources at once on platforms without Airflow; each has a "
-        "Spark driver. With Airflow, its pool decides.",
+        description="Runs of scheduled sources at once, each with a Spark driver; others wait for "
+        "their turn. With Airflow, the slots of its pool `fennel_sources`: a run that is started "
+        "and waits 300 s for a slot is taken for lost.",
+    )
+    source_run_s: float = Field(
+        300.0,
+        gt=0,
+        description="A run of a scheduled source ends after so many seconds and a page, and goes "
+        "on after others that wait. Shorter turns cost more starts of Spark, 10 CPU-seconds each.",
     )
     source_workers: int = Field(
         2,

@@ -24,7 +24,7 @@ from fennel_core.sources.controls import FeedStatus, SourcePause
 from fennel_core.sources.feeds import Feed, feeds_of
 from fennel_core.sources.positions import DatasetPosition, SourcePosition
 from fennel_core.vocab.ids import BranchName, Identity, TopicName
-from fennel_core.wire.connectors import Source
+from fennel_core.wire.connectors import Cdc, Source
 
 STATUS_S: Final = 60.0
 """A status that is older says nothing: the process reports four times as often."""
@@ -97,6 +97,11 @@ def cursor_and_disorder(view: SourceView) -> tuple[str, int]:
     [name] = names
     assert name is not None, "a table without a cursor is refused"
     return name, max(source.disorder_us for source in sources)
+
+
+def is_versioned(view: SourceView) -> bool:
+    """Return whether all datasets of a table take a row that is read twice for one version."""
+    return all(binding.source.cdc is Cdc.UPSERT for binding, _ in view.bindings.values())
 
 
 def state_of(view: SourceView, pause: SourcePause | None, status: FeedStatus | None) -> SourceState:

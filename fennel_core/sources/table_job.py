@@ -3,7 +3,8 @@
 A run is a Spark application: the driver plans pages (`table_reads`), Spark's JDBC source streams
 each with one connection, and one worker writes its batches in order. Each batch is a transaction
 with its cursor, so a run that is killed anywhere is continued by the next one. Pages are bounded,
-so no query holds back the vacuum of the database for hours.
+so no query holds back the vacuum of the database for hours. A long read gives way to other sources
+after `source_run_s`: it ends between two pages, and is due again behind them.
 
 While a page is written the run reports in Postgres every `REPORT_S`; a report that is refused
 means that the run was taken for lost, or the source is gone: it stops.
@@ -12,9 +13,10 @@ means that the run was taken for lost, or the source is gone: it stops.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -26,10 +28,7 @@ from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
 from fennel_core.connections.external_postgres import (
     ExternalPostgres,
-    cursor_kind,
-    describe_table,
     opened,
-    served_columns,
     transaction_clock,
 )
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, postgres_jars, session_builder
@@ -42,6 +41,7 @@ from fennel_core.sources.messages import TRANSACTION_BYTES, TRANSACTION_ROWS
 from fennel_core.sources.overview import (
     SourceView,
     cursor_and_disorder,
+    is_versioned,
     source_views,
     view_interval,
 )
@@ -49,19 +49,9 @@ from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.sources.spark import REASON_CHARS, reason_of
-from fennel_core.sources.table_reads import (
-    TableCursor,
-    TableRead,
-    at_page,
-    cursor_of,
-    highest_query,
-    look_back_of,
-    page_query,
-    require_readable,
-    require_same_columns,
-    shown,
-    unordered_query,
-)
+from fennel_core.sources.table_inspection import begun, complaint, continued, settlement
+from fennel_core.sources.table_queries import page_query
+from fennel_core.sources.table_reads import TableCursor, TableRead, at_page, cursor_of, shown
 from fennel_core.sources.table_run_postgres import PostgresTableRuns
 from fennel_core.sources.table_runs import (
     LEASE,
@@ -70,10 +60,11 @@ from fennel_core.sources.table_runs import (
     TableRuns,
     completed,
     failed,
+    gave_way,
     reported,
     stopped,
 )
-from fennel_core.sources.table_task import WRITTEN_DDL, PageWork, page_task
+from fennel_core.sources.table_task import WRITTEN_DDL, PageWork, page_task, settling_task
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.connectors import Postgres, PostgresTable, SealedSecret
@@ -82,14 +73,9 @@ T = TypeVar("T")
 REPORT_S: Final = LEASE.total_seconds() / 6
 FETCHED_ROWS: Final = 10_000
 """Rows that JDBC receives at once."""
-UNORDERED_SHOWN: Final = 1_000
+STATEMENT_MS: Final = 3_600_000
+"""Of what is asked about a table: without an index, each looks at all rows."""
 log = logger(__name__)
-
-
-class RowsWithoutCursor(SourceError):
-    """Rows have no value of the cursor, so they are never read."""
-
-    code = "source-rows-without-cursor"
 
 
 class RunStopped(SourceError):
@@ -102,8 +88,20 @@ class RunEnd(StrEnum):
     """How a run ended."""
 
     COMPLETE = "complete"
+    GAVE_WAY = "gave way"
     STOPPED = "stopped"
     FAILED = "failed"
+
+
+@dataclass(frozen=True, slots=True)
+class BegunRead:
+    """A read before its next page. `position`: as the run found it."""
+
+    database: ExternalPostgres
+    read: TableRead
+    position: SourcePosition | None
+    place: StreamPlace
+    cursor: TableCursor | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,13 +150,14 @@ class TableJob:
         self._spark: SparkSession | None = None
         self._progress = TableProgress(0, None)
         self._stopped: str | None = None
+        self._complaint: str | None = None
 
     async def run(self, is_paused: Callable[[], Any]) -> RunEnd:
         """Read until nothing is left, and store how that ended."""
         reports = asyncio.create_task(self._report(is_paused))
         try:
             await self._store(lambda row, now: reported(row, self._progress, now))
-            await asyncio.to_thread(self._read)
+            end = await asyncio.to_thread(self._read)
         except (RunStopped, FeedRemoved) as order:
             return await self._ended(RunEnd.STOPPED, str(order))
         except (ConnectionsError, SourceError, PySparkException, *JVM_EXIT_ERRORS) as broken:
@@ -170,19 +169,24 @@ class TableJob:
             if self._spark is not None:
                 with suppress(*JVM_EXIT_ERRORS):
                     self._spark.stop()
-        return await self._ended(RunEnd.COMPLETE, "")
+        return await self._ended(end, self._complaint)
 
-    async def _ended(self, end: RunEnd, reason: str) -> RunEnd:
+    async def _ended(self, end: RunEnd, reason: str | None) -> RunEnd:
         match end:
             case RunEnd.COMPLETE:
-                await self._store(lambda row, now: completed(row, self._progress, now))
-                log.info("table is read", source=self._feed.title, **self._said())
+                await self._store(lambda row, now: completed(row, self._progress, now, reason))
+                log.info("table is read", source=self._feed.title, reason=reason, **self._said())
+            case RunEnd.GAVE_WAY:
+                await self._store(lambda row, now: gave_way(row, self._progress, now))
+                log.info("run gives way to others", source=self._feed.title, **self._said())
             case RunEnd.STOPPED:
+                why = reason or ""
                 with suppress(RunStopped):  # of a pause, the next run begins when it is lifted
-                    await self._store(lambda row, now: stopped(row, reason, now))
+                    await self._store(lambda row, now: stopped(row, why, now))
                 log.info("run stopped", source=self._feed.title, reason=reason, **self._said())
             case RunEnd.FAILED:
-                await self._store(lambda row, now: failed(row, reason, self._every, now))
+                why = reason or ""
+                await self._store(lambda row, now: failed(row, why, self._every, now))
                 log.error(
                     "table cannot be read", source=self._feed.title, reason=reason, **self._said()
                 )
@@ -193,13 +197,19 @@ class TableJob:
         return {"rows": progress.rows_read, "cursor": progress.cursor, "held_by": progress.held_by}
 
     async def _store(self, change: Callable[[TableRun, Any], TableRun]) -> None:
-        """Change the row of this run. Raises `RunStopped` if it is another's."""
-        now, rows = await self._runs.read()
-        row = rows.get(self._feed.raw_topic)
-        if row is None or row.run != self._name:
-            raise RunStopped(f"{self._feed.title}: another run has begun, or the source is gone")
-        if not await self._runs.put(self._feed.raw_topic, row, change(row, now)):
-            raise RunStopped(f"{self._feed.title}: another run has begun")
+        """Change the row of this run. Raises `RunStopped` if it is another's.
+
+        A report and the end of the run may meet: who comes second changes what the first has put.
+        """
+        while True:
+            now, rows = await self._runs.read()
+            row = rows.get(self._feed.raw_topic)
+            if row is None or row.run != self._name:
+                raise RunStopped(
+                    f"{self._feed.title}: another run has begun, or the source is gone"
+                )
+            if await self._runs.put(self._feed.raw_topic, row, change(row, now)):
+                return
 
     async def _report(self, is_paused: Callable[[], Any]) -> None:
         """Renew the lease without end; stop the run when it is refused, or the source is paused."""
@@ -218,21 +228,18 @@ class TableJob:
                 with suppress(*JVM_EXIT_ERRORS):
                     self._spark.sparkContext.cancelAllJobs()
 
-    def _read(self) -> None:
+    def _read(self) -> RunEnd:
         """Read page by page; blocks."""
-        database, read, position = self._begin()
-        before = StreamPlace() if position is None else StreamPlace(position.next, position.cursor)
-        cursor = cursor_of(before.cursor)
+        at = self._begin()
         self._spark = session(self._settings)
+        until_s = time.monotonic() + self._settings.source_run_s
         while self._stopped is None:
-            with database.connect() as connection:
-                paged = at_page(read, transaction_clock(connection))
-            page = self._page(database, paged, cursor, before, position)
-            before, cursor = page.after, cursor_of(page.after.cursor)
-            at = None if cursor is None else shown(read.kind, cursor.levels[0].value)
-            self._progress = TableProgress(
-                self._progress.rows_read + page.rows, at, read.clock.end - read.clock.horizon
-            )
+            page = self._page(at)
+            cursor = cursor_of(page.after.cursor) if page.rows else at.cursor
+            at = replace(at, place=page.after, cursor=cursor)
+            value = None if at.cursor is None else shown(at.read.kind, at.cursor.levels[0].value)
+            held_by = at.read.clock.end - at.read.clock.horizon
+            self._progress = TableProgress(self._progress.rows_read + page.rows, value, held_by)
             log.info(
                 "page is read",
                 source=self._feed.title,
@@ -242,12 +249,14 @@ class TableJob:
                 **self._said(),
             )
             if page.complete:
-                self._require_order(database, read)
-                return
+                self._settle(at)
+                return RunEnd.COMPLETE
+            if time.monotonic() > until_s:
+                return RunEnd.GAVE_WAY
         raise RunStopped(self._stopped)
 
-    def _begin(self) -> tuple[ExternalPostgres, TableRead, SourcePosition | None]:
-        """Look at the table and the position. Raises what the user has to be order."""
+    def _begin(self) -> BegunRead:
+        """Look at the table and the position. Raises what the user has to decide."""
         feed, table = self._feed, self._feed.table
         assert isinstance(table, PostgresTable), "only tables of Postgres are read on a schedule"
         database = database_of(feed, self._settings)
@@ -255,74 +264,61 @@ class TableJob:
         position = read_positions(self._settings, feed.positions, partition.position_partition).get(
             partition.key
         )
-        with database.connect() as connection:
-            found = describe_table(database, connection, table.table)
-            if position is not None and position.origin != found.origin:
-                raise StreamReplaced(feed.title, position.origin, found.origin)
-            before = None if position is None else cursor_of(position.cursor)
+        with database.connect(STATEMENT_MS) as connection:
             [name, disorder_us] = cursor_and_disorder(self._view)
-            column = found.column(name)
-            kind = None if column is None else cursor_kind(column)
-            if column is None or kind is None:
-                raise SourceError(
-                    f"{feed.title}: cursor `{name}` is no column of integers, dates or times; "
-                    "commit the source with another cursor"
-                )
-            read = TableRead(
-                found,
-                column,
-                kind,
-                served_columns(found),
-                transaction_clock(connection),
-                look_back_of(kind, disorder_us),
+            read = begun(database, connection, table.table, name, disorder_us)
+            if position is not None and position.origin != read.table.origin:
+                raise StreamReplaced(feed.title, position.origin, read.table.origin)
+            place = (
+                StreamPlace() if position is None else StreamPlace(position.next, position.cursor)
             )
-            require_same_columns(read, before, partition.title)
-            row = connection.execute(highest_query(read)).fetchone()
-            require_readable(read, before, None if row is None else row[0], partition.title)
-        return database, read, position
+            before = cursor_of(place.cursor)
+            cursor = continued(
+                connection, read, before, partition.title, versioned=is_versioned(self._view)
+            )
+        if before is not None and cursor is None:
+            log.warning("table was written again and is read from its beginning", source=feed.title)
+        return BegunRead(database, read, position, place, cursor)
 
-    def _page(
-        self,
-        database: ExternalPostgres,
-        read: TableRead,
-        cursor: TableCursor | None,
-        after: StreamPlace,
-        position: SourcePosition | None,
-    ) -> Page:
-        spark, most = self._spark, self._settings.source_page_rows
-        assert spark is not None, "Spark is started before the first page"
-        query = page_query(read, cursor, most + 1).as_string(None)
-        work = PageWork(
+    def _work(self, at: BegunRead, read: TableRead) -> PageWork:
+        return PageWork(
             self._settings,
             self._feed.partition(0),
-            0 if position is None else position.rewinds,
+            0 if at.position is None else at.position.rewinds,
             read,
-            after,
-            most,
+            at.place,
+            at.cursor,
+            self._settings.source_page_rows,
         )
+
+    def _page(self, at: BegunRead) -> Page:
+        assert self._spark is not None, "Spark is started before the first page"
+        with at.database.connect() as connection:
+            read = at_page(at.read, transaction_clock(connection))
+        query = page_query(read, at.cursor, self._settings.source_page_rows + 1).as_string(None)
         written = (
-            spark.read.format("jdbc")
-            .options(**database.jdbc_options())
+            self._spark.read.format("jdbc")
+            .options(**at.database.jdbc_options())
             .option("dbtable", f"({query}) AS page")
             .option("fetchsize", FETCHED_ROWS)
             .load()
-            .mapInArrow(page_task(work), WRITTEN_DDL)
+            .mapInArrow(page_task(self._work(at, read)), WRITTEN_DDL)
             .toArrow()
         )
-        return page_of(written, after)
+        return page_of(written, at.place)
 
-    def _require_order(self, database: ExternalPostgres, read: TableRead) -> None:
-        if read.cursor.not_null and read.kind == "integer":
-            return
-        with database.connect() as connection:
-            row = connection.execute(unordered_query(read, UNORDERED_SHOWN)).fetchone()
-        count = 0 if row is None else int(row[0])
-        if count:
-            many = f"{count} rows" if count < UNORDERED_SHOWN else f"{count} rows or more"
-            raise RowsWithoutCursor(
-                f"{self._feed.title}: {many} have no `{read.cursor.name}` (null or infinite), so "
-                "they are not read, and all others are; give them a value"
-            )
+    def _settle(self, at: BegunRead) -> None:
+        """Store what the read has left to the next one, and note what could not be read."""
+        assert self._spark is not None, "Spark is started before the first page"
+        title = self._feed.partition(0).title
+        with at.database.connect(STATEMENT_MS) as connection:
+            cursor = None
+            if at.cursor is not None:
+                cursor = settlement(at.database, connection, at.read, at.cursor, title)
+            self._complaint = complaint(connection, at.read, self._feed.title)
+        if cursor is not None:
+            task = settling_task(self._work(at, at.read), cursor)
+            self._spark.range(0, 1, 1, 1).mapInArrow(task, WRITTEN_DDL).toArrow()
 
 
 def page_of(written: pa.Table, after: StreamPlace) -> Page:

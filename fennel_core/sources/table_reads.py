@@ -19,18 +19,25 @@ are in order, too. A row is read if any level has it. A page continues behind th
 
 A row that is changed has a new transaction, so it is read again as a new version of its row: right
 for `upsert`, and for `append` as if it was added. Reading every row for its transaction would take
-longer the more there are: rows whose value is lower than the highest one that was read, by more
-than the *look-back*, are not looked at. That is `disorder` for times.
+longer the more there are, so rows below a *floor* are not looked at. When a read has ended, it is
+*settled*: the floor becomes the value of the `NEAR_ROWS`-th highest row less the *look-back*
+(`disorder` for times), or the lowest value of a row that the read has left to the next one, if that
+is lower. So no row that a read has seen is lost, however old it is, and the few rows with values
+far above all others do not hide those that come.
+
+The place of a row in the file only orders rows of one value, and only where a batch ends between
+them. It means nothing in another *file* of the table, which VACUUM FULL and others write. The last
+row that was read is a *witness* of what wrote it: its value and its transaction, which VACUUM FULL
+keeps, and pg_repack does not. If it is gone, it is not known which rows were read.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from datetime import UTC, date, datetime, timedelta
+from datetime import UTC, datetime, timedelta
 from typing import Final
 
 import msgspec
-from psycopg import sql
 
 from fennel_core.connections.external_postgres import (
     OWN_PREFIX,
@@ -46,19 +53,24 @@ IDS: Final = 1 << 32
 MOST_APART: Final = 1 << 31
 NEWER: Final = 1 << 24
 """Transactions that may begin between the look at the clock and the end of a query."""
-FROZEN: Final = 3
-"""Lower ids mean transactions that ended long ago."""
 LOOK_BACK_VALUES: Final = 1_000_000
 """Look-back of a numeric cursor: so many values are looked at again by each read."""
+NEAR_ROWS: Final = 10_000
+"""So many rows with the highest values may be wrong without hiding the rows that come: the
+look-back begins below them. A table with fewer rows is looked at as a whole."""
+FIRST_READS: Final = 2
+"""Rows of so many reads are never late: the second one reads what the first had to leave."""
 DAY_US: Final = 86_400_000_000
+AHEAD_US: Final = DAY_US
+"""How far the times of a cursor may be ahead of the database's clock: time zones, and clocks."""
 EPOCH: Final = datetime(1970, 1, 1, tzinfo=UTC)
-FIRST_TIME: Final = datetime.min.replace(tzinfo=UTC)
-LAST_TIME: Final = datetime.max.replace(tzinfo=UTC)
 VALUE: Final = f"{OWN_PREFIX}value"
 BLOCK: Final = f"{OWN_PREFIX}block"
 OFFSET: Final = f"{OWN_PREFIX}offset"
 PLACE: Final = f"{OWN_PREFIX}place"
-OWN: Final = (VALUE, BLOCK, OFFSET, PLACE)
+FILE: Final = f"{OWN_PREFIX}file"
+WRITER: Final = f"{OWN_PREFIX}writer"
+OWN: Final = (VALUE, BLOCK, OFFSET, PLACE, FILE, WRITER)
 """Columns that a page has besides those of the table."""
 
 
@@ -66,6 +78,12 @@ class TableChanged(SourceError):
     """A column is gone or has another type, so rows read before and after would not be alike."""
 
     code = "source-table-changed"
+
+
+class TableMoved(SourceError):
+    """The table was written again, or replaced, while it was read: the next run sees what it is."""
+
+    code = "source-table-moved"
 
 
 class CursorWentBack(SourceError):
@@ -89,7 +107,8 @@ class ReadTooOld(SourceError):
 class ReadLevel(msgspec.Struct, frozen=True, array_like=True):
     """All rows at or before a place that transactions below `horizon` wrote were read.
 
-    `row`: the place in the file of the last one of that value (block, offset); None: all of it.
+    `row`: the place in the file of the last one of that value (block, offset), where rows of the
+    same value follow; None: all of it.
     """
 
     value: int
@@ -103,23 +122,45 @@ class ReadLevel(msgspec.Struct, frozen=True, array_like=True):
         return self.value, block, offset
 
 
+class Witness(msgspec.Struct, frozen=True, array_like=True):
+    """A row that was read: its value, and the lower half of the id of what wrote it."""
+
+    value: int
+    writer: int
+
+
 class TableCursor(msgspec.Struct, frozen=True):
-    """What was read of a table: see the module. Stored as the cursor of a position."""
+    """What was read of a table: see the module. Stored as the cursor of a position.
+
+    `floor`: rows with lower values are not looked at; None: all are. `reads`: how many have ended
+    and were settled, `FIRST_READS` at most.
+    """
 
     levels: tuple[ReadLevel, ...]
     columns: dict[str, str]
     """Types of the columns when they were read last."""
     file: int
-    full: bool
-    """The first full read has ended."""
     column: str
     """Name of the column whose values the levels have."""
     kind: CursorKind
+    floor: int | None = None
+    reads: int = 0
+    witness: Witness | None = None
 
     @property
     def highest(self) -> int:
         """The highest value that was read."""
         return max(level.value for level in self.levels)
+
+    @property
+    def full(self) -> bool:
+        """Whether all rows were read that there were at first, so that rows may be late."""
+        return self.reads >= FIRST_READS
+
+    @property
+    def partial(self) -> bool:
+        """Whether a value was read in part, so that places in the file matter."""
+        return any(level.row is not None for level in self.levels)
 
 
 encode: Final = msgspec.json.Encoder(order="sorted").encode
@@ -135,7 +176,7 @@ def cursor_of(text: str) -> TableCursor | None:
 class TableRead:
     """One read of a table: everything that its queries need.
 
-    `look_back`: in the units of the cursor's values.
+    `look_back`: in the units of the cursor's values, below the `near`-th highest row.
     """
 
     table: ExternalTable
@@ -144,6 +185,25 @@ class TableRead:
     columns: tuple[ExternalColumn, ...]
     clock: TransactionClock
     look_back: int
+    near: int = NEAR_ROWS
+
+    @property
+    def latest(self) -> int | None:
+        """The highest value that is read: rows above are far in the future. None: any."""
+        latest_us = self.clock.now_us + AHEAD_US
+        match self.kind:
+            case CursorKind.INTEGER:
+                return None
+            case CursorKind.DATE:
+                return latest_us // DAY_US
+            case _:
+                return latest_us
+
+    def floor(self, before: TableCursor | None) -> int | None:
+        """Return the lowest value of rows that are looked at; None: all are."""
+        if before is None or before.floor is None:
+            return None
+        return min(before.floor, before.highest - self.look_back)
 
     @property
     def types(self) -> dict[str, str]:
@@ -151,14 +211,17 @@ class TableRead:
 
 
 def look_back_of(kind: CursorKind, disorder_us: int) -> int:
-    """Return how far behind the highest value rows are looked for."""
+    """Return how far behind the highest value rows are looked for.
+
+    Times may be ahead of the clock, so they are looked for that much further back.
+    """
     match kind:
         case CursorKind.INTEGER:
             return LOOK_BACK_VALUES
         case CursorKind.DATE:
-            return -(-disorder_us // DAY_US)
+            return -(-(disorder_us + AHEAD_US) // DAY_US)
         case _:
-            return disorder_us
+            return disorder_us + AHEAD_US
 
 
 def require_same_columns(read: TableRead, before: TableCursor | None, title: str) -> None:
@@ -183,13 +246,50 @@ def require_same_columns(read: TableRead, before: TableCursor | None, title: str
                 f"{title}: column `{name}` is {now[name]} now and was {declared} when rows were "
                 "read; change it back, or give the connector another name to read all of the table"
             )
-    partial = any(level.row is not None for level in before.levels)
-    if read.table.file != before.file and (partial or now != before.columns):
-        raise TableChanged(
-            f"{title} was written again as a whole (as by ALTER TABLE with a default, or VACUUM "
-            "FULL during a read), so it cannot be known which rows were read; rewind the source "
-            "to `earliest`, or give the connector another name"
-        )
+
+
+@dataclass(frozen=True, slots=True)
+class FoundRows:
+    """What of the rows that were read is there. `witness`: the witness; `older`: any at all."""
+
+    witness: bool
+    older: bool
+
+
+def begins_again(
+    read: TableRead, before: TableCursor, found: FoundRows, title: str, *, versioned: bool
+) -> bool:
+    """Return whether the table is read from its beginning, because its file is another one.
+
+    `versioned`: all its datasets take a row that is read twice for one version (`upsert`). Raises
+    `TableChanged` if it is not known which rows were read, and they would enter twice.
+    """
+    if read.table.file == before.file:
+        return False
+    if not found.older or (found.witness and not before.partial):
+        return False
+    if versioned:
+        return True
+    raise TableChanged(
+        f"{title} was written again as a whole (as by pg_repack, TRUNCATE, ALTER TABLE, or VACUUM "
+        "FULL during a read), so it cannot be known which rows were read, and with cdc `append` "
+        "they would enter twice; rewind the source to `earliest` if they may, or read the table "
+        "by a connector with another name"
+    )
+
+
+def require_same_file(read: TableRead, now: ExternalTable, title: str) -> None:
+    """Raise `TableMoved` unless `now` is the table that the read began with."""
+    if (now.origin, now.file) != (read.table.origin, read.table.file):
+        raise moved(title)
+
+
+def moved(title: str) -> TableMoved:
+    """Return the error of a page that has rows of another file or table."""
+    return TableMoved(
+        f"{title} was written again as a whole, or replaced, while it was read; what was read is "
+        "kept, and the next run goes on if it can"
+    )
 
 
 def require_readable(
@@ -209,8 +309,8 @@ def require_readable(
             "were read. The server is a replica that is behind, or was restored: wait for it, or "
             "rewind the source to `earliest`"
         )
-    lowest = before.highest - read.look_back
-    if highest is not None and highest < lowest:
+    floor = read.floor(before)
+    if highest is not None and floor is not None and highest < floor:
         raise CursorWentBack(
             f"{title}: the highest `{read.cursor.name}` is {shown(read.kind, highest)} now, and "
             f"was {shown(read.kind, before.highest)}, so new rows would not be seen; rewind the "
@@ -225,38 +325,64 @@ def require_readable(
 
 
 def following(
-    before: TableCursor | None, read: TableRead, last: ReadLevel | None, *, complete: bool
+    before: TableCursor | None,
+    read: TableRead,
+    last: ReadLevel,
+    witness: Witness | None,
+    *,
+    complete: bool,
 ) -> TableCursor:
     """Return the cursor after rows up to `last` were read, in order; `complete`: no more are left.
 
-    Raises AssertionError for a complete read without any row, which writes nothing.
+    The floor stays where the read has it until it is settled.
     """
     levels = () if before is None else before.levels
-    full = before is not None and before.full
-    assert last is not None, "a read without rows writes nothing"
+    reads = 0 if before is None else before.reads
     if complete:
         highest = max((last, *levels), key=lambda level: level.place)
         chain: tuple[ReadLevel, ...] = (ReadLevel(highest.value, None, read.clock.horizon),)
     else:
         chain = (last, *(level for level in levels if level.place > last.place))
-    return _cursor(read, chain, full=full or complete)
+    return _cursor(read, chain, read.floor(before), reads, witness)
 
 
-def unchanged(before: TableCursor | None, read: TableRead) -> TableCursor | None:
-    """Return the cursor after a complete read without a row; None if none has to be stored.
+def settled(
+    before: TableCursor, read: TableRead, near: int | None, waiting: int | None
+) -> TableCursor | None:
+    """Return the cursor of a read that has ended; None if it is stored well enough.
 
+    `near`: the value of the row that the look-back begins at; None if there are fewer rows.
+    `waiting`: the lowest value of a row from the floor up that the read has left; None without one.
     A horizon that stays behind for 2^31 transactions would end in `ReadTooOld`.
     """
-    if before is None:
-        return None
+    floor = None
+    if near is not None:
+        look = near - read.look_back
+        floor = look if waiting is None else min(look, waiting)
+    reads = min(before.reads + 1, FIRST_READS)
     oldest = min(level.horizon for level in before.levels)
-    if read.clock.horizon - oldest < NEWER:
+    kept = (floor, reads, read.table.file) == (before.floor, before.reads, before.file)
+    if (
+        kept
+        and len(before.levels) == 1
+        and not before.partial
+        and read.clock.horizon - oldest < NEWER
+    ):
         return None
-    return _cursor(read, (ReadLevel(before.highest, None, read.clock.horizon),), full=True)
+    chain = (ReadLevel(before.highest, None, read.clock.horizon),)
+    return _cursor(read, chain, floor, reads, before.witness)
 
 
-def _cursor(read: TableRead, chain: tuple[ReadLevel, ...], *, full: bool) -> TableCursor:
-    return TableCursor(chain, read.types, read.table.file, full, read.cursor.name, read.kind)
+def _cursor(
+    read: TableRead,
+    chain: tuple[ReadLevel, ...],
+    floor: int | None,
+    reads: int,
+    witness: Witness | None,
+) -> TableCursor:
+    return TableCursor(
+        chain, read.types, read.table.file, read.cursor.name, read.kind, floor, reads, witness
+    )
 
 
 def at_page(read: TableRead, now: TransactionClock) -> TableRead:
@@ -265,7 +391,7 @@ def at_page(read: TableRead, now: TransactionClock) -> TableRead:
     The horizon stays that of the run, so the rows of a run are bounded. Transactions that began
     since are newer, and conditions must know of their ids.
     """
-    return replace(read, clock=TransactionClock(read.clock.horizon, now.end))
+    return replace(read, clock=replace(read.clock, end=now.end))
 
 
 def shown(kind: CursorKind, value: int) -> str:
@@ -277,176 +403,3 @@ def shown(kind: CursorKind, value: int) -> str:
             return (EPOCH + timedelta(days=value)).date().isoformat()
         case _:
             return (EPOCH + timedelta(microseconds=value)).isoformat()
-
-
-# --- SQL ------------------------------------------------------------------------------------------
-
-
-def page_query(read: TableRead, before: TableCursor | None, rows: int) -> sql.Composed:
-    """Return the query of the next page: at most `rows`, in order, with the columns of `OWN`."""
-    at = sql.SQL("t.{}").format(sql.Identifier(read.cursor.name))
-    ended = sql.SQL("NOT {}").format(_since(read, read.clock.horizon))
-    conditions = [_in_range(read.kind, at), ended]
-    if before is not None:
-        lowest = _bound(read.kind, before.highest - read.look_back)
-        conditions.append(sql.SQL("{} >= {}").format(at, lowest))
-        conditions += [_beyond(read, at, level) for level in before.levels]
-    selected = [
-        sql.SQL("{} AS {}").format(column_value(each), sql.Identifier(each.name))
-        for each in read.columns
-    ]
-    return sql.SQL(
-        "SELECT {columns}, {value} AS {value_name}, "
-        "split_part(trim(both '()' from t.ctid::text), ',', 1)::bigint AS {block}, "
-        "split_part(trim(both '()' from t.ctid::text), ',', 2)::bigint AS {offset}, "
-        "row_number() OVER (ORDER BY {at}, t.ctid) AS {place} "
-        "FROM {table} t WHERE {conditions} ORDER BY {at}, t.ctid LIMIT {rows}"
-    ).format(
-        columns=sql.SQL(", ").join(selected),
-        value=_number(read.kind, at),
-        value_name=sql.Identifier(VALUE),
-        block=sql.Identifier(BLOCK),
-        offset=sql.Identifier(OFFSET),
-        place=sql.Identifier(PLACE),
-        at=at,
-        table=read.table.identifier,
-        conditions=sql.SQL(" AND ").join(conditions),
-        rows=sql.Literal(rows),
-    )
-
-
-def highest_query(read: TableRead) -> sql.Composed:
-    """Return the query of the highest value of the cursor, as a number; null without rows."""
-    at = sql.SQL("t.{}").format(sql.Identifier(read.cursor.name))
-    return sql.SQL("SELECT {} FROM {} t WHERE {} ORDER BY {} DESC LIMIT 1").format(
-        _number(read.kind, at), read.table.identifier, _in_range(read.kind, at), at
-    )
-
-
-def unordered_query(read: TableRead, most: int) -> sql.Composed:
-    """Return the query that counts rows whose cursor has no place in an order, up to `most`."""
-    at = sql.SQL("t.{}").format(sql.Identifier(read.cursor.name))
-    return sql.SQL(
-        "SELECT count(*) FROM (SELECT 1 FROM {} t WHERE {} IS NULL{} LIMIT {}) found"
-    ).format(
-        read.table.identifier,
-        at,
-        sql.SQL("")
-        if read.kind is CursorKind.INTEGER
-        else sql.SQL(" OR NOT ({})").format(_in_range(read.kind, at)),
-        sql.Literal(most),
-    )
-
-
-def newest_query(read: TableRead, rows: int) -> sql.Composed:
-    """Return the query of the newest rows, as columns of the table."""
-    at = sql.SQL("t.{}").format(sql.Identifier(read.cursor.name))
-    selected = [
-        sql.SQL("{} AS {}").format(column_value(each), sql.Identifier(each.name))
-        for each in read.columns
-    ]
-    return sql.SQL("SELECT {} FROM {} t WHERE {} ORDER BY {} DESC LIMIT {}").format(
-        sql.SQL(", ").join(selected),
-        read.table.identifier,
-        _in_range(read.kind, at),
-        at,
-        sql.Literal(rows),
-    )
-
-
-def column_value(column: ExternalColumn) -> sql.Composed:
-    """Return the value of a column in the form in which it is carried.
-
-    Numbers with digits, and whatever JSON and Arrow have no type for, are text. A time without a
-    zone is in UTC; an infinite one, which Spark would read as a time, is null.
-    """
-    at = sql.SQL("t.{}").format(sql.Identifier(column.name))
-    match column.type, column.category:
-        case (("smallint" | "integer" | "bigint" | "boolean" | "double precision"), _):
-            return sql.SQL("{}").format(at)
-        case "timestamp with time zone", _:
-            return sql.SQL("CASE WHEN isfinite({0}) THEN {0} END").format(at)
-        case "timestamp without time zone", _:
-            return sql.SQL("CASE WHEN isfinite({0}) THEN {0} AT TIME ZONE 'UTC' END").format(at)
-        case "real", _:  # a cast would show digits that the column does not have
-            return sql.SQL("({}::text::double precision)").format(at)
-        case (("smallint[]" | "integer[]" | "bigint[]"), _):
-            return sql.SQL("({}::bigint[])").format(at)
-        case (("real[]" | "double precision[]" | "numeric[]"), _):
-            return sql.SQL("({}::double precision[])").format(at)
-        case "boolean[]", _:
-            return sql.SQL("{}").format(at)
-        case _, "A":
-            return sql.SQL("({}::text[])").format(at)
-        case _:
-            return sql.SQL("({}::text)").format(at)
-
-
-def _beyond(read: TableRead, at: sql.Composed, level: ReadLevel) -> sql.Composed:
-    """Return the condition that a row is not one of those that a level says were read."""
-    bound = _bound(read.kind, level.value)
-    if level.row is None:
-        behind = sql.SQL("{} > {}").format(at, bound)
-    else:
-        block, offset = level.row
-        behind = sql.SQL("({}, t.ctid) > ({}, {}::tid)").format(
-            at, bound, sql.Literal(f"({block},{offset})")
-        )
-    return sql.SQL("({} OR {})").format(behind, _since(read, level.horizon))
-
-
-def _since(read: TableRead, horizon: int) -> sql.Composed:
-    """Return the condition that the transaction of a row is not below `horizon`.
-
-    Rows have the lower half of an id, so it is compared within the ids from `horizon` to now.
-    """
-    written = sql.SQL("t.xmin::text::bigint")
-    span = max(0, read.clock.end - horizon) + NEWER
-    return sql.SQL("({0} >= {1} AND mod({0} - {2} + {3}, {3}) < {4})").format(
-        written,
-        sql.Literal(FROZEN),
-        sql.Literal(horizon % IDS),
-        sql.SQL("{}::bigint").format(sql.Literal(IDS)),
-        sql.Literal(span),
-    )
-
-
-def _number(kind: CursorKind, at: sql.Composed) -> sql.Composed:
-    match kind:
-        case CursorKind.INTEGER:
-            return sql.SQL("{}::bigint").format(at)
-        case CursorKind.DATE:
-            return sql.SQL("({} - date '1970-01-01')::bigint").format(at)
-        case _:
-            return sql.SQL("(extract(epoch FROM {}) * 1000000)::bigint").format(at)
-
-
-def _bound(kind: CursorKind, value: int) -> sql.Composable:
-    match kind:
-        case CursorKind.INTEGER:
-            return sql.SQL("{}::bigint").format(sql.Literal(max(value, -(1 << 63))))
-        case CursorKind.DATE:
-            days = max(value, (date.min - EPOCH.date()).days)
-            return sql.Literal(EPOCH.date() + timedelta(days=days))
-        case CursorKind.TIME:
-            return sql.Literal(_time(value))
-        case CursorKind.LOCAL_TIME:
-            return sql.Literal(_time(value).replace(tzinfo=None))
-
-
-def _time(value: int) -> datetime:
-    return EPOCH + max(timedelta(microseconds=value), FIRST_TIME - EPOCH)
-
-
-def _in_range(kind: CursorKind, at: sql.Composed) -> sql.Composed:
-    """Return the condition that a value has a place in the order: no null and no infinity."""
-    match kind:
-        case CursorKind.INTEGER:
-            return sql.SQL("{} IS NOT NULL").format(at)
-        case CursorKind.DATE:
-            ends: tuple[object, object] = (date.min, date.max)
-        case CursorKind.TIME:
-            ends = (FIRST_TIME, LAST_TIME)
-        case CursorKind.LOCAL_TIME:
-            ends = (FIRST_TIME.replace(tzinfo=None), LAST_TIME.replace(tzinfo=None))
-    return sql.SQL("{} BETWEEN {} AND {}").format(at, *map(sql.Literal, ends))

@@ -4,10 +4,15 @@
     unread     there is no row                        due at once
     running    its lease has not ended                not due
     lost       its lease has ended without a report   due, as one that failed
+    partial    it gave way to others                  due again, behind those that wait
     complete   it read all that there was             due `every` after it started
     failed     it raised an error                     due after a pause that doubles, up to `every`
 
-A paused source is never due. Runs may overlap nevertheless (a server that was suspended): each
+A complete run may have a reason, too: rows that it could not read. A paused source is never due.
+
+As many runs are started as may run at once, those first that have waited longest, so each starts
+soon after it was claimed. A long read gives way after a time, so each source has its turn.
+ Runs may overlap nevertheless (a server that was suspended): each
 fences the writes of those before it, so the schedule decides only when a source is read. `store`
 methods compare the name of the run, so a lost run cannot report in the name of its successor.
 """
@@ -54,6 +59,7 @@ class RunState(StrEnum):
 
     RUNNING = "running"
     LOST = "lost"
+    PARTIAL = "partial"
     COMPLETE = "complete"
     FAILED = "failed"
 
@@ -71,7 +77,9 @@ def state_of(row: TableRun, now: datetime) -> RunState:
     """Return the state of the last run."""
     if row.lease_until is not None:
         return RunState.RUNNING if now < row.lease_until else RunState.LOST
-    return RunState.COMPLETE if row.reason is None else RunState.FAILED
+    if row.retry_at is None:
+        return RunState.COMPLETE
+    return RunState.PARTIAL if row.reason is None else RunState.FAILED
 
 
 def next_at(row: TableRun | None, every: timedelta, now: datetime) -> datetime:
@@ -79,15 +87,14 @@ def next_at(row: TableRun | None, every: timedelta, now: datetime) -> datetime:
     if row is None:
         return now
     match state_of(row, now):
-        case RunState.RUNNING:
-            assert row.lease_until is not None, "a running run has a lease"
+        case RunState.RUNNING | RunState.LOST:
+            assert row.lease_until is not None, "a run that has not ended has a lease"
             return row.lease_until
-        case RunState.LOST:
-            return now
         case RunState.COMPLETE:
             return row.started_at + every
-        case RunState.FAILED:
-            return row.started_at if row.retry_at is None else row.retry_at
+        case RunState.PARTIAL | RunState.FAILED:
+            assert row.retry_at is not None, "a run that has not read all is tried again"
+            return row.retry_at
 
 
 def due(
@@ -95,14 +102,20 @@ def due(
     runs: Mapping[TopicName, TableRun],
     paused: Collection[TopicName],
     now: datetime,
+    at_once: int,
 ) -> list[TopicName]:
-    """Return the sources to read now, those that have waited longest first."""
+    """Return the sources to read now: those without a run, then those that have waited longest.
+
+    With the runs that go on, `at_once` at most. Those of sources that are gone or paused count, as
+    long as they report: they have a worker.
+    """
+    running = sum(state_of(row, now) is RunState.RUNNING for row in runs.values())
     found = [
-        (next_at(runs.get(topic), each, now), topic)
+        (topic in runs, next_at(runs.get(topic), each, now), topic)
         for topic, each in every.items()
         if topic not in paused
     ]
-    return [topic for at, topic in sorted(found) if at <= now]
+    return [topic for _, at, topic in sorted(found) if at <= now][: max(0, at_once - running)]
 
 
 def claimed(row: TableRun | None, run: str, every: timedelta, now: datetime) -> TableRun:
@@ -133,15 +146,24 @@ def reported(row: TableRun, progress: TableProgress, now: datetime) -> TableRun:
     )
 
 
-def completed(row: TableRun, progress: TableProgress, now: datetime) -> TableRun:
-    """Return the row of a run that has read all that there was."""
+def gave_way(row: TableRun, progress: TableProgress, now: datetime) -> TableRun:
+    """Return the row of a run that has read a part, and lets others read."""
+    return replace(
+        reported(row, progress, now), lease_until=None, failures=0, retry_at=now, reason=None
+    )
+
+
+def completed(
+    row: TableRun, progress: TableProgress, now: datetime, complaint: str | None = None
+) -> TableRun:
+    """Return the row of a run that has read all that there was; `complaint`: but for what."""
     return replace(
         reported(row, progress, now),
         lease_until=None,
         completed_at=now,
         failures=0,
         retry_at=None,
-        reason=None,
+        reason=complaint,
     )
 
 

@@ -129,13 +129,17 @@ async def claim(
     feeds: Mapping[TopicName, ScheduledFeed],
     paused: Iterable[TopicName],
     run: str,
+    at_once: int,
 ) -> list[TopicName]:
-    """Claim a run of each source that is due, by the name `run`; return those that were."""
+    """Claim runs of sources that are due, by the name `run`; return those that were.
+
+    `at_once`: of all servers, unless two claim at the same moment.
+    """
     now, rows = await runs.read()
     every = {topic: each.every for topic, each in feeds.items()}
     return [
         topic
-        for topic in due(every, rows, set(paused), now)
+        for topic in due(every, rows, set(paused), now, at_once)
         if await runs.put(topic, rows.get(topic), claimed(rows.get(topic), run, every[topic], now))
     ]
 
@@ -149,9 +153,11 @@ class TableSchedule:
         runs: TableRuns,
         controls: SourceControls,
         starter: TableRunStarter,
+        at_once: int,
     ) -> None:
         self._targets, self._runs = targets, runs
         self._controls, self._starter = controls, starter
+        self._at_once = at_once
         self._reported: tuple[float, list[FeedNews]] = (0.0, [])
         self._measured: set[tuple[str, str]] = set()
 
@@ -171,7 +177,8 @@ class TableSchedule:
         if not feeds:
             return
         run = f"scheduled-{uuid.uuid4().hex[:12]}"
-        topics = await claim(self._runs, feeds, await self._controls.pauses(), run)
+        paused = await self._controls.pauses()
+        topics = await claim(self._runs, feeds, paused, run, self._at_once)
         if topics:
             await self._start(run, topics, feeds)
         now, rows = await self._runs.read()
@@ -245,12 +252,12 @@ def job_file() -> Path:
 class InlineTableRuns:
     """Implement `TableRunStarter` with processes of this server, which end with it.
 
-    Each has a Spark driver, so `source_inline_at_once` run at once, and the others wait.
+    Each has a Spark driver, so `source_runs_at_once` run at once: no more are claimed.
     """
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._free = asyncio.Semaphore(settings.source_inline_at_once)
+        self._free = asyncio.Semaphore(settings.source_runs_at_once)
         self._running: set[asyncio.subprocess.Process] = set()
         self._tasks: set[asyncio.Task[None]] = set()
 
@@ -324,6 +331,11 @@ class ScheduledTables:
         starter: TableRunStarter = inline
         if isinstance(orchestrator, AirflowOrchestrator):
             starter = AirflowTableRuns(orchestrator)
-        controls = PostgresSourceControls(pool)
-        schedule = TableSchedule(TargetCatalogs(pool), PostgresTableRuns(pool), controls, starter)
-        return cls((schedule,) if settings.table_sources else (), inline.close)
+        loop = TableSchedule(
+            TargetCatalogs(pool),
+            PostgresTableRuns(pool),
+            PostgresSourceControls(pool),
+            starter,
+            settings.source_runs_at_once,
+        )
+        return cls((loop,) if settings.table_sources else (), inline.close)

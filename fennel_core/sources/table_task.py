@@ -11,8 +11,8 @@ import pyarrow as pa
 from fennel_core.settings.model import Settings
 from fennel_core.sources.read_rows import RowBatch, StreamPlace
 from fennel_core.sources.store import FeedPartition
-from fennel_core.sources.table_pages import chunks, empty_batch, row_batch
-from fennel_core.sources.table_reads import TableRead, cursor_of
+from fennel_core.sources.table_pages import chunks, cursor_batch, row_batch
+from fennel_core.sources.table_reads import TableCursor, TableRead
 from fennel_core.sources.task import task_process
 from fennel_core.wire.connectors import JsonFormat
 
@@ -35,13 +35,17 @@ WRITTEN_DDL: Final = (
 
 @dataclass(frozen=True, slots=True)
 class PageWork:
-    """A page to write: of which table, where it continues, and how many rows it may have."""
+    """A page to write: of which table, where it continues, and how many rows it may have.
+
+    `before`: what was read by `after`; None if the table is read from its beginning.
+    """
 
     settings: Settings
     partition: FeedPartition
     rewinds: int
     read: TableRead
     after: StreamPlace
+    before: TableCursor | None
     rows: int
 
 
@@ -52,15 +56,25 @@ def page_task(work: PageWork) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
     """
 
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        after, before = work.after, cursor_of(work.after.cursor)
-        for chunk in chunks(batches, work.rows):
-            batch, before = row_batch(chunk, work.read, work.partition.title, after, before)
+        after, before = work.after, work.before
+        title = work.partition.title
+        for chunk in chunks(batches, work.rows, work.read.table.file, title):
+            batch, before = row_batch(chunk, work.read, title, after, before)
             after = batch.end
             yield _written(work, batch, chunk.rows.num_rows, complete=chunk.complete)
-        if after == work.after:
-            empty = empty_batch(work.read, after, before)
-            if empty is not None:
-                yield _written(work, empty, 0, complete=True)
+
+    return write
+
+
+def settling_task(
+    work: PageWork, cursor: TableCursor
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function with which a worker stores the cursor of a read that has ended."""
+
+    def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:  # Spark's task is done when its input is
+            pass
+        yield _written(work, cursor_batch(work.after, cursor), 0, complete=True)
 
     return write
 

@@ -14,7 +14,8 @@ from fennel_core.connections.external_postgres import (
     served_columns,
     transaction_clock,
 )
-from fennel_core.sources.table_reads import TableRead, newest_query
+from fennel_core.sources.table_queries import newest_query
+from fennel_core.sources.table_reads import TableRead
 from fennel_core.wire.arrow_json import json_columns
 from fennel_core.wire.errors import MalformedData
 

@@ -28,11 +28,14 @@ def claim_due(run: str) -> list[list[str]]:
 
 
 async def _claimed(run: str) -> list[list[str]]:
-    dsn = Settings().postgres_dsn.get_secret_value()
+    settings = Settings()
+    dsn = settings.postgres_dsn.get_secret_value()
     async with postgres.pool(dsn, name="fennel-airflow", size=2) as pool:
         feeds = scheduled_feeds(await TargetCatalogs(pool).read())
         paused = await PostgresSourceControls(pool).pauses()
-        topics = await claim(PostgresTableRuns(pool), feeds, paused, run)
+        topics = await claim(
+            PostgresTableRuns(pool), feeds, paused, run, settings.source_runs_at_once
+        )
     for topic in topics:
         log.info("source %s is due", feeds[topic].feed.title)
     return [[topic, run] for topic in topics]

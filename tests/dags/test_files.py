@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from fennel_core.apps.local import airflow
+from fennel_core.settings.model import Settings
 from tests.dags.conftest import OPTIONS, ROOT
 
 FILES = sorted((ROOT / "dags").glob("*.py"))
@@ -169,6 +170,7 @@ def test_no_pool_holds_every_worker_and_snapshots_always_get_one(
     slots = {name: int(pool["slots"]) for name, pool in airflow.POOLS.items()}
     runs = {name: look["dags"][name]["runs"] for name, look in looks.items()}
     assert max(slots.values()) < airflow.PARALLELISM
+    assert slots["fennel_sources"] == Settings().source_runs_at_once, "claimed runs have slots"
     assert runs["recovery"] + runs["drill"] < slots["fennel_long"], "snapshots would wait for hours"
 
 

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -18,28 +19,27 @@ from fennel_core.connections.external_postgres import (
     ExternalPostgres,
     ExternalPostgresUnusable,
     ExternalTable,
-    cursor_kind,
     describe_table,
-    served_columns,
     transaction_clock,
 )
-from fennel_core.sources.table_pages import PageChunk, PageUnordered, chunks
+from fennel_core.sources.read_rows import StreamPlace
+from fennel_core.sources.table_inspection import begun, complaint, continued, settlement
+from fennel_core.sources.table_pages import PageChunk, PageUnordered, chunks, row_batch
+from fennel_core.sources.table_queries import page_query
 from fennel_core.sources.table_reads import (
     BLOCK,
+    FILE,
+    NEAR_ROWS,
     OFFSET,
     PLACE,
     VALUE,
+    WRITER,
     CursorWentBack,
-    ReadLevel,
     TableChanged,
     TableCursor,
+    TableMoved,
     TableRead,
-    following,
-    highest_query,
-    page_query,
-    require_readable,
-    require_same_columns,
-    unordered_query,
+    at_page,
 )
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -72,58 +72,73 @@ def described(shop: ExternalPostgres, table: str = "orders") -> ExternalTable:
         return describe_table(shop, connection, table)
 
 
-def read_of(shop: ExternalPostgres, connection: Connection, look_back: int = 10**18) -> TableRead:
-    table = describe_table(shop, connection, "orders")
-    cursor = table.column("at")
-    assert cursor is not None
-    kind = cursor_kind(cursor)
-    assert kind is not None
-    clock = transaction_clock(connection)
-    return TableRead(table, cursor, kind, served_columns(table), clock, look_back)
-
-
 class Reader:
     """Reads as the job does, into a list: every chunk with its cursor, or not at all."""
 
-    def __init__(self, shop: ExternalPostgres, look_back: int = 10**18) -> None:
-        self.shop, self.look_back = shop, look_back
+    def __init__(
+        self,
+        shop: ExternalPostgres,
+        look_back: int = 0,
+        near: int = NEAR_ROWS,
+        *,
+        versioned: bool = False,
+    ) -> None:
+        self.shop, self.look_back, self.near = shop, look_back, near
+        self.versioned = versioned
         self.rows: list[int] = []
+        self.never_late: list[bool] = []
         self.cursor: TableCursor | None = None
+        self.between: Callable[[], object] = lambda: None
+        """What happens between two pages."""
 
-    def run(self, page: int, chunk: int, kill_after: int | None = None) -> None:
+    def run(self, page: int = 10, chunk: int = 10, kill_after: int | None = None) -> None:
         """Read all that there is, in pages and chunks; end after `kill_after` chunks."""
         written = 0
         with self.shop.connect() as connection:
-            read = read_of(self.shop, connection, self.look_back)
+            read = self.begin(connection)
+            before = continued(connection, read, self.cursor, "t", versioned=self.versioned)
             while True:
                 done = True
-                for each in chunks(self._batches(connection, read, page, chunk), page):
+                paged = at_page(read, transaction_clock(connection))
+                batches = self._batches(connection, paged, before, page, chunk)
+                for each in chunks(batches, page, read.table.file, "t"):
                     if written == kill_after:
                         return
                     written += 1
                     done = each.complete
-                    self._write(each, read)
+                    before = self.cursor = self._write(each, paged, before)
                 if done:
-                    return
+                    break
+                self.between()
+            if before is not None and written != kill_after:
+                self.cursor = settlement(self.shop, connection, read, before, "t") or before
+
+    def begin(self, connection: Connection) -> TableRead:
+        read = begun(self.shop, connection, "orders", "at", 0)
+        return replace(read, look_back=self.look_back, near=self.near)
 
     def _batches(
-        self, connection: Connection, read: TableRead, page: int, chunk: int
+        self,
+        connection: Connection,
+        read: TableRead,
+        before: TableCursor | None,
+        page: int,
+        chunk: int,
     ) -> Iterator[pa.RecordBatch]:
-        found = connection.execute(page_query(read, self.cursor, page + 1))
+        found = connection.execute(page_query(read, before, page + 1))
         assert found.description is not None
         names = [column.name for column in found.description]
         rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        kept = ("id", VALUE, BLOCK, OFFSET, PLACE, FILE, WRITER)
         for start in range(0, len(rows), chunk):
             part = rows[start : start + chunk]
-            yield pa.RecordBatch.from_pylist(
-                [{n: row[n] for n in ("id", VALUE, BLOCK, OFFSET, PLACE)} for row in part]
-            )
+            yield pa.RecordBatch.from_pylist([{n: row[n] for n in kept} for row in part])
 
-    def _write(self, chunk: PageChunk, read: TableRead) -> None:
-        last = chunk.rows.to_pylist()[-1]
-        level = ReadLevel(last[VALUE], (last[BLOCK], last[OFFSET]), read.clock.horizon)
-        self.cursor = following(self.cursor, read, level, complete=chunk.complete)
+    def _write(self, chunk: PageChunk, read: TableRead, before: TableCursor | None) -> TableCursor:
         self.rows += chunk.rows.column("id").to_pylist()
+        batch, cursor = row_batch(chunk, read, "t", StreamPlace(len(self.rows)), before)
+        self.never_late.append(batch.never_late)
+        return cursor
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -131,15 +146,29 @@ class Reader:
 def test_each_committed_row_is_read_once(
     shop: ExternalPostgres, owner: Connection, database: str, kind: str, seed: int
 ) -> None:
-    """Transactions overlap, with savepoints; values tie and come late; reads are killed."""
+    """Transactions overlap, with savepoints; values tie and come late; reads are killed.
+
+    The file of the table is written again, between two reads and within one.
+    """
     random_ = random.Random(f"{kind}{seed}")  # noqa: S311  # a test, no secret
     owner.execute(
         sql.SQL("CREATE TABLE orders (id bigint, at {} NOT NULL)").format(sql.SQL(kind))  # type: ignore[arg-type]  # constants of this test
     )
     value = sql.SQL(KINDS[kind].format("%s::int"))  # type: ignore[arg-type]  # constants of this test
     insert = sql.SQL("INSERT INTO orders VALUES (%s, {})").format(value)
-    reader, committed, open_rows = Reader(shop), set[int](), dict[int, list[int]]()
+    near = random_.choice([1, 5, NEAR_ROWS])
+    look_back = 10 if kind in ("bigint", "date") else 10_000_000
+    reader, committed = Reader(shop, look_back, near), set[int]()
+    open_rows = dict[int, list[int]]()
     ids = count()
+
+    def rewrite() -> None:
+        """Write the file again, where no open transaction and no half read value forbids it."""
+        partial = reader.cursor is not None and reader.cursor.partial
+        if random_.random() < 0.5 and not open_rows and not partial:
+            owner.execute(random_.choice([b"VACUUM FULL orders", b"VACUUM FREEZE orders"]))
+
+    reader.between = rewrite
     writers = [psycopg.connect(database) for _ in range(3)]
     try:
         for _ in range(120):
@@ -158,12 +187,16 @@ def test_each_committed_row_is_read_once(
                 writers[at].rollback()
                 open_rows.pop(at, None)
             else:
+                rewrite()
                 kill = random_.choice([None, 0, 1, 2, 5])
-                reader.run(random_.randint(1, 9), random_.randint(1, 4), kill)
+                with suppress(TableMoved):
+                    reader.run(random_.randint(1, 9), random_.randint(1, 4), kill)
                 assert len(reader.rows) == len(set(reader.rows)), "a row was read twice"
         for at, writer in enumerate(writers):
             writer.commit()
             committed |= set(open_rows.pop(at, []))
+        reader.between = lambda: None
+        reader.run(7, 3)
         reader.run(7, 3)
         assert sorted(reader.rows) == sorted(committed)
         assert reader.cursor is not None
@@ -194,7 +227,7 @@ def test_a_row_that_appears_behind_the_cursor_is_read_within_the_look_back(
     shop: ExternalPostgres, owner: Connection
 ) -> None:
     owner.execute("CREATE TABLE orders (id bigint, at bigint)")
-    reader = Reader(shop, look_back=10)
+    reader = Reader(shop, look_back=10, near=1)
     owner.execute("INSERT INTO orders VALUES (1, 100)")
     reader.run(10, 10)
     owner.execute("INSERT INTO orders VALUES (2, 90), (3, 89)")
@@ -212,61 +245,235 @@ def test_a_changed_row_is_read_again(shop: ExternalPostgres, owner: Connection) 
     assert reader.rows == [1, 2, 2]
 
 
+def test_an_old_row_that_changes_during_the_first_read_is_not_lost(
+    shop: ExternalPostgres, owner: Connection, database: str
+) -> None:
+    """Its new version is too new for the first read, and far behind what the next one reads."""
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    owner.execute("INSERT INTO orders VALUES (1, 1), (2, 500), (3, 1000), (4, 2000)")
+    reader = Reader(shop, look_back=10, near=1)
+
+    def change() -> None:
+        owner.execute("UPDATE orders SET id = id WHERE id = 2")
+
+    with psycopg.connect(database) as running:
+        running.execute("UPDATE orders SET id = id WHERE id = 1")  # a transaction that is open
+        change()
+        reader.between = change
+        reader.run(1, 1)
+        running.commit()
+    assert reader.rows == [1, 3, 4], "the version of 1 that is visible was there before"
+    assert reader.cursor is not None
+    assert reader.cursor.floor == 500
+    for _ in range(3):  # it changes in each read, and is left to the next one each time
+        owner.execute("INSERT INTO orders SELECT 10, 3000 WHERE false")
+        with psycopg.connect(database) as running:
+            running.execute("SELECT pg_current_xact_id()")
+            change()
+            reader.run()
+    assert 2 not in reader.rows
+    reader.between = lambda: None
+    reader.run()
+    assert sorted(set(reader.rows)) == [1, 2, 3, 4]
+    assert reader.cursor.floor == 1990, "nothing is left, so only the look-back is looked at"
+
+
+def test_rows_that_the_first_read_has_left_to_the_second_are_not_late(
+    shop: ExternalPostgres, owner: Connection, database: str
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    reader = Reader(shop)
+    owner.execute("INSERT INTO orders VALUES (1, 1), (2, 2)")
+    with psycopg.connect(database) as running:
+        running.execute("SELECT pg_current_xact_id()")
+        owner.execute("UPDATE orders SET id = id WHERE id = 2")
+        reader.run()
+    reader.run()
+    owner.execute("INSERT INTO orders VALUES (3, 3)")
+    reader.run()
+    assert (reader.rows, reader.never_late) == ([1, 2, 3], [True, True, False])
+
+
+def test_a_read_that_was_killed_before_it_was_settled_loses_nothing(
+    shop: ExternalPostgres, owner: Connection, database: str
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    reader = Reader(shop, look_back=10, near=1)
+    owner.execute("INSERT INTO orders VALUES (1, 1), (2, 100)")
+    reader.run()
+    reader.run()
+    assert reader.cursor is not None
+    assert reader.cursor.floor == 90
+    with psycopg.connect(database) as late:
+        late.execute("INSERT INTO orders VALUES (3, 95)")
+        owner.execute("INSERT INTO orders SELECT n, n FROM generate_series(200, 220) n")
+        owner.execute("UPDATE orders SET at = at")
+        late.commit()
+    with psycopg.connect(database) as running:
+        running.execute("SELECT pg_current_xact_id()")
+        owner.execute("UPDATE orders SET id = id WHERE id = 3")
+        reader.run(5, 5, kill_after=2)
+    reader.run()
+    assert {3, 200, 220} <= set(reader.rows)
+
+
+def test_a_row_far_ahead_of_all_others_hides_none(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    reader = Reader(shop, look_back=10, near=3)
+    owner.execute("INSERT INTO orders SELECT n, n FROM generate_series(1, 5) n")
+    owner.execute("INSERT INTO orders VALUES (6, 9000000000000000000)")
+    reader.run()
+    for id_ in (7, 8, 9):
+        owner.execute("INSERT INTO orders VALUES (%s, %s)", (id_, id_))
+        reader.run()
+    assert reader.rows == [1, 2, 3, 4, 5, 6, 7, 8, 9]
+
+
+@pytest.mark.parametrize("kind", list(KINDS)[1:])
+def test_rows_of_the_future_wait_and_are_counted(
+    shop: ExternalPostgres, owner: Connection, kind: str
+) -> None:
+    owner.execute(f"CREATE TABLE orders (id bigint, at {kind})".encode())
+    reader = Reader(shop, near=1)
+    insert = f"INSERT INTO orders SELECT %s, (now() + %s::interval)::{kind}".encode()
+    for id_, ahead in ((1, "0 s"), (2, "20 hours"), (3, "49 hours"), (4, "900 years")):
+        owner.execute(insert, (id_, ahead))
+    reader.run()
+    owner.execute(insert, (5, "1 s"))
+    reader.look_back = 86_400_000_000 if kind != "date" else 1
+    reader.run()
+    assert reader.rows == [1, 2, 5]
+    with shop.connect() as connection:
+        said = complaint(connection, reader.begin(connection), "`orders`")
+    assert said is not None
+    assert "2 rows have a `at` more than a day in the future" in said
+
+
+def test_a_table_whose_file_is_written_again_while_it_is_read(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    owner.execute("INSERT INTO orders SELECT n, n / 4 FROM generate_series(1, 40) n")
+    owner.execute("DELETE FROM orders WHERE id % 3 = 0")  # so that places in the file change
+    reader = Reader(shop)
+    reader.between = lambda: owner.execute("VACUUM FULL orders")
+    with pytest.raises(TableMoved, match="while it was read"):
+        reader.run(9, 9)
+    assert len(reader.rows) == 9
+    assert reader.cursor is not None
+    assert reader.cursor.partial
+    with pytest.raises(TableChanged, match="written again as a whole"):
+        reader.run()
+    reader.versioned = True
+    reader.between = lambda: None
+    reader.run()
+    assert sorted(set(reader.rows)) == [n for n in range(1, 41) if n % 3]
+
+
+def test_a_table_that_takes_the_name_while_it_is_read(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint); CREATE TABLE new (LIKE orders)")
+    owner.execute("INSERT INTO orders SELECT n, n FROM generate_series(1, 20) n")
+    owner.execute("INSERT INTO new SELECT 100 + n, n FROM generate_series(1, 20) n")
+
+    def swap() -> None:
+        owner.execute("ALTER TABLE orders RENAME TO old; ALTER TABLE new RENAME TO orders")
+
+    reader = Reader(shop)
+    reader.between = swap
+    with pytest.raises(TableMoved):
+        reader.run(10, 10)
+    assert max(reader.rows) == 10
+
+
+def test_an_empty_page_of_another_file_does_not_end_a_read(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    owner.execute("INSERT INTO orders SELECT n, n FROM generate_series(1, 20) n")
+    reader = Reader(shop)
+    reader.between = lambda: owner.execute("TRUNCATE orders")
+    with pytest.raises(TableMoved):
+        reader.run(10, 10)
+
+
+PG_REPACK = """
+    CREATE TABLE repacked (LIKE orders INCLUDING ALL); INSERT INTO repacked SELECT * FROM orders;
+    ALTER TABLE orders RENAME TO old; TRUNCATE old; INSERT INTO old SELECT * FROM repacked;
+    DROP TABLE repacked; ALTER TABLE old RENAME TO orders
+"""
+"""Like pg_repack: the same table, in another file, with rows of another transaction."""
+
+
+@pytest.mark.parametrize("again", [PG_REPACK, "ALTER TABLE orders SET UNLOGGED"])
+def test_rows_that_were_written_again_by_other_transactions_do_not_enter_twice(
+    shop: ExternalPostgres, owner: Connection, again: str
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    owner.execute("INSERT INTO orders SELECT n, n FROM generate_series(1, 20) n")
+    reader = Reader(shop)
+    reader.run()
+    reader.run()
+    owner.execute(again.encode())
+    with pytest.raises(TableChanged, match=r"pg_repack.*rewind the source"):
+        reader.run()
+    assert len(reader.rows) == 20
+    reader.versioned = True
+    owner.execute("INSERT INTO orders VALUES (21, -5)")
+    reader.run()
+    assert sorted(set(reader.rows)) == list(range(1, 22)), "versions: all are read again"
+    assert set(reader.never_late) == {True}, "none of them is late"
+
+
+def test_a_table_that_was_emptied_is_read_on(shop: ExternalPostgres, owner: Connection) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    owner.execute("INSERT INTO orders VALUES (1, 1)")
+    reader = Reader(shop)
+    reader.run()
+    owner.execute("TRUNCATE orders")
+    reader.run()
+    owner.execute("INSERT INTO orders VALUES (2, 2)")
+    reader.run()
+    assert reader.rows == [1, 2]
+
+
 def test_what_a_table_became_is_an_error_that_says_what_to_do(
     shop: ExternalPostgres, owner: Connection
 ) -> None:
     owner.execute("CREATE TABLE orders (id bigint, at bigint, note varchar(10))")
     owner.execute("INSERT INTO orders VALUES (1, 5, 'a')")
     reader = Reader(shop)
-    reader.run(10, 10)
-    cursor = reader.cursor
-
-    def check() -> None:
-        with shop.connect() as connection:
-            require_same_columns(read_of(shop, connection), cursor, "`orders`")
-
-    check()
-    owner.execute("ALTER TABLE orders ADD COLUMN city text")
-    check()  # no row was written again
+    reader.run()
+    owner.execute(["ALTER TABLE orders ADD COLUMN city text", " VACUUM FULL orders"][0])
     owner.execute("VACUUM FULL orders")
-    with pytest.raises(TableChanged, match="written again"):
-        check()
-    assert cursor is not None
-    cursor = replace_columns(cursor, described(shop))
-    owner.execute("VACUUM FULL orders")
-    check()  # its rows have their transactions, and no value was half read
+    reader.run()  # rows keep their transactions
+    owner.execute("INSERT INTO orders VALUES (2, 6, 'a')")
+    reader.run()
+    assert reader.rows == [1, 2]
     owner.execute("ALTER TABLE orders ALTER COLUMN note TYPE varchar(20)")
     with pytest.raises(TableChanged, match=r"`note` is character varying\(20\) now"):
-        check()
+        reader.run()
     owner.execute("ALTER TABLE orders DROP COLUMN note")
     with pytest.raises(TableChanged, match="no column `note`"):
-        check()
-
-
-def replace_columns(cursor: TableCursor, table: ExternalTable) -> TableCursor:
-    columns = {each.name: each.declared for each in table.columns}
-    return TableCursor(cursor.levels, columns, table.file, cursor.full, cursor.column, cursor.kind)
+        reader.run()
 
 
 def test_a_cursor_that_went_back_is_an_error(shop: ExternalPostgres, owner: Connection) -> None:
     owner.execute("CREATE TABLE orders (id bigint, at bigint)")
     owner.execute("INSERT INTO orders VALUES (1, 1000)")
-    reader = Reader(shop, look_back=10)
-    reader.run(10, 10)
+    reader = Reader(shop, look_back=10, near=1)
+    reader.run()
+    owner.execute("UPDATE orders SET at = 990")
+    reader.run()
+    assert reader.rows == [1, 1]
+    owner.execute("UPDATE orders SET at = 979")
+    with pytest.raises(CursorWentBack, match="is 979 now, and was 1000"):
+        reader.run()
     owner.execute("DELETE FROM orders")
-
-    def check() -> None:
-        with shop.connect() as connection:
-            read = read_of(shop, connection, look_back=10)
-            found = connection.execute(highest_query(read)).fetchone()
-            require_readable(read, reader.cursor, None if found is None else found[0], "`orders`")
-
-    check()  # an empty table
-    owner.execute("INSERT INTO orders VALUES (2, 990)")
-    check()
-    owner.execute("UPDATE orders SET at = 989")
-    with pytest.raises(CursorWentBack, match="is 989 now, and was 1000"):
-        check()
+    reader.run()
 
 
 def test_rows_without_a_place_in_the_order_are_counted(
@@ -278,9 +485,36 @@ def test_rows_without_a_place_in_the_order_are_counted(
     reader.run(10, 10)
     assert reader.rows == [1]
     with shop.connect() as connection:
-        read = read_of(shop, connection)
-        assert connection.execute(unordered_query(read, 100)).fetchone() == (2,)
-        assert connection.execute(unordered_query(read, 1)).fetchone() == (1,)
+        said = complaint(connection, reader.begin(connection), "`orders`")
+        assert said is not None
+        assert said.startswith("`orders`: 2 rows have no `at` (null or infinite)")
+        owner.execute("DELETE FROM orders")
+        assert complaint(connection, reader.begin(connection), "`orders`") is None
+
+
+@pytest.mark.parametrize(
+    ("index", "good"),
+    [
+        ("SELECT 1", False),
+        ("CREATE INDEX ON orders (at)", True),
+        ("CREATE INDEX ON orders (at, id)", True),
+        ("CREATE INDEX ON orders (id, at)", False),
+        ("CREATE INDEX ON orders (at) WHERE id > 5", False),
+        ("CREATE INDEX ON orders USING hash (at)", False),
+    ],
+)
+def test_a_large_table_whose_cursor_has_no_index_says_so(
+    shop: ExternalPostgres, owner: Connection, index: str, good: bool
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    owner.execute(index.encode())
+    with shop.connect() as connection:
+        read = Reader(shop).begin(connection)
+        assert complaint(connection, read, "`orders`") is None, "it is small"
+        large = replace(read, table=replace(read.table, rows=100_001))
+        said = complaint(connection, large, "`orders`")
+    assert (said is None) is good
+    assert good or 'CREATE INDEX CONCURRENTLY ON "public"."orders" ("at")' in str(said)
 
 
 @pytest.mark.parametrize(
@@ -335,13 +569,22 @@ def test_a_database_that_cannot_be_reached_is_an_error_without_the_password(
 
 
 def test_a_page_that_arrives_out_of_order_is_refused() -> None:
-    def rows(*places: int) -> pa.RecordBatch:
-        return pa.RecordBatch.from_pydict({PLACE: list(places)})
+    def rows(*places: int, file: int | None = 7) -> pa.RecordBatch:
+        values = [place // 2 for place in places]
+        columns = {PLACE: list(places), VALUE: values, FILE: [file] * len(places)}
+        return pa.RecordBatch.from_pydict(columns)
 
-    found = list(chunks(iter([rows(1, 2), rows(3)]), 3))
-    assert [(each.rows.num_rows, each.complete) for each in found] == [(2, False), (1, True)]
-    found = list(chunks(iter([rows(1, 2), rows(3)]), 2))
-    assert [(each.rows.num_rows, each.complete) for each in found] == [(2, False)]
-    assert list(chunks(iter([]), 2)) == []
+    def cut(most: int, *batches: pa.RecordBatch) -> list[tuple[int, bool, bool]]:
+        found = chunks(iter(batches), most, 7, "t")
+        return [(each.rows.num_rows, each.complete, each.parted) for each in found]
+
+    assert cut(3, rows(1, 2), rows(3)) == [(2, False, True), (1, True, False)]
+    assert cut(2, rows(1, 2), rows(3)) == [(2, False, True)]
+    assert cut(2, rows(1, 2, 3)) == [(2, False, True)]
+    assert cut(3, rows(1, 2, 3), rows(4)) == [(3, False, False)]
+    assert cut(2) == []
     with pytest.raises(PageUnordered):
-        list(chunks(iter([rows(1, 3)]), 3))
+        cut(3, rows(1, 3))
+    for file in (8, None):
+        with pytest.raises(TableMoved):
+            cut(3, rows(1, 2, file=file))

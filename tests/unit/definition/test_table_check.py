@@ -40,8 +40,8 @@ def column(name: str, type_: str, category: str = "N") -> ExternalColumn:
     return ExternalColumn(name, type_, type_, category, False)
 
 
-def table(*columns: ExternalColumn) -> ExternalTable:
-    return ExternalTable("public", "users", "1/2/3", 4, columns)
+def table(*columns: ExternalColumn, rows: int = 0) -> ExternalTable:
+    return ExternalTable("public", "users", "1/2/3", 3, 4, columns, rows, frozenset())
 
 
 GOOD = (
@@ -80,6 +80,11 @@ def test_only_tables_that_the_branch_does_not_have_are_checked() -> None:
 
 def test_a_table_whose_columns_fit_has_no_problem() -> None:
     assert list(unfit(table(*GOOD), read(), KEYED)) == []
+
+
+def test_a_large_table_needs_an_index_on_its_cursor() -> None:
+    (found,) = unfit(table(*GOOD, rows=100_001), read(), KEYED)
+    assert 'CREATE INDEX CONCURRENTLY ON "public"."users" ("at")' in found
 
 
 @pytest.mark.parametrize(

@@ -7,13 +7,15 @@ from datetime import UTC, datetime, timedelta
 from typing import cast
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.orchestrator import CommitOrchestrator
 from fennel_core.settings.model import Settings
 from fennel_core.sources.controls import MemorySourceControls
+from fennel_core.sources.overview import source_views
+from fennel_core.sources.table_job import RunStopped, TableJob
 from fennel_core.sources.table_runs import (
     FIRST_PAUSE,
     LEASE,
@@ -27,6 +29,7 @@ from fennel_core.sources.table_runs import (
     completed,
     due,
     failed,
+    gave_way,
     next_at,
     overdue,
     reported,
@@ -43,7 +46,7 @@ from fennel_core.sources.table_schedule import (
 )
 from fennel_core.vocab.ids import TopicName
 from fennel_core.wire.connectors import Login, PlainSecret, Postgres, PostgresTable
-from tests.support.ingest_world import catalog
+from tests.support.ingest_world import branches, catalog
 from tests.support.source_world import RAW, stream_source
 
 NOW = datetime(2026, 1, 1, tzinfo=UTC)
@@ -54,8 +57,8 @@ READ = TableProgress(3, "7")
 
 
 def test_a_source_without_a_run_is_due_at_once() -> None:
-    assert due({TOPIC: EVERY}, {}, (), NOW) == [TOPIC]
-    assert due({TOPIC: EVERY}, {}, {TOPIC}, NOW) == []
+    assert due({TOPIC: EVERY}, {}, (), NOW, 9) == [TOPIC]
+    assert due({TOPIC: EVERY}, {}, {TOPIC}, NOW, 9) == []
 
 
 def test_a_run_has_time_to_start_and_less_between_reports() -> None:
@@ -70,8 +73,8 @@ def test_a_complete_run_is_followed_by_one_every_after_it_started() -> None:
     done = completed(RUN, READ, NOW + timedelta(minutes=10))
     assert state_of(done, NOW) is RunState.COMPLETE
     assert next_at(done, EVERY, NOW) == NOW + EVERY
-    assert due({TOPIC: EVERY}, {TOPIC: done}, (), NOW + EVERY) == [TOPIC]
-    assert due({TOPIC: EVERY}, {TOPIC: done}, (), NOW + EVERY - LEASE) == []
+    assert due({TOPIC: EVERY}, {TOPIC: done}, (), NOW + EVERY, 9) == [TOPIC]
+    assert due({TOPIC: EVERY}, {TOPIC: done}, (), NOW + EVERY - LEASE, 9) == []
 
 
 def test_pauses_after_failures_double_up_to_every_and_a_success_ends_them() -> None:
@@ -112,10 +115,10 @@ def test_one_run_at_a_time_while_it_reports(steps: list[tuple[str, int]]) -> Non
     now = NOW
     for step, seconds in steps:
         now += timedelta(seconds=seconds)
-        if due({TOPIC: EVERY}, {} if row is None else {TOPIC: row}, (), now):
+        if due({TOPIC: EVERY}, {} if row is None else {TOPIC: row}, (), now, 9):
             assert row is None or state_of(row, now) is not RunState.RUNNING
             row = claimed(row, f"at {now}", EVERY, now)
-            assert due({TOPIC: EVERY}, {TOPIC: row}, (), now) == []
+            assert due({TOPIC: EVERY}, {TOPIC: row}, (), now, 9) == []
         if row is not None and row.lease_until is not None and now < row.lease_until:
             if step == "report":
                 row = reported(row, READ, now)
@@ -153,7 +156,7 @@ class Starter:
 async def test_the_loop_starts_what_is_due_once_and_reports_failures() -> None:
     runs, starter = MemoryTableRuns(NOW, {RAW}), Starter()
     controls = MemorySourceControls(lambda: runs.now, {RAW})
-    loop = TableSchedule(Targets(table_source()), runs, controls, starter)
+    loop = TableSchedule(Targets(table_source()), runs, controls, starter, 9)
     await loop.look()
     await loop.look()
     ((run, topics),) = starter.started
@@ -175,8 +178,8 @@ async def test_the_loop_starts_what_is_due_once_and_reports_failures() -> None:
 
 async def test_two_servers_claim_a_run_once() -> None:
     runs, feeds = MemoryTableRuns(NOW, {RAW}), scheduled_feeds([catalog(table_source())])
-    assert await claim(runs, feeds, (), "a") == [RAW]
-    assert await claim(runs, feeds, (), "b") == []
+    assert await claim(runs, feeds, (), "a", 9) == [RAW]
+    assert await claim(runs, feeds, (), "b", 9) == []
     assert runs.rows[RAW].run == "a"
 
 
@@ -195,10 +198,102 @@ def test_the_shortest_interval_of_a_table_counts_and_topics_are_not_scheduled() 
     assert scheduled_feeds([catalog(stream_source())]) == {}
 
 
-@pytest.mark.parametrize("on", [False, True])
-async def test_a_server_starts_no_runs_unless_tables_are_served(on: bool) -> None:
-    assert not Settings().table_sources, "experimental"
+async def test_a_server_starts_as_many_runs_as_may_run() -> None:
     unused = cast(Pool, None), cast(CommitOrchestrator, None)
-    tables = ScheduledTables.of(Settings(table_sources=on), *unused)
-    assert len(tables.loops) == on
+    assert not ScheduledTables.of(Settings(), *unused).loops, "experimental"
+    tables = ScheduledTables.of(Settings(table_sources=True, source_runs_at_once=3), *unused)
+    (loop,) = tables.loops
+    assert loop._at_once == 3
     await tables.close()
+
+
+def test_a_run_that_gave_way_is_due_behind_those_that_wait() -> None:
+    row = gave_way(replace(RUN, failures=2), READ, NOW + LEASE)
+    assert (state_of(row, NOW), row.failures, row.rows_read) == (RunState.PARTIAL, 0, 3)
+    assert (row.completed_at, row.reason) == (None, None)
+    others = [TopicName(f"w.raw.{n}.1") for n in range(3)]
+    waiting = {other: completed(RUN, READ, NOW) for other in others}
+    every = dict.fromkeys([TOPIC, *others], timedelta(seconds=10))
+    assert due(every, {TOPIC: row, **waiting}, (), NOW + LEASE, 9) == [*others, TOPIC]
+
+
+def test_a_complete_run_may_say_what_it_could_not_read() -> None:
+    row = completed(RUN, READ, NOW, "2 rows have no `at`")
+    assert (state_of(row, NOW), row.failures) == (RunState.COMPLETE, 0)
+    assert next_at(row, EVERY, NOW) == NOW + EVERY
+    (news,) = news_of_runs(scheduled_feeds([catalog(table_source())]), {RAW: row}, NOW)
+    assert news.reason == "2 rows have no `at`"
+
+
+def test_no_more_runs_are_claimed_than_may_run() -> None:
+    topics = [TopicName(f"w.raw.{n}.1") for n in range(4)]
+    every = dict.fromkeys(topics, EVERY)
+    assert due(every, {}, (), NOW, 2) == topics[:2]
+    running = {topic: claimed(None, "a", EVERY, NOW) for topic in topics[:2]}
+    assert due(every, running, (), NOW, 2) == []
+    assert due(every, running, (), NOW, 3) == topics[2:3]
+    assert due({topics[3]: EVERY}, running, (), NOW, 2) == [], "a worker is a worker"
+    assert due(every, running, (), NOW, 1) == []
+    lost = NOW + START_LEASE
+    assert due(every, running, (), lost, 3) == [*topics[2:], topics[0]], "their workers are free"
+
+
+@settings(deadline=None, max_examples=30)
+@given(
+    st.lists(st.tuples(st.integers(1, 60), st.integers(0, 4000)), min_size=1, max_size=8),
+    st.integers(1, 3),
+)
+def test_every_source_has_its_turn_whatever_long_reads_there_are(
+    sources: list[tuple[int, int]], at_once: int
+) -> None:
+    """`sources`: every so many seconds, and so many seconds of work at first; then one."""
+    turn_s, step_s = 300, 10
+    topics = [TopicName(f"w.raw.{n}.1") for n in range(len(sources))]
+    every = {t: timedelta(seconds=each) for t, (each, _) in zip(topics, sources, strict=True)}
+    left = {t: work for t, (_, work) in zip(topics, sources, strict=True)}
+    rows: dict[TopicName, TableRun] = {}
+    began: dict[TopicName, datetime] = {}
+    seen = dict.fromkeys(topics, NOW)
+    # Each of the others has a turn at most, in each of the places.
+    longest = timedelta(seconds=len(sources) * (turn_s + 2 * step_s) + 60)
+    for now in (NOW + timedelta(seconds=s) for s in range(0, 6000, step_s)):
+        for topic, since in list(began.items()):
+            spent_s = (now - since).total_seconds()
+            if spent_s >= min(left[topic], turn_s):
+                done = spent_s >= left[topic]
+                left[topic] = 1 if done else left[topic] - turn_s
+                end = completed if done else gave_way
+                rows[topic] = end(rows[topic], READ, now)
+                del began[topic]
+            else:
+                rows[topic] = reported(rows[topic], READ, now)
+        for topic in due(every, rows, (), now, at_once):
+            rows[topic] = claimed(rows.get(topic), f"{now}", every[topic], now)
+            assert rows[topic].failures == 0, "no run is taken for lost: each has a place"
+            began[topic] = now
+            seen[topic] = now
+        assert len(began) <= at_once
+        assert all(now - at <= longest for at in seen.values())
+
+
+class ReportedBetween(MemoryTableRuns):
+    """A report comes between the first read and what follows it."""
+
+    refused = 0
+
+    async def put(self, topic: TopicName, before: TableRun | None, after: TableRun) -> bool:
+        if not self.refused:
+            self.rows[topic] = reported(RUN, READ, NOW)
+        done = await MemoryTableRuns.put(self, topic, before, after)
+        self.refused += not done
+        return done
+
+
+async def test_the_end_of_a_run_and_a_report_may_meet() -> None:
+    runs = ReportedBetween(NOW, {RAW}, {RAW: RUN})
+    (view,) = source_views(branches(main=catalog(table_source())))
+    await TableJob(Settings(), view, runs, "r1")._store(lambda row, now: completed(row, READ, now))
+    assert runs.refused == 1
+    assert state_of(runs.rows[RAW], NOW) is RunState.COMPLETE
+    with pytest.raises(RunStopped, match="another run has begun"):
+        await TableJob(Settings(), view, runs, "r2")._store(lambda row, now: row)
