@@ -28,6 +28,12 @@ from fennel_core.wire.connectors import PlainSecret, Postgres, SealedSecret, Sec
 CONNECT_S: Final = 5
 STATEMENT_MS: Final = 10_000
 """Of a check: a commit waits for it, and clients wait for a commit."""
+LOCK_S: Final = 30
+"""How long a statement waits for a table that is written again: other sources need the worker."""
+PAGE_S: Final = 3_600
+"""How long a page may take, and be silent."""
+FETCHED_BYTES: Final = "64M"
+"""Rows that JDBC holds at once; its heap is 512 MB."""
 SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 PARAMETERS: Final = ("sslmode",)
 """Parameters of a connection that may be given in `jdbc_params`."""
@@ -109,6 +115,12 @@ class ExternalPostgres:
             "ApplicationName": "fennel-core",
             "connectTimeout": str(CONNECT_S),
             "tcpKeepAlive": "true",
+            "socketTimeout": str(PAGE_S),
+            "options": f"-c statement_timeout={PAGE_S}s -c lock_timeout={LOCK_S}s "
+            "-c default_transaction_read_only=on",
+            "adaptiveFetch": "true",
+            "adaptiveFetchMaximum": "10000",
+            "maxResultBuffer": FETCHED_BYTES,
             **self.parameters,
         }
 
@@ -132,7 +144,7 @@ class ExternalPostgres:
                 application_name="fennel-core",
                 tcp_user_timeout=STATEMENT_MS + 1000 * CONNECT_S,
                 options=f"-c statement_timeout={statement_ms} -c default_transaction_read_only=on "
-                "-c timezone=UTC",
+                f"-c timezone=UTC -c lock_timeout={LOCK_S}s",
                 **self.parameters,
             )
             with psycopg.connect(address, autocommit=True) as connection:

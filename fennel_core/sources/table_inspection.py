@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
@@ -67,21 +68,22 @@ def continued(
     title: str,
     *,
     versioned: bool,
-) -> TableCursor | None:
-    """Return what was read as far as it is known now; None if the table is read from its beginning.
+) -> tuple[TableRead, TableCursor | None]:
+    """Return the read, and what was read before; None if the table is read from its beginning.
 
     Blocks. `versioned`: see `begins_again`. Raises what the user has to decide.
     """
     if before is None:
-        return None
+        return read, None
     require_same_columns(read, before, title)
     if read.table.file != before.file:
         row = connection.execute(read_rows_query(read, before)).fetchone()
         assert row is not None, "the query has one row"
         if begins_again(read, before, FoundRows(*row), title, versioned=versioned):
-            return None
+            return read, None
+    read = replace(read, seen=before.highest)
     require_readable(read, before, _number(connection, read, 1), title)
-    return before
+    return read, before
 
 
 def settlement(

@@ -71,8 +71,8 @@ from fennel_core.wire.connectors import Postgres, PostgresTable, SealedSecret
 
 T = TypeVar("T")
 REPORT_S: Final = LEASE.total_seconds() / 6
-FETCHED_ROWS: Final = 10_000
-"""Rows that JDBC receives at once."""
+FETCHED_ROWS: Final = 100
+"""Rows that JDBC receives at first; then as many as fit `external_postgres.FETCHED_BYTES`."""
 STATEMENT_MS: Final = 3_600_000
 """Of what is asked about a table: without an index, each looks at all rows."""
 log = logger(__name__)
@@ -157,19 +157,20 @@ class TableJob:
         reports = asyncio.create_task(self._report(is_paused))
         try:
             await self._store(lambda row, now: reported(row, self._progress, now))
-            end = await asyncio.to_thread(self._read)
+            end, reason = await asyncio.to_thread(self._read), self._complaint
         except (RunStopped, FeedRemoved) as order:
-            return await self._ended(RunEnd.STOPPED, str(order))
+            end, reason = RunEnd.STOPPED, str(order)
         except (ConnectionsError, SourceError, PySparkException, *JVM_EXIT_ERRORS) as broken:
+            end, reason = RunEnd.FAILED, _reason(broken)
             if self._stopped is not None:
-                return await self._ended(RunEnd.STOPPED, self._stopped)
-            return await self._ended(RunEnd.FAILED, _reason(broken))
+                end, reason = RunEnd.STOPPED, self._stopped
         finally:
             reports.cancel()
             if self._spark is not None:
                 with suppress(*JVM_EXIT_ERRORS):
                     self._spark.stop()
-        return await self._ended(end, self._complaint)
+        await asyncio.wait([reports])  # a report that comes late would give the run its lease again
+        return await self._ended(end, reason)
 
     async def _ended(self, end: RunEnd, reason: str | None) -> RunEnd:
         match end:
@@ -273,7 +274,7 @@ class TableJob:
                 StreamPlace() if position is None else StreamPlace(position.next, position.cursor)
             )
             before = cursor_of(place.cursor)
-            cursor = continued(
+            read, cursor = continued(
                 connection, read, before, partition.title, versioned=is_versioned(self._view)
             )
         if before is not None and cursor is None:

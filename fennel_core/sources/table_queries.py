@@ -41,7 +41,7 @@ def page_query(read: TableRead, before: TableCursor | None, rows: int) -> sql.Co
     """
     at = _cursor(read)
     ended = sql.SQL("NOT {}").format(_since(read, read.clock.horizon))
-    conditions = [_in_range(read, at), ended, *_from_floor(read, before)]
+    conditions = [_is_current(read), _in_range(read, at), ended, *_from_floor(read, before)]
     if before is not None:
         conditions += [_beyond(read, at, level) for level in before.levels]
     selected = [
@@ -75,12 +75,18 @@ def page_query(read: TableRead, before: TableCursor | None, rows: int) -> sql.Co
 
 
 def highest_query(read: TableRead, nth: int = 1) -> sql.Composed:
-    """Return the query of the `nth` highest value of the cursor, as a number; no row if fewer."""
+    """Return the query of the `nth` highest value of the cursor, as a number; no row if fewer.
+
+    Beyond the first, rows count that the read could read: a floor is not raised by others.
+    """
     at = _cursor(read)
+    conditions = [_in_range(read, at)]
+    if nth > 1:
+        conditions.append(sql.SQL("NOT {}").format(_since(read, read.clock.horizon)))
     return sql.SQL("SELECT {} FROM {} t WHERE {} ORDER BY {} DESC OFFSET {} LIMIT 1").format(
         _number(read.kind, at),
         read.table.identifier,
-        _in_range(read, at),
+        sql.SQL(" AND ").join(conditions),
         at,
         sql.Literal(nth - 1),
     )
@@ -93,6 +99,7 @@ def waiting_query(read: TableRead, before: TableCursor) -> sql.Composed:
     """
     at = _cursor(read)
     conditions = [
+        _is_current(read),
         _in_range(read, at),
         _since(read, read.clock.horizon),
         sql.SQL("{} <= {}").format(at, _bound(read.kind, before.highest)),
@@ -186,6 +193,18 @@ def _cursor(read: TableRead) -> sql.Composed:
     return sql.SQL("t.{}").format(sql.Identifier(read.cursor.name))
 
 
+def _is_current(read: TableRead) -> sql.Composed:
+    """Return a condition that fails on a server that is behind the one that the read began with.
+
+    A name may lead to several replicas. It is checked once, also for a page without rows.
+    """
+    behind = "the server is behind the one that the read began with: read from one server"
+    return sql.SQL(
+        "(SELECT (CASE WHEN pg_snapshot_xmin(pg_current_snapshot())::text::bigint >= {} "
+        "THEN '1' ELSE {} END)::integer = 1)"
+    ).format(sql.Literal(read.clock.horizon), sql.Literal(behind))
+
+
 def _from_floor(read: TableRead, before: TableCursor | None) -> list[sql.Composed]:
     floor = read.floor(before)
     if floor is None:
@@ -194,7 +213,11 @@ def _from_floor(read: TableRead, before: TableCursor | None) -> list[sql.Compose
 
 
 def _beyond(read: TableRead, at: sql.Composed, level: ReadLevel) -> sql.Composed:
-    """Return the condition that a row is not one of those that a level says were read."""
+    """Return the condition that a row is not one of those that a level says were read.
+
+    No row of a page is above the horizon of its read. So for a level of the same read the place
+    alone decides, and an index is searched from there on.
+    """
     bound = _bound(read.kind, level.value)
     if level.row is None:
         behind = sql.SQL("{} > {}").format(at, bound)
@@ -203,6 +226,8 @@ def _beyond(read: TableRead, at: sql.Composed, level: ReadLevel) -> sql.Composed
         behind = sql.SQL("({}, t.ctid) > ({}, {}::tid)").format(
             at, bound, sql.Literal(f"({block},{offset})")
         )
+    if level.horizon == read.clock.horizon:
+        return sql.SQL("({} >= {} AND {})").format(at, bound, behind)
     return sql.SQL("({} OR {})").format(behind, _since(read, level.horizon))
 
 

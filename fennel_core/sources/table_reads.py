@@ -186,18 +186,21 @@ class TableRead:
     clock: TransactionClock
     look_back: int
     near: int = NEAR_ROWS
+    seen: int | None = None
+    """The highest value that was read before: the clock may have gone back since."""
 
     @property
     def latest(self) -> int | None:
         """The highest value that is read: rows above are far in the future. None: any."""
-        latest_us = self.clock.now_us + AHEAD_US
+        latest = self.clock.now_us + AHEAD_US
         match self.kind:
             case CursorKind.INTEGER:
                 return None
             case CursorKind.DATE:
-                return latest_us // DAY_US
+                latest //= DAY_US
             case _:
-                return latest_us
+                pass
+        return latest if self.seen is None else max(latest, self.seen)
 
     def floor(self, before: TableCursor | None) -> int | None:
         """Return the lowest value of rows that are looked at; None: all are."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
@@ -19,13 +20,14 @@ from fennel_core.connections.external_postgres import (
     ExternalPostgres,
     ExternalPostgresUnusable,
     ExternalTable,
+    TransactionClock,
     describe_table,
     transaction_clock,
 )
 from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.sources.table_inspection import begun, complaint, continued, settlement
 from fennel_core.sources.table_pages import PageChunk, PageUnordered, chunks, row_batch
-from fennel_core.sources.table_queries import page_query
+from fennel_core.sources.table_queries import page_query, waiting_query
 from fennel_core.sources.table_reads import (
     BLOCK,
     FILE,
@@ -85,6 +87,7 @@ class Reader:
     ) -> None:
         self.shop, self.look_back, self.near = shop, look_back, near
         self.versioned = versioned
+        self.clock_ahead_us = 0
         self.rows: list[int] = []
         self.never_late: list[bool] = []
         self.cursor: TableCursor | None = None
@@ -96,7 +99,8 @@ class Reader:
         written = 0
         with self.shop.connect() as connection:
             read = self.begin(connection)
-            before = continued(connection, read, self.cursor, "t", versioned=self.versioned)
+            versioned = self.versioned
+            read, before = continued(connection, read, self.cursor, "t", versioned=versioned)
             while True:
                 done = True
                 paged = at_page(read, transaction_clock(connection))
@@ -115,7 +119,8 @@ class Reader:
 
     def begin(self, connection: Connection) -> TableRead:
         read = begun(self.shop, connection, "orders", "at", 0)
-        return replace(read, look_back=self.look_back, near=self.near)
+        clock = replace(read.clock, now_us=read.clock.now_us + self.clock_ahead_us)
+        return replace(read, look_back=self.look_back, near=self.near, clock=clock)
 
     def _batches(
         self,
@@ -349,6 +354,77 @@ def test_rows_of_the_future_wait_and_are_counted(
         said = complaint(connection, reader.begin(connection), "`orders`")
     assert said is not None
     assert "2 rows have a `at` more than a day in the future" in said
+
+
+def test_a_clock_that_goes_back_hides_no_row(shop: ExternalPostgres, owner: Connection) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at date)")
+    owner.execute("INSERT INTO orders VALUES (1, current_date + 2)")
+    reader = Reader(shop)
+    reader.clock_ahead_us = 2 * 86_400_000_000
+    reader.run()
+    owner.execute("INSERT INTO orders VALUES (2, current_date + 2), (3, current_date)")
+    reader.clock_ahead_us = 0
+    reader.run()
+    assert sorted(reader.rows) == [1, 2, 3]
+
+
+def test_a_row_far_ahead_and_an_open_transaction_hide_none(
+    shop: ExternalPostgres, owner: Connection, database: str
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    owner.execute("INSERT INTO orders SELECT n, n FROM generate_series(1, 5) n")
+    owner.execute("INSERT INTO orders VALUES (6, 9000000000000000000)")
+    reader = Reader(shop, look_back=10, near=3)
+    reader.run()
+    with psycopg.connect(database) as late:
+        late.execute("INSERT INTO orders VALUES (7, 7)")
+        owner.execute("INSERT INTO orders SELECT n, n FROM generate_series(8, 100) n")
+        reader.run()
+        late.commit()
+    reader.run()
+    assert sorted(reader.rows) == list(range(1, 101))
+
+
+def test_a_page_of_a_server_that_is_behind_is_refused(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    owner.execute("INSERT INTO orders VALUES (1, 1)")
+    reader = Reader(shop)
+    reader.run()
+    assert reader.cursor is not None
+    with psycopg.connect(owner.info.dsn, autocommit=True) as connection:
+        read = reader.begin(connection)
+        ahead = TransactionClock(read.clock.horizon + 1, read.clock.end + 1, read.clock.now_us)
+        later = replace(read, clock=ahead)
+        for before in (None, reader.cursor):  # with a row, and without
+            connection.execute(page_query(read, before, 10))
+            with pytest.raises(psycopg.DataError, match="the server is behind"):
+                connection.execute(page_query(later, before, 10))
+        with pytest.raises(psycopg.DataError, match="the server is behind"):
+            connection.execute(waiting_query(later, reader.cursor))
+
+
+def test_the_next_page_begins_in_the_index_where_the_last_one_ended(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint); CREATE INDEX ON orders (at)")
+    owner.execute("INSERT INTO orders SELECT n, n / 3 FROM generate_series(1, 60000) n")
+    owner.execute("ANALYZE orders")
+    reader = Reader(shop)
+    for killed in (1, 2):  # between values, and within one
+        reader.run(50_000, 50_000 - 1 * killed, kill_after=1)
+        assert reader.cursor is not None
+        with psycopg.connect(owner.info.dsn, autocommit=True) as connection:
+            read = reader.begin(connection)
+            [level] = reader.cursor.levels
+            same = replace(read, clock=replace(read.clock, horizon=level.horizon))
+            query = page_query(same, reader.cursor, 1000)
+            plan = "\n".join(
+                row[0] for row in connection.execute(sql.SQL("EXPLAIN ") + query).fetchall()
+            )
+        assert re.search(r"Index Cond: .*at >=? '?\d+", plan), plan
+        reader.cursor, reader.rows = None, []
 
 
 def test_a_table_whose_file_is_written_again_while_it_is_read(
