@@ -22,6 +22,13 @@ from fennel_core.blueprints.row_retention import RowRetention
 from fennel_core.vocab.ids import DatasetName, TopicName
 
 CODE: Final = "history-shortened"
+CONFIRMED: Final = Notice(
+    "history-confirmed",
+    "",
+    "the workspace is older than retention: from the end of the grace period on, rows older than "
+    "`history` leave history by their age",
+)
+"""In the plan of the commit that confirms it, whether or not there are such rows now."""
 
 
 @dataclass(frozen=True, slots=True)

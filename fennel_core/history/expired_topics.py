@@ -45,9 +45,10 @@ def expiries(needs: RowNeeds, now_us: int, step_us: int = 0) -> Expiries:
     for topic, each in needs.kept.items():
         workspace = workspace_of(topic)
         clock = needs.clocks.get(workspace)
-        if each.kept_because is not None or clock is None or clock.keeps_old_rows:
+        if each.kept_because is not None or clock is None:
             continue
-        if workspace not in needs.changing:
+        # A dry run shows what a confirmation would let go.
+        if step_us or not (clock.keeps_old_rows or workspace in needs.changing):
             now = min(clock.accepted_us, clock.aged_us + step_us, now_us)
             found[topic] = TopicExpiry(each.timestamp, Micros(now - each.kept_us), each.kept_us)
     return Expiries(found, needs.readers)

@@ -61,7 +61,8 @@ IDS: Final = f"""
 LOCK: Final = "SELECT FROM workspace WHERE name = %(workspace)s FOR SHARE"
 """Commits lock the row FOR NO KEY UPDATE from T1 on."""
 CLOCKS: Final = """
-    SELECT w.name, w.keeps_old_rows, (extract(epoch FROM w.aged_to) * 1000000)::bigint,
+    SELECT w.name, w.keeps_old_rows OR coalesce(w.old_rows_held_until > now(), false),
+        (extract(epoch FROM w.aged_to) * 1000000)::bigint,
         (extract(epoch FROM least(i.rows_at, now())) * 1000000)::bigint
     FROM workspace w JOIN ingest_clock i ON i.workspace = w.name AND i.rows_at IS NOT NULL
 """

@@ -6,24 +6,31 @@ true until the commit is stored.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import product
+from typing import Final
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.commit_plan import BankFacts, CommitPlan, TopicAmounts
 from fennel_core.blueprints.logical import Compiled
 from fennel_core.blueprints.plan_entries import Notice
 from fennel_core.blueprints.resolve import resolve_catalog, resolve_job
-from fennel_core.blueprints.row_retention import retention_of
+from fennel_core.blueprints.row_retention import RowRetention, retention_of
 from fennel_core.blueprints.shortened_history import (
+    CONFIRMED,
     ShortenedHistory,
     held_back,
     loss,
     shortened,
 )
-from fennel_core.blueprints.spec import Catalog
+from fennel_core.blueprints.spec import Catalog, Job
+from fennel_core.ledger.lifecycle import BETWEEN_T1_AND_T2
 from fennel_core.ledger.store import LedgerTransaction
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, JobId, TopicName, WorkspaceId
+
+MOST_OPEN: Final = 4
+"""Branches with a commit between T1 and T2 whose outcomes are combined."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,23 +55,28 @@ async def leaving_rows(
     allow_data_loss: bool,
 ) -> LeavingRows:
     """Return which rows leave history by their age because of a commit of `compiled`."""
-    before = await _versions(tx, facts.workspace)
-    others = await _versions(tx, facts.workspace, without=branch)
-    jobs = {job.id: job for job in await tx.running_jobs(facts.workspace)}
-    was = retention_of(before.values(), jobs.values())
-    new = resolve_catalog(compiled, facts.workspace, plan.ids())
-    kept = {id_: job for id_, job in jobs.items() if _stays(facts, id_)}
+    workspace = facts.workspace
+    versions = await _versions(tx, workspace, branch)
+    jobs = {job.id: job for job in await tx.kept_jobs(workspace)}
     for each in compiled.jobs:
-        job = resolve_job(each, facts.workspace, plan.ids())
-        kept[job.id] = job
-    needed = retention_of([*others.values(), new], kept.values())
-    if await tx.keeps_old_rows(facts.workspace):
-        every = await _with_rows(tx, shortened({}, needed))
-        if not allow_data_loss:
-            return LeavingRows(others=tuple(held_back(each, rows) for each, rows in every))
-    else:
-        every = await _with_rows(tx, shortened(was, needed))
-    return LeavingRows(tuple(loss(each, rows, tx.destroy_grace_ms) for each, rows in every))
+        job = resolve_job(each, workspace, plan.ids())
+        jobs[job.id] = job
+    new = resolve_catalog(compiled, workspace, plan.ids())
+    keeps = await tx.keeps_old_rows(workspace) and not versions.confirmed
+    known = _needs([*versions.former, *versions.own], jobs)
+    found: dict[TopicName, ShortenedHistory] = {}
+    for others in product(*versions.others):
+        stay = [each for each in others if each is not None]
+        was = {**known, **_needs([*versions.own, *stay], jobs)}
+        for one in shortened({} if keeps else was, _needs([new, *stay], jobs)):
+            if one.topic not in found or one.after_us < found[one.topic].after_us:
+                found[one.topic] = one
+    every = await _with_rows(tx, found.values())
+    if keeps and not allow_data_loss:
+        return LeavingRows(others=tuple(held_back(each, rows) for each, rows in every))
+    confirmed = (CONFIRMED,) if keeps else ()
+    losses = tuple(loss(each, rows, tx.destroy_grace_ms) for each, rows in every)
+    return LeavingRows(losses, confirmed)
 
 
 async def recounted(tx: LedgerTransaction, amounts: TopicAmounts) -> TopicAmounts:
@@ -78,25 +90,54 @@ async def recounted(tx: LedgerTransaction, amounts: TopicAmounts) -> TopicAmount
     return replace(amounts, removed_rows=removed, expired_rows=expired)
 
 
-async def _versions(
-    tx: LedgerTransaction, workspace: WorkspaceId, *, without: BranchName | None = None
-) -> Mapping[CommitId, Catalog]:
-    """Return the versions that branches have and that running commits will give them."""
-    wanted: set[CommitId | None] = set()
-    for branch in await tx.branches(workspace):
-        if branch.name != without:
-            wanted |= {branch.target, branch.serving}
-    wanted |= {c.id for c in await tx.open_commit_rows(workspace) if c.branch != without}
-    found = {}
-    for id_ in wanted - {None}:
-        assert id_ is not None
+@dataclass(frozen=True, slots=True)
+class _Versions:
+    """The versions of a workspace that need rows.
+
+    `own`: that of the branch. `others`: those that each other branch may have soon: its target, or
+    that of a commit between T1 and T2, which may still be undone; of more than `MOST_OPEN` such
+    branches the others count as without one. `former`: those that branches still serve, or had
+    within the grace period. `confirmed`: a commit between T1 and T2 lets old rows leave.
+    """
+
+    own: Sequence[Catalog]
+    others: Sequence[Sequence[Catalog | None]]
+    former: Sequence[Catalog]
+    confirmed: bool
+
+
+async def _versions(tx: LedgerTransaction, workspace: WorkspaceId, name: BranchName) -> _Versions:
+    opened = {
+        row.branch: row
+        for row in await tx.open_commit_rows(workspace)
+        if row.state in BETWEEN_T1_AND_T2
+    }
+    branches = await tx.branches(workspace)
+    former = {*await tx.versions_with_held_rows(workspace)}
+    former |= {v for b in branches for v in (b.target, b.serving) if v is not None}
+    ids = {*former, *(row.id for row in opened.values())}
+    found: dict[CommitId | None, Catalog] = {}
+    for id_ in ids:
         if (stored := await tx.catalog(id_)) is not None:
             found[id_] = stored_names.loads(stored, Catalog)
-    return found
+    own: list[Catalog] = []
+    others: list[Sequence[Catalog | None]] = []
+    for branch in branches:
+        now = found.get(branch.target)
+        if branch.name == name:
+            own += [] if now is None else [now]
+        elif branch.name not in opened:
+            others.append((now,))
+        elif sum(len(each) > 1 for each in others) < MOST_OPEN:
+            others.append((now, found.get(opened[branch.name].id)))
+    confirmed = any(row.options.allow_data_loss for row in opened.values())
+    return _Versions(own, others, [found[id_] for id_ in former & found.keys()], confirmed)
 
 
-def _stays(facts: BankFacts, job: JobId) -> bool:
-    return AssetId(job) not in facts.leaving or AssetId(job) in facts.shared
+def _needs(versions: Sequence[Catalog], jobs: Mapping[JobId, Job]) -> dict[TopicName, RowRetention]:
+    """Return what versions need, with the jobs that they have."""
+    ids = {id_ for version in versions for id_ in version.jobs}
+    return retention_of(versions, [job for id_, job in jobs.items() if id_ in ids])
 
 
 async def _with_rows(

@@ -293,7 +293,8 @@ class MemoryLedgerTransaction:
         kept = set() if after is None else {after.target, after.serving}
         until = self._grace_end(before.workspace)
         for id_ in {before.target, before.serving} - kept:
-            if id_ is not None:
+            # Nothing of a workspace that is being deleted can be revived.
+            if id_ is not None and before.workspace in self.bank.open_workspaces:
                 self.rows_held[id_] = until
 
     async def add_entries(
@@ -387,9 +388,13 @@ class MemoryLedgerTransaction:
                     found[topic] = found.get(topic, 0) + rows
         return found
 
-    async def running_jobs(self, workspace: WorkspaceId) -> list[Job]:
+    async def kept_jobs(self, workspace: WorkspaceId) -> list[Job]:
         rows = [self.jobs[id_] for id_ in await self.registered_jobs(workspace)]
-        return [row.spec for row in rows if not (row.retired or row.paused)]
+        return [row.spec for row in rows if not row.retired]
+
+    async def versions_with_held_rows(self, workspace: WorkspaceId) -> list[CommitId]:
+        held = [id_ for id_, until in self.rows_held.items() if until > self.now_ms()]
+        return [id_ for id_ in held if self.commits[id_].workspace == workspace]
 
     async def keeps_old_rows(self, workspace: WorkspaceId) -> bool:
         return workspace in self.keeping_old_rows

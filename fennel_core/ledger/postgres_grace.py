@@ -69,7 +69,7 @@ EXPIRED = """
 HOLD_ROWS = """
     UPDATE commit c SET rows_held_until = greatest(now() + %(grace)s * interval '1 ms',
         (SELECT max(destroy_after) FROM asset WHERE workspace = %(workspace)s))
-    FROM branch b
+    FROM branch b JOIN workspace w ON w.name = b.workspace AND w.state = 'open'
     WHERE b.workspace = %(workspace)s AND b.name = %(branch)s AND c.id IN (b.target, b.serving)
       AND c.id <> ALL(%(kept)s::text[])
 """

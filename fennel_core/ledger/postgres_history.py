@@ -8,8 +8,7 @@ from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Job
 from fennel_core.ledger.postgres_pruning import OldRows
 from fennel_core.ledger.store import HistoryRange
-from fennel_core.vocab.ids import TopicName, TopicPartition, WorkspaceId
-from fennel_core.vocab.position import COUNTER_BITS
+from fennel_core.vocab.ids import CommitId, TopicName, TopicPartition, WorkspaceId
 
 HISTORY_RANGES = """
     SELECT topic, part, min(first_offset), max(next_offset), sum(removed_rows)::bigint,
@@ -23,8 +22,14 @@ OLD_ROWS = """
     FROM history_file f JOIN unnest(%(topics)s::text[], %(kept)s::bigint[]) AS w (topic, kept_us)
         USING (topic),
         LATERAL (SELECT (extract(epoch FROM now()) * 1000000)::bigint - w.kept_us) AS o (oldest)
-    WHERE f.min_ts < o.oldest AND (f.min_stamp >> %(counter_bits)s) * 1000 < o.oldest
+    WHERE f.min_ts < o.oldest
     GROUP BY topic
+"""
+# Also rows that were accepted later, for example of an import: they leave when that is old enough.
+LET_LEAVE = """
+    UPDATE workspace SET keeps_old_rows = false,
+        old_rows_held_until = now() + %(grace)s * interval '1 ms'
+    WHERE name = %(workspace)s AND keeps_old_rows
 """
 
 
@@ -41,12 +46,11 @@ class HistoryOfTopics(OldRows):
         values = {
             "topics": list(kept_us),
             "kept": list(kept_us.values()),
-            "counter_bits": COUNTER_BITS,
         }
         return {TopicName(t): rows for t, rows in await self._rows(OLD_ROWS, values)}
 
-    async def running_jobs(self, workspace: WorkspaceId) -> list[Job]:
-        query = "SELECT spec FROM job WHERE workspace = %s AND desired = 'run' ORDER BY id"
+    async def kept_jobs(self, workspace: WorkspaceId) -> list[Job]:
+        query = "SELECT spec FROM job WHERE workspace = %s AND desired <> 'remove' ORDER BY id"
         rows = await self._rows(query, (workspace,))
         return [stored_names.loads(bytes(spec), Job) for (spec,) in rows]
 
@@ -55,5 +59,9 @@ class HistoryOfTopics(OldRows):
         return await self._rows(query, (workspace,)) == [(True,)]
 
     async def let_old_rows_leave(self, workspace: WorkspaceId) -> None:
-        query = "UPDATE workspace SET keeps_old_rows = false WHERE name = %s AND keeps_old_rows"
-        await self._execute(query, (workspace,))
+        values = {"workspace": workspace, "grace": self.destroy_grace_ms}
+        await self._execute(LET_LEAVE, values)
+
+    async def versions_with_held_rows(self, workspace: WorkspaceId) -> list[CommitId]:
+        query = "SELECT id FROM commit WHERE workspace = %s AND rows_held_until > now()"
+        return [CommitId(id_) for (id_,) in await self._rows(query, (workspace,))]

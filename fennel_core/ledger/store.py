@@ -426,8 +426,8 @@ class LedgerTransaction(Protocol):
         """
         ...
 
-    async def running_jobs(self, workspace: WorkspaceId) -> list[Job]:
-        """Return the specifications of the workspace's jobs that are not retained or removed."""
+    async def kept_jobs(self, workspace: WorkspaceId) -> list[Job]:
+        """Return the specifications of the workspace's jobs that are not being removed."""
         ...
 
     async def keeps_old_rows(self, workspace: WorkspaceId) -> bool:
@@ -437,7 +437,13 @@ class LedgerTransaction(Protocol):
         ...
 
     async def let_old_rows_leave(self, workspace: WorkspaceId) -> None:
-        """Note that a commit has confirmed that rows leave history by their age."""
+        """Note that a commit has confirmed that rows leave history by their age, from the end of
+        the grace period on.
+        """
+        ...
+
+    async def versions_with_held_rows(self, workspace: WorkspaceId) -> list[CommitId]:
+        """Return the versions that no branch has and that hold rows in their grace period."""
         ...
 
     async def history_ranges(

@@ -9,6 +9,7 @@ from __future__ import annotations
 from fennel_core.bank.store import Asset, AssetState
 from fennel_core.blueprints.logical import AssetKind, LogicalJob
 from fennel_core.blueprints.resolve import resolve_job
+from fennel_core.blueprints.shortened_history import CONFIRMED
 from fennel_core.ledger.audit_log import AssetAction, log_steps
 from fennel_core.ledger.commit_failure import fail_commit
 from fennel_core.ledger.content_choice import check_contents_are_fed, check_contents_at_switch
@@ -57,7 +58,7 @@ async def switch(context: LedgerContext, id_: CommitId) -> Commit:
         await retain_or_condemn(tx, row.workspace, id_, released)
         if row.options.allow_data_loss:
             await tx.confirm_losses(row.workspace)
-            if context.history_retention:
+            if await _confirms_retention(tx, id_):
                 await tx.let_old_rows_leave(row.workspace)
         return await commit_row(tx, id_), new_jobs
 
@@ -73,6 +74,12 @@ async def switch(context: LedgerContext, id_: CommitId) -> Commit:
         raise CommitOutOfOrder(id_, row.state)
     log_steps(AssetAction.REGISTER, new_jobs, context.now() - began)
     return row
+
+
+async def _confirms_retention(tx: LedgerTransaction, id_: CommitId) -> bool:
+    """Return whether the plan of T1, which may be of an earlier release, named it."""
+    plan = await tx.plan(id_)
+    return plan is not None and CONFIRMED.code in {notice.code for notice in plan.notices}
 
 
 async def _reference_reserved(tx: LedgerTransaction, row: Commit) -> list[Asset]:

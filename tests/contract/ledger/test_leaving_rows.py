@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass, replace
 
 import pytest
@@ -23,7 +23,7 @@ from fennel_core.ledger.memory import MemoryLedger
 from fennel_core.ledger.planning import preview
 from fennel_core.ledger.postgres import PostgresLedger
 from fennel_core.ledger.pruning import prune_ledgers
-from fennel_core.ledger.store import Commit, CommitOptions, LedgerTransaction
+from fennel_core.ledger.store import Commit, CommitOptions, HistoryRange, LedgerTransaction
 from fennel_core.ledger.topics import MemoryTopicAdmin
 from fennel_core.ledger.warming import wait_and_serve
 from fennel_core.vocab.ids import (
@@ -32,6 +32,8 @@ from fennel_core.vocab.ids import (
     CommitId,
     DatasetName,
     Millis,
+    Offset,
+    PartitionIndex,
     TopicName,
     WorkspaceId,
 )
@@ -80,6 +82,16 @@ class Shop:
         self, compiled: Compiled, *, confirmed: bool = False, branch: BranchName = MAIN_BRANCH
     ) -> list[str]:
         """Run a commit and return what its plan says about rows that leave history."""
+        id_ = await self.plan(compiled, confirmed=confirmed, branch=branch)
+        await self.finish(id_)
+        plan = await self.ledger.run(lambda tx: tx.plan(id_))
+        assert plan is not None
+        return [f"{n.code} {n.entity}: {n.text}" for n in plan.notices]
+
+    async def plan(
+        self, compiled: Compiled, *, confirmed: bool = False, branch: BranchName = MAIN_BRANCH
+    ) -> CommitId:
+        """Run T1 of a commit."""
         self.commits += 1
         id_ = CommitId(f"c{self.commits}")
 
@@ -93,13 +105,34 @@ class Shop:
 
         await self.ledger.run(receive)
         await reserve(self.context, id_, compiled)
+        return id_
+
+    async def finish(self, id_: CommitId, *, serve: bool = True) -> None:
+        """Run the other steps of a commit; without `serve` reads stay where they are."""
         await creation.create_assets(self.context, id_)
         await switching.switch(self.context, id_)
-        await wait_and_serve(self.context, id_, seconds=0)
-        await destroy_condemned(self.context, SHOP)
-        plan = await self.ledger.run(lambda tx: tx.plan(id_))
-        assert plan is not None
-        return [f"{n.code} {n.entity}: {n.text}" for n in plan.notices]
+        if serve:
+            await wait_and_serve(self.context, id_, seconds=0)
+            await destroy_condemned(self.context, SHOP)
+
+    async def keep_old_rows(self) -> None:
+        """Make the workspace older than retention."""
+        if self.connections is None:
+            assert isinstance(self.ledger, MemoryLedger)
+            self.ledger.state.keeping_old_rows.add(SHOP)
+            return
+        async with self.connections.connection() as connection:
+            await connection.execute("UPDATE workspace SET keeps_old_rows = true")
+
+    async def remove_rows(self, topic: TopicName, rows: int) -> None:
+        """Let so many rows of a file have left."""
+        if self.connections is None:
+            assert isinstance(self.ledger, MemoryLedger)
+            held = HistoryRange(Offset(0), Offset(1), expired_rows=rows)
+            self.ledger.state.history[topic, PartitionIndex(0)] = held
+            return
+        async with self.connections.connection() as connection:
+            await connection.execute("UPDATE history_file SET expired_rows = %s", (rows,))
 
     async def preview(self, compiled: Compiled) -> list[str]:
         plan = await preview(
@@ -209,21 +242,22 @@ async def test_a_workspace_that_is_older_than_retention_keeps_rows_until_a_confi
 ) -> None:
     await shop.commit(version(Clicks=30))
     topic = await shop.add_rows()
-    if shop.connections is None:
-        assert isinstance(shop.ledger, MemoryLedger)
-        shop.ledger.state.keeping_old_rows.add(SHOP)
-    else:
-        async with shop.connections.connection() as connection:
-            await connection.execute("UPDATE workspace SET keeps_old_rows = true")
+    await shop.keep_old_rows()
     assert await shop.commit(version(Clicks=20)) == [
         "history-not-applied Clicks: rows of `Clicks` are needed for 20 days: up to 25 rows in "
         "history are older, and stay until their loss is confirmed: commit with allow_data_loss"
     ]
-    (notice,) = await shop.commit(version(Clicks=10), confirmed=True)
+    notice, confirmed = await shop.commit(version(Clicks=10), confirmed=True)
     assert notice.endswith(f"needed for 10 days instead of for ever: {LOST}")
+    assert confirmed.startswith("history-confirmed")
     assert not await shop.ledger.run(lambda tx: tx.keeps_old_rows(SHOP))
     if shop.connections is not None:
-        assert topic in (await expiries_now(RowNeedsReader(shop.connections))).topics
+        needs = RowNeedsReader(shop.connections)
+        assert (await expiries_now(needs)).topics == {}, "for the grace period"
+        assert topic in (await expiries_now(needs, dry_run=True)).topics
+        async with shop.connections.connection() as connection:
+            await connection.execute("UPDATE workspace SET old_rows_held_until = now()")
+        assert topic in (await expiries_now(needs)).topics
 
 
 async def test_without_the_setting_nothing_is_confirmed(shop: Shop) -> None:
@@ -232,3 +266,94 @@ async def test_without_the_setting_nothing_is_confirmed(shop: Shop) -> None:
     await shop.add_rows()
     (notice,) = await shop.commit(version(Clicks=30), confirmed=True)
     assert "kept longer while the setting FENNEL_HISTORY_RETENTION is off" in notice
+    await shop.keep_old_rows()
+    await shop.commit(version(Clicks=20), confirmed=True)
+    assert await shop.ledger.run(lambda tx: tx.keeps_old_rows(SHOP)), "nothing was counted"
+
+
+async def test_a_commit_is_told_of_rows_that_have_left_until_it_takes_the_lock(shop: Shop) -> None:
+    await shop.commit(version(Clicks=30))
+    topic = await shop.add_rows()
+    await shop.remove_rows(topic, 3)
+
+    class Meanwhile(MemoryTopicAdmin):
+        """Kafka, which takes so long that a run removes rows."""
+
+        async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
+            await shop.remove_rows(topic, 7)
+            return await super().message_counts(topics)
+
+    shop.context = replace(shop.context, topics=Meanwhile())
+    told = await shop.commit(version(Clicks=30, Copy=30))
+    assert any("`Copy` is computed without 7 rows" in each for each in told), told
+
+
+async def two_branches(shop: Shop) -> BranchName:
+    """Clone a branch whose versions need rows for 60 days."""
+    await shop.commit(version(Clicks=30, Copy=60))
+    dev = BranchName("dev")
+    await branches.clone_branch(shop.context, SHOP, dev, MAIN_BRANCH)
+    await shop.add_rows()
+    return dev
+
+
+async def test_a_version_that_is_being_replaced_keeps_no_rows_for_another_branch(
+    shop: Shop,
+) -> None:
+    dev = await two_branches(shop)
+    first = await shop.plan(version(Clicks=30))
+    with pytest.raises(DataLossNotConfirmed, match="30 days instead of for 60 days"):
+        await shop.plan(version(Clicks=30), branch=dev)
+    await shop.finish(first, serve=False)
+    with pytest.raises(DataLossNotConfirmed, match="30 days instead of for 60 days"):
+        await shop.plan(version(Clicks=30), branch=dev)
+    await shop.plan(version(Clicks=30, Copy=60, Other=2), branch=dev)
+
+
+async def test_a_commit_that_may_be_undone_keeps_no_rows_for_another_branch(shop: Shop) -> None:
+    await shop.commit(version(Clicks=30))
+    dev = BranchName("dev")
+    await branches.clone_branch(shop.context, SHOP, dev, MAIN_BRANCH)
+    await shop.commit(version(Clicks=30, Copy=60))
+    await shop.add_rows()
+    await shop.plan(version(Clicks=30, Copy=60), branch=dev)
+    with pytest.raises(DataLossNotConfirmed, match="30 days instead of for 60 days"):
+        await shop.plan(version(Clicks=30))
+
+
+async def test_a_confirmed_loss_is_not_asked_again_while_reads_have_not_moved(shop: Shop) -> None:
+    await shop.commit(version(Clicks=60))
+    await shop.add_rows()
+    await shop.finish(await shop.plan(version(Clicks=30), confirmed=True), serve=False)
+    assert not any("shortened" in each for each in await shop.commit(version(Clicks=30, Copy=2)))
+
+
+async def test_what_was_deleted_comes_back_without_a_confirmation(shop: Shop) -> None:
+    await shop.commit(version(Clicks=38))
+    await shop.add_rows()
+    await shop.commit(version())
+    assert await shop.preview(version(Clicks=38)) == []
+    (lost,) = await shop.preview(version(Clicks=20))
+    assert "for 20 days instead of for 38 days" in lost
+
+
+async def test_only_a_plan_that_said_so_lets_the_rows_of_an_older_workspace_leave(
+    shop: Shop,
+) -> None:
+    await shop.commit(version(Clicks=60))
+    await shop.add_rows()
+    await shop.keep_old_rows()
+    on, off = shop.context, replace(shop.context, history_retention=False)
+    shop.context = off
+    id_ = await shop.plan(version(Clicks=20), confirmed=True)
+    shop.context = on
+    await shop.finish(id_)
+    assert await shop.ledger.run(lambda tx: tx.keeps_old_rows(SHOP))
+
+
+async def test_another_branch_is_asked_while_a_confirmation_is_under_way(shop: Shop) -> None:
+    dev = await two_branches(shop)
+    await shop.keep_old_rows()
+    await shop.plan(version(Clicks=30), confirmed=True)
+    with pytest.raises(DataLossNotConfirmed, match="30 days instead of for 60 days"):
+        await shop.plan(version(Clicks=30), branch=dev)

@@ -127,5 +127,6 @@ def test_rows_age_by_the_slowest_clock() -> None:
     assert oldest(RowClock(70, 80), 90) == 40, "that which runs move on"
     assert oldest(RowClock(70, 80), 90, 7) == 47, "a dry run counts what the next one removes"
     assert oldest(RowClock(70, 80, keeps_old_rows=True), 90) is None
+    assert oldest(RowClock(70, 80, keeps_old_rows=True), 90, 7, shop) == 47, "so it counts this"
     assert oldest(RowClock(70, 80), 90, 0, shop) is None, "a commit is between T1 and T2"
     assert expiries(RowNeeds(kept, {}, {}), 90).topics == {}
