@@ -8,6 +8,7 @@ import time
 import uuid
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
+from functools import partial
 
 import uvloop
 from fastapi import FastAPI
@@ -52,6 +53,7 @@ from fennel_core.redrive.service import Redrive
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.sinks.orders import SinkOrders
 from fennel_core.sinks.routes import router as sinks_router
+from fennel_core.sources.file_trial import newest_file_rows
 from fennel_core.sources.kafka import KafkaSourceLog, positions_of_feeds
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.rewind import SourceRewinds
@@ -191,7 +193,11 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
     app.state.source_service = sources
     app.state.sink_orders = SinkOrders(sources.branches, controls)
     app.state.source_trials = SourceTrials(
-        sources, executors, SecretUses(pool, sealer).read, open_secret
+        sources,
+        executors,
+        SecretUses(pool, sealer).read,
+        open_secret,
+        partial(newest_file_rows, settings),
     )
     app.state.source_rewinds = SourceRewinds(
         sources,

@@ -91,7 +91,7 @@ def source_resume(caller: Caller, name: str) -> None:
 @click.pass_obj
 def source_test(caller: Caller, name: str, as_json: bool) -> None:
     """Read five of the newest messages of source NAME with the stored credentials, and show the
-    typed rows, and why others do not fit.
+    typed rows, and why others do not fit. Of files, the first rows of the newest.
 
     Nothing is written, and no position moves. Needs the role commit or admin.
     """
@@ -114,7 +114,10 @@ def source_test(caller: Caller, name: str, as_json: bool) -> None:
                 what = f"dead letter: {message['error']}"
             else:
                 what = "left out by where, since, until, the sample or an erasure"
-            click.echo(f"    [{message['partition']}] at {message['offset']}: {what}")
+            place = (
+                f"{message['file']} row" if "file" in message else f"[{message['partition']}] at"
+            )
+            click.echo(f"    {place} {message['offset']}: {what}")
 
 
 @source.command("rewind")

@@ -113,6 +113,9 @@ class KafkaTransactionalProducer:
             missing = producer.flush(self._timeout_s)
         except (KafkaException, BufferError) as failed:
             raise self._aborted(producer, _text(failed)) from failed
+        except SystemError as failed:
+            # The client calls `on_delivery` with the error that it was fenced already raised.
+            raise self._aborted(producer, str(failed.__cause__ or failed)) from failed
         if missing or refused:
             raise self._aborted(
                 producer,

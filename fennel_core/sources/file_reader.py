@@ -100,6 +100,7 @@ class FileReader:
         self._refused: set[ListedFile] = set()
         self._known: dict[str, bytes] | None = None
         self._place = StreamPlace()
+        self._rewinds = 0
         self._pending = _Pending(FileCursor())
         self._open: tuple[ListedFile, int, Iterator[FilePiece]] | None = None
 
@@ -123,8 +124,15 @@ class FileReader:
         begun_s = self._clock()
         listed = await asyncio.to_thread(self._store.files)
         cursor = decode_cursor(self._place.cursor)
-        left = plan(listed, self._path, known, cursor, presorted=self._presorted)
-        if len(known) + len(left.files) > FILES:
+        left = plan(
+            listed,
+            self._path,
+            known,
+            cursor,
+            presorted=self._presorted,
+            rewinds=self._rewinds,
+        )
+        if len(known) + sum(note_name(file.key) not in known for file in left.files) > FILES:
             raise TooManyFiles(self._partition.title, FILES)
         self._pending = _Pending(
             FileCursor(first_until_us=first_until(listed)) if cursor is None else cursor
@@ -159,6 +167,7 @@ class FileReader:
         self._writer.close()
         position = await self._writer.position()
         place = StreamPlace() if position is None else StreamPlace(position.next, position.cursor)
+        self._rewinds = 0 if position is None else position.rewinds
         if self._known is None or place != self._place:
             self._place, self._open = place, None
         self._known = dict(self._writer.notes())
@@ -221,7 +230,7 @@ class FileReader:
         self._open = None
         self._pending.cursor = moved(self._pending.cursor, file, row, done=True)
         if remembered:
-            self._pending.notes[note_name(file.key)] = note_of(file)
+            self._pending.notes[note_name(file.key)] = note_of(file, self._rewinds)
 
     def _lost(self, cursor: FileCursor, reason: str) -> None:
         """Leave a file in its middle, whose rest is not there any more."""

@@ -70,9 +70,13 @@ def note_name(key: str) -> str:
     return NOTE + blake2b(key.encode(), digest_size=16).hexdigest()
 
 
-def note_of(file: ListedFile) -> bytes:
-    """Return what is remembered of a file that was read."""
-    return f"{file.etag}/{file.size_bytes}".encode()
+def note_of(file: ListedFile, rewinds: int) -> bytes:
+    """Return what is remembered of a file that was read since so many rewinds of its source.
+
+    What was remembered before a rewind is never equal to it, so a rewind deletes no notes.
+    """
+    content = f"{file.etag}/{file.size_bytes}"
+    return (f"{rewinds}:{content}" if rewinds else content).encode()
 
 
 def moved(cursor: FileCursor, file: ListedFile, row: int, *, done: bool) -> FileCursor:
@@ -109,12 +113,13 @@ def plan(
     cursor: FileCursor | None,
     *,
     presorted: bool,
+    rewinds: int,
 ) -> FilePlan:
     """Return what is left of a listing. `notes`: by name."""
     left = [
         file
         for file in listed
-        if path.matches(file.key) and notes.get(note_name(file.key)) != note_of(file)
+        if path.matches(file.key) and notes.get(note_name(file.key)) != note_of(file, rewinds)
     ]
     going_on, lost = None, False
     if cursor is not None and not cursor.done:

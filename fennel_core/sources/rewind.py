@@ -53,9 +53,13 @@ from fennel_core.sources.service import ReadTopic, SourceService, topic_of
 from fennel_core.sources.store import SourceLog
 from fennel_core.sources.trial import OpenSecret
 from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.wire.connectors import S3Table
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+RESTARTS: Final = 5
+RESTART_PAUSE_S: Final = 1.0
+"""Between attempts to move a source that is read in rounds, which end soon after a pause."""
 ReadBounds = Callable[[ExternalKafka, str, int | None], StreamBounds]
 """See `stream_bounds`."""
 
@@ -173,8 +177,8 @@ class SourceRewinds:
         RewindPlaceInvalid, RewindNeedsConsent and RewindEndedEarly.
         """
         view, feed = await self._sources.feed(workspace, name, "rewind")
-        if feed.scheduled:
-            return await self._table(view, feed, to, consent, dry_run=dry_run)
+        if feed.scheduled or isinstance(feed.table, S3Table):
+            return await self._from_beginning(view, feed, to, consent, dry_run=dry_run)
         topic = topic_of(name, feed, "rewind")
         if not dry_run and feed.raw_topic not in await self._controls.pauses():
             raise SourceNotPaused(name)
@@ -200,33 +204,28 @@ class SourceRewinds:
             "dry_run": dry_run,
         }
 
-    async def _table(
+    async def _from_beginning(
         self, view: SourceView, feed: Feed, to: str, consent: Consent, *, dry_run: bool
     ) -> dict[str, Any]:
-        """Let the next run read a table from its beginning: it has no other place to name."""
+        """Let a table, or all files, be read from the beginning: they have no other place."""
         if to != EARLIEST:
             raise RewindPlaceInvalid(
-                f"`{view.name}` is a table, whose rows have no numbers; it can be read again from "
-                f"`{EARLIEST}` only"
+                f"`{view.name}` reads {feed.stream.title}, whose rows have no numbers; it can be "
+                f"read again from `{EARLIEST}` only"
             )
         if not dry_run and feed.raw_topic not in await self._controls.pauses():
             raise SourceNotPaused(view.name)
         position = (await self._sources.positions(feed)).get(0)
         moves = [] if position is None or not position.cursor else [Move(0, position.next, 0)]
-        if moves and not dry_run:
+        if not dry_run:
             require_consent(view, moves, consent)
-            try:
-                session = await self._log.open(feed.partition(0))
-                try:
-                    assert session.position is not None, "positions are not deleted"
-                    deadline_s = boot_s() + self._commit_within_s
-                    await session.commit((), restarted(session.position), deadline_s)
-                finally:
-                    session.close()
-            except (TransactionAborted, TransactionOutcomeUnknown, SystemUnavailable) as failed:
-                raise RewindEndedEarly(
-                    f"`{view.name}` may not have been moved: {failed}; repeat the order"
-                ) from failed
+            # A table is read by runs, which begin at the position that there is.
+            if not feed.scheduled:
+                await self._begin_generation(view.name, feed)
+            if moves:
+                await self._restart(view, feed)
+            if not feed.scheduled:
+                await self._begin_generation(view.name, feed)
         again, skipped = messages_of(moves)
         return {
             "source": view.name,
@@ -235,6 +234,28 @@ class SourceRewinds:
             "skipped": skipped,
             "dry_run": dry_run,
         }
+
+    async def _restart(self, view: SourceView, feed: Feed) -> None:
+        """Move to the beginning. A reader that has not seen the pause yet may fence the move."""
+        failure: Exception | None = None
+        for _ in range(RESTARTS):
+            try:
+                session = await self._log.open(feed.partition(0))
+                try:
+                    assert session.position is not None, "positions are not deleted"
+                    if not session.position.cursor:
+                        return
+                    deadline_s = boot_s() + self._commit_within_s
+                    await session.commit((), restarted(session.position), deadline_s)
+                    return
+                finally:
+                    session.close()
+            except (TransactionAborted, TransactionOutcomeUnknown, SystemUnavailable) as failed:
+                failure = failed
+            await asyncio.sleep(RESTART_PAUSE_S)
+        raise RewindEndedEarly(
+            f"`{view.name}` may not have been moved: {failure}; repeat the order"
+        ) from failure
 
     async def _begin_generation(self, name: str, feed: Feed) -> None:
         try:

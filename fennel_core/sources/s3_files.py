@@ -21,28 +21,23 @@ from py4j.protocol import Py4JError
 from pyspark import InheritableThread
 from pyspark.errors import PySparkException
 
-from fennel_core.connections.external_s3 import (
-    ExternalBucket,
-    ExternalBucketUnusable,
-    FileBody,
-    ListedFile,
-    bucket_refused,
-    opened,
-)
+from fennel_core.connections.external_s3 import ExternalBucket, ListedFile
 from fennel_core.graph.s3_paths import file_path
 from fennel_core.settings.model import Settings
+from fennel_core.sources.bucket_files import opened_bucket, pieces_of
 from fennel_core.sources.errors import TooManyFiles
 from fennel_core.sources.feeds import FeedProgress
 from fennel_core.sources.file_reader import FileReader, FileStore
-from fennel_core.sources.file_rows import FileFormat, FilePiece, file_pieces
+from fennel_core.sources.file_rows import FilePiece
 from fennel_core.sources.files import FILES
+from fennel_core.sources.kafka import read_positions
 from fennel_core.sources.kinds import StartedBy
 from fennel_core.sources.round_turns import Turns, worker_turns
 from fennel_core.sources.spark import reason_of
 from fennel_core.sources.store import FeedPartition
 from fennel_core.sources.task import COUNTS, COUNTS_DDL, task_process
 from fennel_core.sources.writer import PartitionWriter
-from fennel_core.wire.connectors import S3, JsonFormat, S3Table
+from fennel_core.wire.connectors import JsonFormat, S3Table
 
 ROUND_S: Final = 20.0
 """How long a round reads before it gives way to other sources."""
@@ -73,12 +68,13 @@ class FileRound:
     origin: str
     bucket: ExternalBucket
     table: S3Table
+    rewinds: int
+    """Of the position that the source began at."""
 
     def store(self) -> FileStore:
         """Return the files of the source; blocks."""
         client, table, bucket = self.bucket.client(), self.table, self.bucket
         path = file_path(table.prefix, table.suffix)
-        form = FileFormat(table.format, table.delimiter or ",", table.headers)
         title = f"S3 file `{bucket.bucket}`"
 
         def files() -> list[ListedFile]:
@@ -90,26 +86,27 @@ class FileRound:
             return found
 
         def pieces(file: ListedFile, first: int) -> Iterator[FilePiece]:
-            body = FileBody(bucket, client, file)
-            return file_pieces(form, f"{title[:-1]}/{file.key}`", file.key, body, first)
+            return pieces_of(bucket, client, table, file, first)
 
         return FileStore(title, files, pieces)
 
 
 def start(by: StartedBy, table: S3Table) -> FileRounds:
-    """Start to read the files of a bucket. Raises `ConnectionsError`; blocks."""
-    assert isinstance(table.db, S3), "validation refuses connectors by name"
+    """Start to read the files of a bucket. Raises `ConnectionsError`; blocks.
+
+    What it has read before is remembered by its position; behind a rewind, nothing is.
+    """
     feed = by.feed
-    # Settings and definitions may have changed since the commit that added the source.
-    refused = bucket_refused(table.db, table.bucket, by.settings)
-    if refused is not None:
-        raise ExternalBucketUnusable(f"{feed.stream.title} {refused}")
-    bucket = opened(
-        table.db, table.bucket, by.settings, lambda secret: by.open_secret(feed.workspace, secret)
+    bucket = opened_bucket(
+        table, by.settings, lambda secret: by.open_secret(feed.workspace, secret)
     )
     bucket.check()
     # Not the address: it is the installation's, and buckets of one name are the same bucket.
-    work = FileRound(by.settings, feed.partition(0), f"s3/{table.bucket}", bucket, table)
+    partition, origin = feed.partition(0), f"s3/{table.bucket}"
+    at = partition.position_partition
+    position = read_positions(by.settings, feed.positions, at).get(partition.key)
+    rewinds = 0 if position is None else position.rewinds
+    work = FileRound(by.settings, partition, origin, bucket, table, rewinds)
     pause_s = max(by.settings.source_trigger_ms / 1000, (feed.every_us or 0) / MICROS)
     return FileRounds(by, work, pause_s)
 
@@ -200,7 +197,7 @@ def round_task(work: FileRound) -> Callable[[Iterator[pa.RecordBatch]], Iterator
 
 def _read(work: FileRound) -> pa.RecordBatch:
     process = task_process(work.settings)
-    writer, counts = process.writer(work.partition, work.origin, 0, JsonFormat())
+    writer, counts = process.writer(work.partition, work.origin, work.rewinds, JsonFormat())
     counts.found.clear()
     reader = _reader(work, writer)
     left = process.run(reader.round(ROUND_S))

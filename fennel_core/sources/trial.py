@@ -27,11 +27,13 @@ from fennel_core.connections.external_kafka import (
     opened,
 )
 from fennel_core.connections.external_postgres import ExternalPostgresUnusable
+from fennel_core.connections.external_s3 import ExternalBucketUnusable
 from fennel_core.connections.schema_registry import SchemaRegistryUnusable
 from fennel_core.connections.secrets import SecretUnreadable
 from fennel_core.executors.client import Callbacks
 from fennel_core.ingest.log_service import ReadSecret
 from fennel_core.sources.api_errors import SourceNotReadable
+from fennel_core.sources.file_trial import FileRow, decoded_rows
 from fennel_core.sources.formats import decoder_of
 from fennel_core.sources.messages import DecodedMessages, decode_messages, is_expected
 from fennel_core.sources.overview import SourceView, cursor_and_disorder
@@ -40,7 +42,7 @@ from fennel_core.sources.table_trial import newest_rows
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import Postgres, PostgresTable, SealedSecret
+from fennel_core.wire.connectors import Postgres, PostgresTable, S3Table, SealedSecret
 from fennel_core.wire.json_data import json_table
 from fennel_core.wire.json_encode import encode_column
 
@@ -50,6 +52,10 @@ OpenSecret = Callable[[WorkspaceId, SealedSecret], str]
 ReadNewest = Callable[[ExternalKafka, str, int], list[ExternalMessage]]
 """Returns the newest messages of a topic, at most so many. Blocks; raises `ExternalKafkaUnusable`.
 """
+ReadFiles = Callable[[S3Table, Callable[[SealedSecret], str], int], list[FileRow]]
+"""Returns rows of the newest files of a source. Blocks; raises `ExternalBucketUnusable`."""
+Place = dict[str, Any]
+"""Where a row is, as the response has it: partition and offset, and of files the file."""
 
 
 def read_newest(kafka: ExternalKafka, topic: str, count: int) -> list[ExternalMessage]:
@@ -66,10 +72,11 @@ class SourceTrials:
         executors: CodeRunner,
         secret: ReadSecret,
         open_secret: OpenSecret,
+        read_files: ReadFiles,
         read: ReadNewest = read_newest,
     ) -> None:
         self._sources, self._executors, self._secret = sources, executors, secret
-        self._open, self._read = open_secret, read
+        self._open, self._read, self._read_files = open_secret, read, read_files
 
     async def run(self, workspace: WorkspaceId, name: str) -> dict[str, Any]:
         """Return what would become of the newest messages of a stream.
@@ -82,24 +89,28 @@ class SourceTrials:
         def open_secret(secret: SealedSecret) -> str:
             return self._open(workspace, secret)
 
-        def read() -> tuple[list[ExternalMessage], DecodedMessages]:
+        def read() -> tuple[list[Place], DecodedMessages]:
+            if isinstance(feed.table, S3Table):
+                rows = self._read_files(feed.table, open_secret, MESSAGES)
+                places = [_place(0, each.number) | {"file": each.key} for each in rows]
+                return places, decoded_rows(rows)
             if isinstance(feed.table, PostgresTable):
                 assert isinstance(feed.table.db, Postgres), "validation refuses others"
                 database = external_postgres.opened(feed.table.db, open_secret)
                 cursor, _ = cursor_and_disorder(view)
                 messages = newest_rows(database, feed.table.table, cursor, MESSAGES)
-                return messages, decode_messages([message.value for message in messages])
+                return _places(messages), decode_messages([each.value for each in messages])
             topic = topic_of(name, feed, "test")
             messages = self._read(opened(topic.db, open_secret), topic.topic, MESSAGES)
             decode = decoder_of(topic.format, open_secret)
-            return messages, decode([message.value for message in messages])
+            return _places(messages), decode([message.value for message in messages])
 
         unusables = (
-            *(ExternalKafkaUnusable, ExternalPostgresUnusable),
+            *(ExternalKafkaUnusable, ExternalPostgresUnusable, ExternalBucketUnusable),
             *(SchemaRegistryUnusable, SecretUnreadable),
         )
         try:
-            messages, decoded = await asyncio.to_thread(read)
+            places, decoded = await asyncio.to_thread(read)
         except unusables as unusable:
             raise SourceNotReadable(name, str(unusable)) from unusable
         code = f"sources@{branches.version}"
@@ -109,15 +120,15 @@ class SourceTrials:
             version=code,
         )
         validator = Validator(self._executors, callbacks)
-        datasets = await try_messages(validator, view, branches.erased, messages, decoded)
-        return {"source": name, "messages": len(messages), "datasets": datasets}
+        datasets = await try_messages(validator, view, branches.erased, places, decoded)
+        return {"source": name, "messages": len(places), "datasets": datasets}
 
 
 async def try_messages(
     validator: Validator,
     view: SourceView,
     erased: Erased,
-    messages: Sequence[ExternalMessage],
+    places: Sequence[Place],
     decoded: DecodedMessages,
 ) -> list[dict[str, Any]]:
     """Return what would become of the messages in each dataset that the source feeds.
@@ -157,13 +168,20 @@ async def try_messages(
                 "branches": sorted(branches),
                 "fields": _types(binding.schema),
                 "messages": [
-                    {"partition": message.partition, "offset": message.offset}
-                    | outcomes.get(number, {"left_out": True})
-                    for number, message in enumerate(messages)
+                    place | outcomes.get(number, {"left_out": True})
+                    for number, place in enumerate(places)
                 ],
             }
         )
     return found
+
+
+def _place(partition: int, offset: int) -> Place:
+    return {"partition": partition, "offset": offset}
+
+
+def _places(messages: Sequence[ExternalMessage]) -> list[Place]:
+    return [_place(message.partition, message.offset) for message in messages]
 
 
 def _payload(decoded: DecodedMessages) -> Payload:

@@ -23,6 +23,7 @@ from fennel_core.connections.external_s3 import (
     opened,
 )
 from fennel_core.settings.model import Settings
+from fennel_core.sources.file_trial import newest_file_rows
 from fennel_core.sources.read_rows import ArrowRows, MessageRows
 from fennel_core.sources.s3_files import FileRound
 from fennel_core.wire.connectors import S3, Login, PlainSecret, S3Table
@@ -151,7 +152,7 @@ def test_a_file_is_read_from_a_row_in_its_middle(bucket: ExternalBucket, kind: s
     put(client, bucket, f"out/2024/a.{kind}", b"")
     db = S3("lake", None, Login(None, None))
     table = S3Table(db, bucket.bucket, "in/", "%Y/*", kind, ",", (), False, None)
-    store = FileRound(Settings(), partition(), "s3", bucket, table).store()
+    store = FileRound(Settings(), partition(), "s3", bucket, table, 0).store()
     (file,) = store.files()
     rows = 0
     for piece in store.pieces(file, 31_234):
@@ -168,9 +169,39 @@ def test_a_file_that_changes_while_it_is_parsed_is_not_unreadable(bucket: Extern
     (file,) = listed(client, bucket)
     db = S3("lake", None, Login(None, None))
     table = S3Table(db, bucket.bucket, "", "", "parquet", "", (), False, None)
-    store = FileRound(Settings(), partition(), "s3", bucket, table).store()
+    store = FileRound(Settings(), partition(), "s3", bucket, table, 0).store()
     pieces = store.pieces(file, 0)
     next(pieces)
     put(client, bucket, "a.parquet", contents()["csv"])
     with pytest.raises(FileChanged):
         list(pieces)
+
+
+def test_the_newest_files_are_shown_by_their_first_rows(bucket: ExternalBucket) -> None:
+    client, settings = bucket.client(), Settings(s3_endpoint=bucket.s3_endpoint)
+    for number, content in enumerate([b'{"a":1}\n{"a":2}\n', b'{"a":3}\nno\n{"a":4}\n', b""]):
+        put(client, bucket, f"in/{number}.json", content)
+    keys = Login(
+        PlainSecret(bucket.s3_access_key), PlainSecret(bucket.s3_secret_key.get_secret_value())
+    )
+    db = S3("lake", None, keys)
+
+    def shown(kind: str, count: int = 4) -> list[tuple[str, int, object]]:
+        table = S3Table(db, bucket.bucket, "in/", f"*.{kind}", kind, "", (), True, None)
+        rows = newest_file_rows(settings, table, lambda _: "", count)
+        return [(each.key, each.number, each.row) for each in rows]
+
+    assert shown("json") == [
+        ("in/1.json", 0, {"a": 3}),
+        ("in/1.json", 1, "the message is not JSON"),
+        ("in/1.json", 2, {"a": 4}),
+        ("in/0.json", 0, {"a": 1}),
+    ]
+    assert len(shown("json", 2)) == 2
+    put(client, bucket, "in/a.parquet", contents()["parquet"])
+    put(client, bucket, "in/b.parquet", b"PAR1 half")
+    broken, *good = shown("parquet")
+    assert broken[:2] == ("in/b.parquet", 0)
+    assert "cannot be read" in str(broken[2])
+    assert [number for _, number, _ in good] == [0, 1, 2]
+    assert shown("csv") == []

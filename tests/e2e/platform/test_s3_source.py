@@ -175,10 +175,15 @@ async def test_rows_of_files_are_counted_once_across_a_kill(
         sum(each["datasets"][0][what] for each in listed) for what in ("accepted", "late", "dead")
     ]
     assert counts == [shop.orders, 0, 2]
-    # What is not served for files is refused by name.
-    body = json.dumps({"source": listed[0]["source"], "to": "earliest"}).encode()
-    status, text = await api.call("POST", "/sources/rewind", body)
-    assert (status, "cannot rewind yet" in text) == (409, True), text
+    # The newest rows are shown, and what is being read is not rewound.
+    json_source = next(each for each in listed if "format=json" in each["source"])
+    named = json.dumps({"source": json_source["source"]}).encode()
+    tried = (await api.good("POST", "/sources/test", named))["datasets"][0]["messages"]
+    assert {each["file"] for each in tried} <= {"json/0.json", "json/a.json", "json/broken.json"}
+    assert any(each.get("row", {}).get("city") == "Paris" for each in tried)
+    rewind = {"source": json_source["source"], "to": "earliest", "duplicates_rows": True}
+    status, text = await api.call("POST", "/sources/rewind", json.dumps(rewind).encode())
+    assert (status, "pause it first" in text) == (409, True), text
     # A pause stops all of it; a file that comes meanwhile is read after it.
     for each in listed:
         pause = json.dumps({"source": each["source"]}).encode()
@@ -187,6 +192,18 @@ async def test_rows_of_files_are_counted_once_across_a_kill(
     for each in listed:
         await api.good("POST", "/sources/resume", json.dumps({"source": each["source"]}).encode())
     await sold(api, shop, settings)
+    # All files of a source are read again, once.
+    await api.good("POST", "/sources/pause", named)
+    done = await api.good("POST", "/sources/rewind", json.dumps(rewind).encode())
+    assert done["read_again"] == 361, "with a line that is not JSON"
+    await api.good("POST", "/sources/resume", named)
+
+    async def accepted() -> bool:
+        rows = (await api.good("GET", "/sources"))["sources"]
+        (own,) = [each for each in rows if each["source"] == json_source["source"]]
+        return bool(own["datasets"][0]["accepted"] == 2 * 360)
+
+    await eventually(accepted, within_s=90, interval_s=0.5, what="the rows are there twice")
 
 
 async def test_a_bucket_that_cannot_be_read_is_refused_at_commit(

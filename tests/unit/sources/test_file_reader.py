@@ -15,12 +15,14 @@ from fennel_core.connections.external_s3 import (
     ListedFile,
 )
 from fennel_core.graph.s3_paths import FilePath, file_path
+from fennel_core.ingest.store import boot_s
 from fennel_core.sources import file_reader
 from fennel_core.sources import files as files_module
-from fennel_core.sources.errors import TooManyFiles
+from fennel_core.sources.errors import SourceRewound, TooManyFiles
 from fennel_core.sources.file_reader import FileReader, FileStore
 from fennel_core.sources.file_rows import FilePiece
 from fennel_core.sources.files import decode_cursor, plan
+from fennel_core.sources.positions import restarted
 from fennel_core.vocab.dead_letters import origin_of
 from fennel_core.vocab.ids import Micros
 from tests.support.ingest_world import catalog
@@ -64,12 +66,18 @@ async def sources() -> AsyncIterator[SourceWorld]:
 
 
 def reader(
-    sources: SourceWorld, bucket: Bucket, path: FilePath | None = None, *, presorted: bool = False
+    sources: SourceWorld,
+    bucket: Bucket,
+    path: FilePath | None = None,
+    *,
+    presorted: bool = False,
+    rewinds: int = 0,
 ) -> FileReader:
     made, store = path or file_path("", ""), bucket.store()
+    writer = sources.writer(rewinds=rewinds)
     # Each look at the clock takes a second, so a round of no time has one piece.
     clock = itertools.count().__next__
-    return FileReader(sources.writer(), partition(), made, store, presorted=presorted, clock=clock)
+    return FileReader(writer, partition(), made, store, presorted=presorted, clock=clock)
 
 
 def listed(*keys: str) -> list[ListedFile]:
@@ -85,7 +93,7 @@ def listed(*keys: str) -> list[ListedFile]:
     ],
 )
 def test_the_order_of_files(path: FilePath, presorted: bool, order: list[str]) -> None:
-    found = plan(listed("d=1/b", "d=2/a", "d=3/c"), path, {}, None, presorted=presorted)
+    found = plan(listed("d=1/b", "d=2/a", "d=3/c"), path, {}, None, presorted=presorted, rewinds=0)
     assert [file.key for file in found.files] == order
 
 
@@ -201,13 +209,13 @@ async def test_more_files_than_can_be_remembered_are_refused(
 
 def test_what_is_remembered_is_the_content_and_not_the_name() -> None:
     (file,) = listed("a")
-    notes = {files_module.note_name("a"): files_module.note_of(file)}
+    notes = {files_module.note_name("a"): files_module.note_of(file, 0)}
     path = file_path("", "")
-    assert plan([file], path, notes, None, presorted=False).files == ()
+    assert plan([file], path, notes, None, presorted=False, rewinds=0).files == ()
     for changed in (replace(file, etag="2"), replace(file, size_bytes=2), replace(file, key="b")):
-        assert plan([changed], path, notes, None, presorted=False).files == (changed,)
+        assert plan([changed], path, notes, None, presorted=False, rewinds=0).files == (changed,)
     moved_only = replace(file, modified_us=Micros(99))
-    assert plan([moved_only], path, notes, None, presorted=False).files == ()
+    assert plan([moved_only], path, notes, None, presorted=False, rewinds=0).files == ()
 
 
 async def test_rounds_of_processes_that_take_turns_go_on_where_the_other_has_ended(
@@ -302,3 +310,38 @@ async def test_a_file_that_always_differs_from_its_listing_is_left(sources: Sour
     bucket.put("a", 2, etag="2")
     assert await own.round(ENDLESS_S) == 0
     assert len(sources.read()) == 2
+
+
+async def restart(sources: SourceWorld) -> None:
+    """Rewind to the beginning, as `rewind.py` does."""
+    session = await sources.open(partition())
+    assert session.position is not None
+    await session.commit((), restarted(session.position), boot_s() + 60)
+    session.close()
+
+
+@pytest.mark.parametrize("middle", [False, True])
+async def test_a_rewound_source_reads_all_files_again_once(
+    sources: SourceWorld, middle: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(file_reader, "FILES", 3)
+    bucket = Bucket()
+    bucket.put("a", 2, 2, at=1)
+    bucket.put("b", 3, at=2)
+    first = reader(sources, bucket)
+    await first.round(0 if middle else ENDLESS_S)
+    read = 2 if middle else 7
+    assert len(sources.read()) == read
+    await restart(sources)
+    with pytest.raises(SourceRewound):
+        await first.round(ENDLESS_S)
+    again = reader(sources, bucket, rewinds=1)
+    assert await again.round(ENDLESS_S) == 0
+    assert len(sources.read()) == read + 7
+    bucket.put("c", 1, at=3)
+    assert await reader(sources, bucket, rewinds=1).round(ENDLESS_S) == 0
+    assert len(sources.read()) == read + 8, "what was read since the rewind is remembered"
+    assert await letters(sources) == []
+    await restart(sources)
+    assert await reader(sources, bucket, rewinds=2).round(ENDLESS_S) == 0
+    assert len(sources.read()) == read + 16

@@ -10,6 +10,7 @@ import pytest
 
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.external_kafka import ExternalKafka, StreamBounds
+from fennel_core.sources import rewind as rewind_module
 from fennel_core.sources.api_errors import (
     RewindEndedEarly,
     RewindNeedsConsent,
@@ -21,11 +22,14 @@ from fennel_core.sources.api_errors import (
 from fennel_core.sources.controls import MemorySourceControls
 from fennel_core.sources.errors import SourceRewound
 from fennel_core.sources.positions import SourcePosition
+from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.sources.rewind import Consent, SourceRewinds
 from fennel_core.sources.service import SourceService
 from fennel_core.vocab.ids import Identity, TopicName
+from fennel_core.wire.connectors import S3, Login, S3Table
 from tests.support.ingest_world import KEYLESS, WORKSPACE, binding, catalog
 from tests.support.source_world import (
+    LOST_AFTER,
     LOST_BEFORE,
     ORIGIN,
     RAW,
@@ -33,6 +37,7 @@ from tests.support.source_world import (
     batch,
     message,
     partition,
+    row_batch,
     stream_source,
 )
 
@@ -186,4 +191,47 @@ async def test_a_rewind_that_ends_early_says_what_is_moved() -> None:
     await world.sources.writer().write(batch(messages(0, 1)))
     world.sources.fault = lambda: LOST_BEFORE
     with pytest.raises(RewindEndedEarly, match=r"0 of 1 partitions .* repeat the order"):
+        await world.rewind("earliest")
+
+
+async def test_files_are_read_again_from_the_earliest_one_only() -> None:
+    lake = S3Table(S3("lake", None, Login(None, None)), "b", "in/", "", "json", "", (), False, None)
+    world = await Rewinding(stream_source(table=lake)).paused()
+    name = "kafka/orders"
+    await world.sources.writer().write_rows(row_batch(0, 3))
+    for place in ("latest", "0:1", "2026-01-01T00:00:00Z"):
+        with pytest.raises(RewindPlaceInvalid, match=r"S3 files `b/in/`.* from `earliest` only"):
+            await world.rewind(place, name=name)
+    dry = await world.rewind("earliest", name=name, dry_run=True)
+    assert (dry["read_again"], await world.controls.generations()) == (3, {})
+    await world.rewind("earliest", Consent(), name=name)
+    position = await world.position()
+    assert position is not None
+    assert (position.next, position.cursor, position.rewinds) == (3, "", 1)
+    assert await world.controls.generations() == {RAW: 2}, "readers begin again"
+    assert (await world.rewind("earliest", name=name))["moves"] == []
+    assert await world.controls.generations() == {RAW: 4}, "a repeated order ends the readers, too"
+    await world.controls.resume([RAW])
+    with pytest.raises(SourceNotPaused):
+        await world.rewind("earliest", name=name)
+
+
+async def test_a_reader_of_files_that_has_not_seen_the_pause_does_not_end_the_order(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(rewind_module, "RESTART_PAUSE_S", 0)
+    lake = S3Table(S3("lake", None, Login(None, None)), "b", "in/", "", "json", "", (), False, None)
+    world = await Rewinding(stream_source(table=lake)).paused()
+    await world.sources.writer().write_rows(row_batch(0, 3))
+    faults = [LOST_BEFORE, LOST_AFTER]
+    world.sources.fault = lambda: faults.pop(0) if faults else None
+    await world.rewind("earliest")
+    position = await world.position()
+    assert position is not None
+    assert (position.next, position.cursor, position.rewinds) == (3, "", 1)
+    await world.sources.writer(rewinds=1).write_rows(
+        replace(row_batch(3, 1), after=StreamPlace(3, ""))
+    )
+    world.sources.fault = lambda: LOST_BEFORE
+    with pytest.raises(RewindEndedEarly, match="repeat the order"):
         await world.rewind("earliest")

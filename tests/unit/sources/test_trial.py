@@ -16,10 +16,12 @@ from fennel_core.connections.external_kafka import (
 from fennel_core.ingest.store import MemoryDirectory
 from fennel_core.sources.api_errors import SourceIsSent, SourceNotReadable
 from fennel_core.sources.controls import MemorySourceControls
+from fennel_core.sources.file_trial import FileRow
 from fennel_core.sources.service import SourceService
 from fennel_core.sources.trial import SourceTrials
 from fennel_core.vocab.ids import DatasetName, Identity, TopicName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
+from fennel_core.wire.connectors import S3, Login, S3Table
 from tests.support.ingest_world import KEYED, WORKSPACE, NoExecutors, binding, branches, catalog
 from tests.support.source_world import message, stream_source
 
@@ -35,6 +37,14 @@ MESSAGES = [
     ExternalMessage(0, 9, b"no json"),
     ExternalMessage(1, 3, message(user="bob", age="old", at=AT)),
     ExternalMessage(1, 4, message(user="eve", age=5, at=AT)),
+]
+
+
+LAKE = S3Table(S3("lake", None, Login(None, None)), "b", "in/", "", "json", "", (), False, None)
+FILE_ROWS = [
+    FileRow("in/b", 0, {"user": "ann", "age": 31, "at": AT}),
+    FileRow("in/b", 1, "the message is not JSON"),
+    FileRow("in/a", 0, {"user": "bob", "age": "old", "at": AT}),
 ]
 
 
@@ -54,7 +64,12 @@ def trials(world: object = WORLD, reads: list[object] | None = None) -> SourceTr
         MemorySourceControls(lambda: None, ()),  # type: ignore[arg-type,return-value]  # no clock
         lambda _: {},
     )
-    return SourceTrials(sources, NoExecutors(), secret, lambda *_: "", read)
+
+    def read_files(table: S3Table, _: object, count: int) -> list[FileRow]:
+        assert (table, count) == (LAKE, 5)
+        return FILE_ROWS
+
+    return SourceTrials(sources, NoExecutors(), secret, lambda *_: "", read_files, read)
 
 
 async def test_messages_are_shown_typed_or_with_the_reason() -> None:
@@ -71,6 +86,17 @@ async def test_messages_are_shown_typed_or_with_the_reason() -> None:
     assert "age" in third["error"]
     assert fourth["row"]["user"] == "eve"
     assert others["messages"][0] == {"partition": 0, "offset": 7, "left_out": True}
+
+
+async def test_rows_of_files_are_shown_typed_or_with_the_reason() -> None:
+    world = branches("1", main=catalog(stream_source(table=LAKE)))
+    found = await trials(world).run(WORKSPACE, "kafka/orders")
+    first, second, third = found["datasets"][0]["messages"]
+    assert (first["file"], first["offset"], first["row"]["user"]) == ("in/b", 0, "ann")
+    assert (second["file"], second["offset"]) == ("in/b", 1)
+    assert second["error"] == "the message is not JSON"
+    assert third["file"] == "in/a"
+    assert "age" in third["error"]
 
 
 async def test_erased_keys_are_left_out() -> None:
