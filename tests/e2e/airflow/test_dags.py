@@ -131,6 +131,7 @@ async def rolled(workspace: str) -> int:
         return await roll_topics(Settings(), connections, f"{workspace}.")
 
 
+@pytest.mark.long
 def test_the_history_maintenance_dag_merges_small_files_with_spark(
     airflow: Airflow, workspace: str, shop: str
 ) -> None:
