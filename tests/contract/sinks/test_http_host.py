@@ -1,0 +1,76 @@
+"""The process that writes sinks sends history and log to a real endpoint, over real stores."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import uuid
+
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, NewTopic
+
+from fennel_core.connections import s3
+from fennel_core.connections.kafka import client_config
+from fennel_core.connections.postgres import pool
+from fennel_core.settings.model import Settings
+from fennel_core.sinks.host import SinkHost
+from fennel_core.sinks.targets import SinkTarget
+from fennel_core.sinks.writer import NO_ERASURES
+from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
+from fennel_core.vocab.versions import encode_frame
+from fennel_core.wire.connectors import Http, HttpPath, PlainSecret
+from tests.support.http_receivers import Receiver, served
+from tests.support.kafka import secured_kafka
+from tests.support.s3 import S3Server
+from tests.support.sink_world import USERS, frame
+
+__all__ = ["secured_kafka"]
+
+
+async def test_a_sink_of_the_host_sends_and_goes_on_in_the_next_process(
+    s3_server: S3Server, secured_kafka: Settings, database: str
+) -> None:
+    access = {name: getattr(s3_server, name) for name in S3Server.__dataclass_fields__}
+    bucket, topic = f"test-{uuid.uuid4().hex[:8]}", TopicName(f"w.topic.{uuid.uuid4().hex}.1")
+    name, letters = TopicName(f"{topic}.sink"), TopicName(f"{topic}.dead")
+    receiver = Receiver(lambda _, body: (422, {"text": "no"}) if b'"age":13' in body else None)
+    with served(receiver) as port:
+        settings = secured_kafka.model_copy(
+            update=access | {"s3_bucket": bucket, "http_sink_private_hosts": (f"127.0.0.1:{port}",)}
+        )
+        s3.ensure_bucket(s3.client(settings), bucket)
+        wanted = [NewTopic(topic, 2, 1), NewTopic(name, 1, 1), NewTopic(letters, 2, 1)]
+        admin = AdminClient(client_config(settings))
+        for made in admin.create_topics(wanted).values():
+            made.result(30)
+        producer = Producer(client_config(settings))
+
+        def log(first: int) -> None:
+            for n in range(first, first + 10):
+                value = encode_frame(frame([(n, n, n, n, 1)]))
+                producer.produce(topic, value, partition=n % 2)
+            assert producer.flush(30) == 0
+
+        hooks = Http("hooks", PlainSecret(f"http://127.0.0.1:{port}"), "/health", None)
+        table = HttpPath(hooks, "/rows", 5, (("X-Team", PlainSecret("ann")),))
+        target = SinkTarget(
+            WorkspaceId("w"), name, topic, DatasetName("Users"), USERS, table, letters, 2
+        )
+        async with pool(database, name="test", size=2) as connections:
+            for first in (0, 10):
+                log(first)
+                host = SinkHost(settings, connections)
+                host._loop = asyncio.get_running_loop()
+
+                def write(host: SinkHost) -> None:
+                    writer = host.writer(target, threading.Event())
+                    while not writer.step(NO_ERASURES).idle:
+                        pass
+                    writer.close()
+
+                await asyncio.to_thread(write, host)
+    assert sorted(e["after"]["user"] for e in receiver.events()) == [
+        n for n in range(20) if n != 13
+    ]
+    assert len(receiver.requests) == 20, "nothing was sent twice"
+    assert {path for path, _ in receiver.seen} == {"/rows"}
