@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -13,6 +14,7 @@ import pytest
 
 from tests.support.own_platform import OwnPlatform
 from tests.support.platform_settings import ENV_COMMAND
+from tests.support.ports import free_port
 
 pytest_plugins = ("tests.support.executors", "tests.support.postgres", "tests.support.s3")
 """One server of a kind per process: fixtures that folders import would start one for each."""
@@ -82,7 +84,12 @@ def _started(*arguments: str) -> Iterator[None]:
 
 @pytest.fixture(scope="session")
 def infra(own_platform: None) -> Iterator[None]:
-    """Postgres, Kafka and S3 are up, and their addresses are in the environment."""
+    """Postgres, Kafka and S3 are up, and their addresses are in the environment.
+
+    HTTP sinks may write to one port of this machine.
+    """
+    receiver = json.dumps([f"127.0.0.1:{free_port()}"])
+    os.environ.setdefault("FENNEL_HTTP_SINK_PRIVATE_HOSTS", receiver)
     yield from _started("--only", "postgres", "--only", "kafka", "--only", "s3")
 
 

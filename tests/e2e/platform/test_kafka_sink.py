@@ -1,4 +1,4 @@
-"""Changes of a dataset in a topic of a user's own Kafka: from history on, each once."""
+"""Changes of a dataset in a topic of a user's own Kafka, and at an endpoint: from history on."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from confluent_kafka.cimpl import NewTopic
 from fennel_core.apps.local import processes, status_requests
 from fennel_core.settings.model import Settings
 from tests.support.executors import commit_of
+from tests.support.http_receivers import Receiver, served
 from tests.support.polling import eventually
 from tests.support.workspaces import INLINE, Api
 
@@ -36,12 +37,12 @@ kafka = Kafka(
 DEFINITIONS = """
 from datetime import datetime
 
-from fennel.connectors import Kafka, Webhook, sink, source
+from fennel.connectors import HTTP, Certificate, Kafka, Webhook, sink, source
 from fennel.datasets import Dataset, dataset, field, pipeline
 from fennel.expr import col
 from fennel.lib import inputs, meta
 
-{kafka}
+{connector}
 
 @source(Webhook(name="door", retention="14d").endpoint("people"), disorder="14d", cdc="upsert")
 @meta(owner="tests@example.com")
@@ -107,8 +108,12 @@ def committed(settings: Settings, topic: str) -> list[tuple[str, dict[str, Any] 
 def written(folder: Path, settings: Settings, topic: str | None) -> str:
     kafka = KAFKA.format(bootstrap=settings.kafka_bootstrap)
     sink = "" if topic is None else f'@sink(kafka.topic("{topic}"), cdc="debezium")'
+    return file_of(folder, kafka, sink)
+
+
+def file_of(folder: Path, connector: str, sink: str) -> str:
     file = folder / "adults.py"
-    file.write_text(DEFINITIONS.format(kafka=kafka, sink=sink))
+    file.write_text(DEFINITIONS.format(connector=connector, sink=sink))
     return str(file)
 
 
@@ -194,3 +199,64 @@ async def test_a_topic_that_cannot_be_written_is_refused_at_commit(
             status, answer = await api.call("POST", path, definitions, **INLINE)
             assert status == 500, answer
             assert text in answer
+
+
+HOOKS = """
+hooks = HTTP(name="hooks", host="{host}", healthz="/health", ca_cert=Certificate(""))
+"""
+HTTP_SINK = """
+@sink(hooks.path("/adults", limit=7, headers={"X-Team": "token-of-ann"}), cdc="debezium")
+"""
+
+
+async def test_changes_are_sent_from_history_on_and_refused_rows_are_dead_letters(
+    make: Callable[[], Awaitable[Api]], settings: Settings, tmp_path: Path
+) -> None:
+    (allowed,) = settings.http_sink_private_hosts
+    lost = iter([(503, {"Retry-After": "0"}), (500, {})])
+    refused = (422, {"text": "p9 is not welcome, token-of-ann"})
+
+    def answers(key: str, body: bytes) -> tuple[int, dict[str, str]] | None:
+        if not key:
+            return None  # the health check
+        return refused if b'"p9"' in body else next(lost, None)
+
+    api, receiver = await make(), Receiver(answers)
+    with served(receiver, port=int(allowed.rpartition(":")[2])):
+        other = HOOKS.format(host="https://elsewhere.example")
+        definitions = await commit_of(file_of(tmp_path, other, HTTP_SINK), folder=tmp_path)
+        status, text = await api.call("POST", "/commit", definitions, **INLINE)
+        assert status == 500, text
+        assert "FENNEL_HTTP_SINK_HOSTS" in text
+        data = people(0, 60)
+        connector = HOOKS.format(host=f"http://{allowed}")
+        plain = await commit_of(file_of(tmp_path, connector, ""), folder=tmp_path)
+        await api.good("POST", "/commit", plain, **INLINE)
+        assert (await api.log(**data))[0] == 200
+        await api.settled(within_s=60)
+        definitions = await commit_of(file_of(tmp_path, connector, HTTP_SINK), folder=tmp_path)
+        answer = json.dumps(await api.good("POST", "/commit", definitions, **INLINE))
+        assert "rows from history that it starts with" in answer
+        more = people(60, 20)
+        assert (await api.log(**more))[0] == 200
+
+        def missing() -> str:
+            events = receiver.events()
+            return f"{len(events)} events; sinks: {status_requests.read(settings).sinks}"
+
+        await eventually(
+            lambda: len(receiver.events()) >= 79, within_s=60, interval_s=0.2, what=missing
+        )
+    taken = [(e["before"] or e["after"])["name"] for e in receiver.events()]
+    assert sorted(taken) == sorted({*data["name"], *more["name"]} - {"p9"}), "each once"
+    assert {headers["X-Team"] for _, headers in receiver.seen} == {"token-of-ann"}
+
+    async def letters() -> list[dict[str, Any]]:
+        found: dict[str, Any] = await api.good("GET", "/dead_letters/rows")
+        return list(found["rows"])
+
+    (letter,) = await letters()
+    assert letter["kind"] == "not-delivered"
+    assert letter["subject"] == "Adult"
+    assert "status 422: p9 is not welcome, ***" in letter["reason"]
+    assert letter["source_position"].startswith("partition ")
