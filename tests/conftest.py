@@ -71,6 +71,8 @@ def own_platform(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
 def _started(*arguments: str) -> Iterator[None]:
     before = dict(os.environ)
+    # The bucket that sinks of tests write to, with the platform's own keys.
+    os.environ.setdefault("FENNEL_SINK_SHARED_BUCKETS", '["test-lake"]')
     # True: other containers run it. The command below prints it with a capital letter.
     if os.environ.get("FENNEL_REACH_BY_NAME", "").lower() != "true":
         cli("up", *arguments)

@@ -18,7 +18,7 @@ from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.commit_request import CommitRequest, digest_of
 from fennel_core.definition.errors import WindowSpecsUnavailable
 from fennel_core.definition.sealed_request import seal_request
-from fennel_core.definition.sink_check import added_sinks, sink_problems
+from fennel_core.definition.sink_check import AddedSink, added_sinks, sink_problems
 from fennel_core.definition.source_check import added_streams, source_problems
 from fennel_core.definition.table_check import (
     AddedTable,
@@ -42,7 +42,7 @@ from fennel_core.ledger.store import Commit, LedgerTransaction
 from fennel_core.ledger.transitions import open_branch
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, CommitId
-from fennel_core.wire.connectors import Sink, Source
+from fennel_core.wire.connectors import Source
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +63,7 @@ class AddedStreams:
 
     streams: Sequence[Source]
     tables: Sequence[AddedTable]
-    sinks: Sequence[Sink]
+    sinks: Sequence[AddedSink]
 
 
 class CommitChecker:
@@ -157,7 +157,9 @@ class CommitChecker:
                 added.streams, others, request.workspace, self._sealer, self._settings
             ),
             *await table_problems(added.tables, others, request.workspace, self._sealer),
-            *await sink_problems(added.sinks, others, request.workspace, self._sealer, allowed),
+            *await sink_problems(
+                added.sinks, others, request.workspace, self._sealer, allowed, self._settings
+            ),
         ]
         if problems:
             raise problems_error(problems)

@@ -7,10 +7,19 @@ place share one sink, so they must agree on the address.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.connections.external_delta import (
+    OWNER,
+    ExternalDelta,
+    ExternalTableUnusable,
+    delta_place,
+    delta_refused,
+    other_columns,
+)
 from fennel_core.connections.external_http import (
     HttpEndpoint,
     HttpEndpointUnusable,
@@ -30,32 +39,46 @@ from fennel_core.definition.external_checks import REACHED_S, answers
 from fennel_core.definition.source_check import is_platform_topic, secret_opener
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.passes.capabilities import table_title
-from fennel_core.graph.sink_places import SinkTable, place_of
+from fennel_core.graph.sink_places import SinkTable, is_written, place_of
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.change_columns import change_columns
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.problems import Problem
-from fennel_core.wire.connectors import Http, HttpPath, Kafka, KafkaTopic, Sink
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire.connectors import Http, HttpPath, Kafka, KafkaTopic, S3Table, Sink
 
 
-def added_sinks(graph: Graph, before: Collection[Sink]) -> list[Sink]:
+@dataclass(frozen=True, slots=True)
+class AddedSink:
+    """A sink that a commit adds or changes. `schema`: that of its dataset."""
+
+    sink: Sink
+    schema: Schema
+
+
+def added_sinks(graph: Graph, before: Collection[Sink]) -> list[AddedSink]:
     """Return the sinks of a valid `graph` that are not in `before`, the branch's version."""
-    return [sink for sink in graph.sinks if sink not in before]
+    schemas = {dataset.name: dataset.schema for dataset in graph.datasets}
+    return [AddedSink(sink, schemas[sink.dataset]) for sink in graph.sinks if sink not in before]
 
 
 async def sink_problems(
-    added: Collection[Sink],
+    added: Collection[AddedSink],
     others: Mapping[BranchName, Catalog],
     workspace: WorkspaceId,
     sealer: Sealer | None,
     allowed: AllowedHosts,
+    settings: Settings | None = None,
 ) -> tuple[Problem, ...]:
     """Return a problem for each of the sinks `added` that cannot be written.
 
     `others`: the catalogs of the workspace's other branches. `allowed`: where HTTP sinks may go.
+    `settings` None: of a program without an installation, which writes no bucket.
     """
     found: list[Problem] = []
-    reached: dict[SinkTable, Sink] = {}
-    for sink in added:
-        table = _table(sink)
+    reached: dict[SinkTable, AddedSink] = {}
+    for one in added:
+        sink, table = one.sink, _table(one.sink)
         found += _disagreements(sink, table, others)
         if isinstance(table, KafkaTopic) and (
             is_platform_topic(table.topic) or table.topic == POSITIONS
@@ -65,28 +88,40 @@ async def sink_problems(
                 "this one, or to Kafka itself, and is no sink; write to a topic of your own"
             )
             found.append(Problem("connector-not-served", sink.dataset, text))
+        elif isinstance(table, S3Table) and (refused := _refused(table, settings)):
+            text = f"Dataset `{sink.dataset}`: {table_title(table)} {refused}"
+            found.append(Problem("connector-not-served", sink.dataset, text))
         else:
-            reached.setdefault(table, sink)
-    places: dict[object, list[tuple[SinkTable, Sink]]] = {}
-    for table, sink in reached.items():
-        places.setdefault(table.db, []).append((table, sink))
+            reached.setdefault(table, one)
+    places: dict[object, list[AddedSink]] = {}
+    for table, one in reached.items():
+        places.setdefault(table.db, []).append(one)
     open_secret = secret_opener(workspace, sealer)
-    asked = [partial(_unwritable_of, each, open_secret, allowed) for each in places.values()]
+    asked = [
+        partial(_unwritable_of, each, open_secret, allowed, settings) for each in places.values()
+    ]
     for each, result in zip(places.values(), await answers(asked), strict=True):
-        found += [_not_answered(table, sink) for table, sink in each] if result is None else result
+        found += [_not_answered(one.sink) for one in each] if result is None else result
     return tuple(found)
 
 
-def _not_answered(table: SinkTable, sink: Sink) -> Problem:
+def _not_answered(sink: Sink) -> Problem:
     text = (
-        f"Dataset `{sink.dataset}`: {table_title(table)} was not reached in {REACHED_S:.0f} s; "
+        f"Dataset `{sink.dataset}`: {table_title(sink.table)} was not reached in {REACHED_S:.0f} s; "
         "check its address, and commit again"
     )
     return Problem("sink-unreachable", sink.dataset, text)
 
 
+def _refused(table: S3Table, settings: Settings | None) -> str | None:
+    """Return why a Delta table may not be written, as the end of a sentence about it."""
+    if settings is None:
+        return "cannot be written by a program without an installation"
+    return delta_refused(table, settings)
+
+
 def _table(sink: Sink) -> SinkTable:
-    assert isinstance(sink.table, SinkTable), "validation refuses other sinks"
+    assert is_written(sink.table), "validation refuses other sinks"
     return sink.table
 
 
@@ -98,6 +133,8 @@ def _address(table: SinkTable) -> str:
         case HttpPath(db=db):
             assert isinstance(db, Http), "validation refuses connectors by name"
             return http_url(db, "/")
+        case S3Table():
+            return ""  # that of the installation
         case unreachable:
             assert_never(unreachable)
 
@@ -120,27 +157,37 @@ def _disagreements(
 
 
 def _unwritable_of(
-    tables: Sequence[tuple[SinkTable, Sink]], open_secret: OpenSecret, allowed: AllowedHosts
+    added: Sequence[AddedSink],
+    open_secret: OpenSecret,
+    allowed: AllowedHosts,
+    settings: Settings | None,
 ) -> list[Problem]:
     """Return the problems of tables of one connector. A cluster that is away is asked once."""
     found: list[Problem] = []
     away: ExternalKafkaAway | None = None
-    for table, sink in tables:
+    for one in added:
+        sink, table = one.sink, _table(one.sink)
         try:
             if away is not None:
                 raise away
-            _reach(table, open_secret, allowed)
+            _reach(table, one.schema, open_secret, allowed, settings)
         except HttpAddressRefused as refused:
             text = f"Dataset `{sink.dataset}`: connector `{table.db.name}`: {refused}"
             found.append(Problem("sink-host-not-allowed", sink.dataset, text))
-        except (ExternalKafkaUnusable, HttpEndpointUnusable) as unusable:
+        except (ExternalKafkaUnusable, HttpEndpointUnusable, ExternalTableUnusable) as unusable:
             away = unusable if isinstance(unusable, ExternalKafkaAway) else None
             text = f"Dataset `{sink.dataset}`: {unusable}"
             found.append(Problem("sink-unreachable", sink.dataset, text))
     return found
 
 
-def _reach(table: SinkTable, open_secret: OpenSecret, allowed: AllowedHosts) -> None:
+def _reach(
+    table: SinkTable,
+    schema: Schema,
+    open_secret: OpenSecret,
+    allowed: AllowedHosts,
+    settings: Settings | None,
+) -> None:
     match table:
         case KafkaTopic(db=db):
             assert isinstance(db, Kafka), "validation refuses connectors by name"
@@ -152,5 +199,28 @@ def _reach(table: SinkTable, open_secret: OpenSecret, allowed: AllowedHosts) -> 
                 endpoint.check()
             finally:
                 endpoint.close()
+        case S3Table():
+            assert settings is not None, "tables are not allowed without an installation"
+            _check_table(delta_place(table, settings), schema)
         case unreachable:
             assert_never(unreachable)
+
+
+def _check_table(place: ExternalDelta, schema: Schema) -> None:
+    """Raise `ExternalTableUnusable` unless the table is there with its columns, or can be made.
+
+    Nothing is written but the empty object of `require_conditional_put`.
+    """
+    place.require_conditional_put()
+    table = place.table()
+    if table is None:
+        return
+    if OWNER not in table.metadata().configuration:
+        raise ExternalTableUnusable(
+            f"{place.title} was made by another program; a sink makes its own: give it another path"
+        )
+    if others := other_columns(table, change_columns(schema)):
+        raise ExternalTableUnusable(
+            f"{place.title} has other columns than the sink would write, or of other types: "
+            f"{', '.join(others)}; give the sink another path"
+        )

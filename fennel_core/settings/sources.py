@@ -49,6 +49,11 @@ class SourceSettings(SinkSettings):
         gt=0,
         description="Concurrent Spark tasks of the streaming sources, one Python process each.",
     )
+    sink_shared_buckets: tuple[str, ...] = Field(
+        (),
+        description="Buckets that sinks of every workspace may write to with the platform's S3 "
+        "keys, as JSON: the client gives a sink of S3 no keys of its own.",
+    )
     source_shared_buckets: tuple[str, ...] = Field(
         (),
         description="Buckets that sources of every workspace may read with the platform's S3 keys, "

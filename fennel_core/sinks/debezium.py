@@ -18,7 +18,7 @@ that of the version with the largest (`ts_us`, `position`) of those that were no
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -58,6 +58,23 @@ class ChangeSource:
     workspace: str
     dataset: str
     schema: Schema
+
+
+@dataclass(frozen=True, slots=True)
+class DebeziumForm:
+    """See `store.SinkForm`. `now_ms`: the time of writing, as in `change_records`."""
+
+    of: ChangeSource
+    now_ms: Callable[[], int | None]
+
+    def changes(
+        self, versions: pl.DataFrame, events: pl.DataFrame, written: int
+    ) -> list[SinkRecord]:
+        del written
+        return change_records(versions, events, self.of, self.now_ms())
+
+    def deletes(self, keys: Sequence[bytes]) -> list[SinkRecord]:
+        return erasure_records(keys, self.of, self.now_ms())
 
 
 def change_records(

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import ClassVar
 
 
@@ -79,6 +79,32 @@ class SinkErasuresLost(SinkError):
             f"sink {title} has deleted the keys of erasures up to {erased}, but the last that the "
             f"dataset has is {newest}: the platform was restored to an earlier time. Erase the "
             "keys again, and give the connector another name to write everything again"
+        )
+
+
+class SinkTableTaken(SinkError):
+    """The table exists and another sink, or another program, has made it."""
+
+    code: ClassVar[str] = "sink-table-taken"
+
+    def __init__(self, title: str, owner: str | None) -> None:
+        maker = "another program" if owner is None else f"another sink, `{owner}`,"
+        super().__init__(
+            f"{title} was made by {maker} and a table has the changes of one sink, which could not "
+            "be separated otherwise (another version of the dataset, or of what it is computed "
+            "from, is another sink); give the sink another path, or delete the table"
+        )
+
+
+class SinkTableChanged(SinkError):
+    """The table does not have the columns that the sink writes."""
+
+    code: ClassVar[str] = "sink-table-changed"
+
+    def __init__(self, title: str, columns: Sequence[str]) -> None:
+        super().__init__(
+            f"{title} has other columns than the sink writes, or of other types: "
+            f"{', '.join(columns)}; change them back, or give the sink another path"
         )
 
 

@@ -11,15 +11,16 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
-from typing import Final, TypeVar, assert_never
+from typing import Any, Final, TypeVar, assert_never
 
 import structlog
 from confluent_kafka import KafkaException
 
 from fennel_core.connections import erasures, postgres, secrets
 from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
+from fennel_core.connections.external_delta import delta_place
 from fennel_core.connections.external_http import HttpEndpoint, opened_http
 from fennel_core.connections.external_kafka import opened
 from fennel_core.connections.http_addresses import AllowedHosts
@@ -27,7 +28,10 @@ from fennel_core.connections.installation import installation_of
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.topic_slices import TopicSlice, plan_slices
 from fennel_core.settings.model import Settings
+from fennel_core.sinks.debezium import DebeziumForm
 from fennel_core.sinks.deliveries import KafkaDeliveryLog
+from fennel_core.sinks.delta import DeltaSinkLog
+from fennel_core.sinks.delta_rows import DeltaForm
 from fennel_core.sinks.errors import (
     SinkEndpointUnavailable,
     SinkErasuresLost,
@@ -37,7 +41,7 @@ from fennel_core.sinks.errors import (
 from fennel_core.sinks.http import IN_FLIGHT, HttpSinkLog
 from fennel_core.sinks.kafka import KafkaPositionCopy, KafkaSinkLog
 from fennel_core.sinks.reader import TopicVersions
-from fennel_core.sinks.store import PositionCopy, SinkLog
+from fennel_core.sinks.store import PositionCopy, SinkForm, SinkLog
 from fennel_core.sinks.targets import SinkReport, SinkTarget, pause_s, targets_of
 from fennel_core.sinks.writer import NO_ERASURES, ChangeReader, KeyErasures, SinkWriter
 from fennel_core.sources.controls import FeedNews, SourceControls
@@ -45,7 +49,7 @@ from fennel_core.sources.postgres import CHANNEL, PostgresSourceControls
 from fennel_core.sources.target_catalogs import TargetCatalogs
 from fennel_core.telemetry import metrics
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
-from fennel_core.wire.connectors import HttpPath, Kafka, KafkaTopic, SealedSecret
+from fennel_core.wire.connectors import HttpPath, Kafka, KafkaTopic, S3Table, SealedSecret
 
 T = TypeVar("T")
 LOOK_S: Final = 30.0
@@ -57,6 +61,8 @@ REQUEST_S: Final = 60.0
 STOP_S: Final = 5.0
 """How long the end of the process waits for the sinks; what they had open is aborted."""
 REASON_CHARS: Final = 500
+DELTA_BATCHES: Final = 5
+"""How many times larger the batches of a Delta table are: each is a file and a commit."""
 MILLIS: Final = 1000
 SINKS = metrics.gauge(
     "fennel_sinks", "Sinks by state: `running`, `broken` or `paused`.", ("state",)
@@ -184,7 +190,7 @@ class SinkHost:
         SINKS.labels("paused").set(len(self._paused))
         SINKS.labels("running").set(len(self._running) - broken)
 
-    def writer(self, target: SinkTarget, stopping: threading.Event) -> SinkWriter:
+    def writer(self, target: SinkTarget, stopping: threading.Event) -> SinkWriter[Any]:
         """Return a writer of a sink; called in its thread. Raises `ConnectionsError`.
 
         `stopping`: set when the sink has to end.
@@ -195,25 +201,34 @@ class SinkHost:
             return found[target.topic]
 
         def reader(following: Mapping[int, int]) -> ChangeReader:
-            return TopicVersions(self._settings, target.title, target.schema, plan, following)
+            larger = DELTA_BATCHES if isinstance(target.table, S3Table) else 1
+            schema, settings = target.schema, self._settings
+            return TopicVersions(settings, target.title, schema, plan, following, larger)
 
-        log, copy, now_ms = self._log(target, stopping)
-        return SinkWriter(target.title, target.source, log, copy, reader, now_ms)
+        form, log, copy = self._log(target, stopping)
+        return SinkWriter(target.title, target.schema, form, log, copy, reader)
 
     def _log(
         self, target: SinkTarget, stopping: threading.Event
-    ) -> tuple[SinkLog, PositionCopy | None, Callable[[], int | None]]:
-        """Return what a sink writes to, the copy of its position, and the time of its messages."""
+    ) -> tuple[SinkForm[Any], SinkLog[Any], PositionCopy | None]:
+        """Return the form of what a sink writes, where to, and the copy of its position."""
         installation = self.wait(installation_of(self._pool))
+        copy = KafkaPositionCopy(self._settings, target.name, target.topic)
+        form: SinkForm[Any]
         match target.table:
             case KafkaTopic(db=db, topic=topic):
                 assert isinstance(db, Kafka), "validation refuses connectors by name"
                 kafka = opened(db, lambda sealed: self._open(target.workspace, sealed))
                 log = KafkaSinkLog(kafka, topic, installation, target.name, target.topic)
-                copy = KafkaPositionCopy(self._settings, target.name, target.topic)
-                return log, copy, lambda: int(time.time() * MILLIS)
+                form = DebeziumForm(target.source, lambda: int(time.time() * MILLIS))
+                return form, log, copy
             case HttpPath():
-                return self._http_log(target, target.table, installation, stopping), None, no_time
+                form = DebeziumForm(target.source, no_time)
+                return form, self._http_log(target, target.table, installation, stopping), None
+            case S3Table():
+                place = delta_place(target.table, self._settings)
+                names = (installation, target.name, target.topic)
+                return DeltaForm(target.schema), DeltaSinkLog(place, target.schema, *names), copy
             case unreachable:
                 assert_never(unreachable)
 
@@ -248,7 +263,7 @@ class SinkHost:
 
         `erased`: the last that the sink knows of. Raises `SinkErasuresLost`.
         """
-        newest = self._newest.get((target.workspace, target.dataset), 0)
+        newest = self.newest_erasure(target)
         if max(newest, erased) <= known.newest:
             return known
         found = self.wait(erasures.numbered(self._pool, target.workspace, target.dataset))
@@ -256,6 +271,10 @@ class SinkHost:
         if last < erased:
             raise SinkErasuresLost(target.title, erased, last)
         return KeyErasures(last, found)
+
+    def newest_erasure(self, target: SinkTarget) -> int:
+        """Return the number of the last erasure of a sink's dataset that is known here."""
+        return self._newest.get((target.workspace, target.dataset), 0)
 
     def wait(self, work: Coroutine[None, None, T]) -> T:
         """Return what `work` returns on the event loop; for threads of sinks."""
@@ -284,7 +303,7 @@ class SinkThread(threading.Thread):
     def run(self) -> None:
         failures = 0
         while not self._stopping.is_set():
-            writer: SinkWriter | None = None
+            writer: SinkWriter[Any] | None = None
             try:
                 writer = self._host.writer(self.target, self._stopping)
                 for _ in self._steps(writer):
@@ -303,13 +322,13 @@ class SinkThread(threading.Thread):
                 if writer is not None:
                     self._close(writer)
 
-    def _close(self, writer: SinkWriter) -> None:
+    def _close(self, writer: SinkWriter[Any]) -> None:
         try:
             writer.close()
         except BaseException:  # last line of defence: the next session ends what is left
             log.exception("a sink could not be closed", sink=self.target.title)
 
-    def _steps(self, writer: SinkWriter) -> Iterator[None]:
+    def _steps(self, writer: SinkWriter[Any]) -> Iterator[None]:
         """Write step after step until the thread is stopped."""
         labels, known = self.labels, NO_ERASURES
         while not self._stopping.is_set():
@@ -327,6 +346,16 @@ class SinkThread(threading.Thread):
                 reason=None,
             )
             yield
+            if not step.full:
+                self._rest(known)
+
+    def _rest(self, known: KeyErasures) -> None:
+        """Wait until the sink is written again, or there are new erasures."""
+        until_s = time.monotonic() + self.target.rest_s
+        while (left_s := until_s - time.monotonic()) > 0 and not self._stopping.is_set():
+            if self._host.newest_erasure(self.target) > known.newest:
+                return
+            self._stopping.wait(min(left_s, 1.0))
 
     def _park(self, failed: BaseException, failures: int) -> None:
         reason = " ".join(str(failed).split())[:REASON_CHARS] or type(failed).__name__

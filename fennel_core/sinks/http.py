@@ -180,7 +180,8 @@ class HttpSinkSession:
     def position(self) -> SinkPosition | None:
         return self._delivery.position
 
-    def commit(self, records: Sequence[SinkRecord], position: SinkPosition) -> None:
+    def commit(self, batch: Sequence[SinkRecord] | None, position: SinkPosition) -> None:
+        records = batch or ()
         assert not self._over, "a session that failed is over"
         self._over = True
         before = self.position or SinkPosition(self.origin, {}, position.erased)

@@ -110,7 +110,7 @@ class KafkaSinkSession:
         """A transaction was begun that was neither committed nor is it unknown whether it was."""
         self.origin, self.position = origin, position
 
-    def commit(self, records: Sequence[SinkRecord], position: SinkPosition) -> None:
+    def commit(self, batch: Sequence[SinkRecord] | None, position: SinkPosition) -> None:
         assert not self._over, "a session whose transaction failed is over"
         self._over = True
         producer = self._producer
@@ -123,7 +123,7 @@ class KafkaSinkSession:
         try:
             producer.begin_transaction()
             self._begun = True
-            for record in records:
+            for record in batch or ():
                 self._produce(record, delivered)
             producer.produce(
                 POSITIONS, encode(position), key=self._key, partition=0, on_delivery=delivered

@@ -17,9 +17,10 @@ import msgspec
 class SinkPosition(msgspec.Struct, frozen=True):
     """The next offset of each partition (absent: 0) and the number of the last erasure.
 
-    `origin` has the ids of the cluster and the topic, or the URL, that were written to. `events`:
-    how many were written since the sink began, without tombstones. `begun`: by partition, an offset
-    and how many events of its message were written, of a message that was not written as a whole.
+    `origin` has the ids of cluster and topic, or of the table, or the URL: what was written to.
+    `events`: how many were written since the sink began, without tombstones. `begun`: by partition,
+    an offset and how many events of its message were written, of a message that was not written as
+    a whole.
     """
 
     origin: str

@@ -28,8 +28,9 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import arrow_schema, decode
 
 MAX_ROWS: Final = 20_000
-"""Rows of a batch, and so of a transaction, unless one message has more."""
+"""Rows of a small batch, and so of a transaction, unless one message has more."""
 MAX_MESSAGES: Final = 2_000
+"""Messages of a small batch of the log."""
 WAIT_S: Final = 1.0
 """How long a read waits for the first message."""
 GATHER_S: Final = 0.05
@@ -42,7 +43,10 @@ PlanSlices = Callable[[], Sequence[TopicSlice]]
 
 
 class TopicVersions:
-    """See `writer.ChangeReader`. `following`: the next offset of each partition (absent: 0)."""
+    """See `writer.ChangeReader`. `following`: the next offset of each partition (absent: 0).
+
+    `larger`: how many times larger its batches are than the smallest that are worth a transaction.
+    """
 
     def __init__(
         self,
@@ -51,8 +55,10 @@ class TopicVersions:
         schema: Schema,
         plan: PlanSlices,
         following: Mapping[int, int],
+        larger: int = 1,
     ) -> None:
         self._settings, self._schema = settings, schema
+        self._max_rows, self._max_messages = larger * MAX_ROWS, larger * MAX_MESSAGES
         slices = plan()
         if not slices:
             raise SystemUnavailable(f"sink {title}: the topic of the dataset does not exist")
@@ -88,12 +94,12 @@ class TopicVersions:
                 first, behind = self._next[part], min(int(file.next_offset), int(each.end))
                 if batches:
                     rows = pl.concat(batches).filter(pl.col(OFFSET) >= first)
-                    for frame in _pieces(rows.sort(OFFSET, maintain_order=True)):
+                    for frame in _pieces(rows.sort(OFFSET, maintain_order=True), self._max_rows):
                         # The last piece ends where the file ends.
                         after = int(frame[OFFSET][-1]) + 1
                         self._next[part] = after
                         located = frame.with_columns(pl.lit(part, pl.Int64).alias(PART))
-                        yield Versions(located, dict(self._next))
+                        yield Versions(located, dict(self._next), full=True)
                 self._next[part] = behind
             self._next[part] = max(self._next[part], int(each.tail_first))
 
@@ -107,7 +113,7 @@ class TopicVersions:
         frames: list[pl.DataFrame] = []
         rows, wait_s = 0, WAIT_S
         try:
-            while rows < MAX_ROWS:
+            while rows < self._max_rows:
                 # Messages of one call are all used, so their number bounds what is in memory.
                 messages = self._consumer.consume(1 if not frames else MAX_MESSAGES, wait_s)
                 if not messages:
@@ -116,7 +122,7 @@ class TopicVersions:
                 frames += found
                 rows += sum(frame.height for frame in found)
                 wait_s = GATHER_S if frames else WAIT_S
-                if len(frames) >= MAX_MESSAGES or not found:
+                if len(frames) >= self._max_messages or not found:
                     break
         except KafkaException as failed:
             raise SystemUnavailable(f"Kafka: {failed}") from failed
@@ -126,7 +132,8 @@ class TopicVersions:
             _, newest = self._consumer.get_watermark_offsets(at, cached=True)
             self._ends[part] = max(end, newest)
         empty = _no_versions(self._schema) if not frames else pl.concat(frames)
-        return Versions(empty, dict(self._next))
+        full = rows >= self._max_rows or len(frames) >= self._max_messages
+        return Versions(empty, dict(self._next), full)
 
     def _taken(self, message: Message) -> pl.DataFrame | None:
         """Return the versions of a message, None if it has none; move behind it."""
@@ -159,11 +166,11 @@ def _no_versions(schema: Schema) -> pl.DataFrame:
     return frame.with_columns(nothing.alias(PART), nothing.alias(OFFSET))
 
 
-def _pieces(rows: pl.DataFrame) -> Iterator[pl.DataFrame]:
-    """Yield the rows, in order of offsets, in pieces of about `MAX_ROWS` with whole messages."""
+def _pieces(rows: pl.DataFrame, max_rows: int) -> Iterator[pl.DataFrame]:
+    """Yield the rows, in order of offsets, in pieces of about `max_rows` with whole messages."""
     first = 0
     while first < rows.height:
-        end = min(first + MAX_ROWS, rows.height)
+        end = min(first + max_rows, rows.height)
         if end < rows.height:
             last = rows[OFFSET][end - 1]
             end += int((rows[OFFSET][end:] == last).sum())

@@ -1,24 +1,47 @@
 """The interfaces of a sink to where it writes, and their in-memory implementations.
 
-`kafka.py` and `http.py` are the real implementations. A *session* belongs to one writer of a sink.
-Opening one fences every earlier session, ends what they began, and only then reads the position: so
-nothing that was committed is behind it, and nothing can be committed by another session until the
-next one is opened. A session that fails is over; its writer opens another one, whose position says
-what became of the transaction.
+`kafka.py`, `http.py` and `delta.py` are the real implementations. What a session writes is a batch
+`T`, which the `SinkForm` of its kind makes of changes: messages, or rows of a table.
+
+A *session* belongs to one writer of a sink. Opening one fences every earlier session, ends what
+they began, and only then reads the position: so nothing that was committed is behind it, and
+nothing can be committed by another session until the next one is opened. A session that fails is
+over; its writer opens another one, whose position says what became of the transaction.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Protocol, TypeVar
+
+import polars as pl
 
 from fennel_core.connections.errors import TransactionAborted
 from fennel_core.sinks.debezium import SinkRecord
 from fennel_core.sinks.positions import SinkPosition
 
+T = TypeVar("T")
+T_contra = TypeVar("T_contra", contravariant=True)
+T_co = TypeVar("T_co", covariant=True)
 
-class SinkSession(Protocol):
+
+class SinkForm(Protocol[T_co]):
+    """Makes what a kind of sink writes."""
+
+    def changes(self, versions: pl.DataFrame, events: pl.DataFrame, written: int) -> T_co:
+        """Return what says the events (`changes.events_of`), which refer to rows of `versions`.
+
+        `written`: the number of events before them, since the sink began.
+        """
+        ...
+
+    def deletes(self, keys: Sequence[bytes]) -> T_co:
+        """Return what deletes the erased keys, given as key bytes (`vocab.keys`)."""
+        ...
+
+
+class SinkSession(Protocol[T_contra]):
     """The exclusive right to write one sink, until the next session is opened. All calls block."""
 
     @property
@@ -28,11 +51,12 @@ class SinkSession(Protocol):
 
     @property
     def origin(self) -> str:
-        """What it writes to: the ids of cluster and topic, or the URL."""
+        """What it writes to: the ids of cluster and topic, or of the table, or the URL."""
         ...
 
-    def commit(self, records: Sequence[SinkRecord], position: SinkPosition) -> None:
-        """Write records and position, in order per key; in one transaction where there are any.
+    def commit(self, batch: T_contra | None, position: SinkPosition) -> None:
+        """Write a batch (None: nothing) and the position, in order per key; in one transaction
+        where there are any.
 
         Raises `ConnectionsError` and `SinkError`; the session is over after each, and has to be
         closed.
@@ -44,11 +68,11 @@ class SinkSession(Protocol):
         ...
 
 
-class SinkLog(Protocol):
+class SinkLog(Protocol[T_contra]):
     """Opens sessions of one sink."""
 
-    def open(self) -> SinkSession:
-        """Open a session. Raises `ConnectionsError`."""
+    def open(self) -> SinkSession[T_contra]:
+        """Open a session. Raises `ConnectionsError` and `SinkError`."""
         ...
 
 
@@ -89,10 +113,10 @@ class MemorySinkSession:
     position: SinkPosition | None
     origin: str
 
-    def commit(self, records: Sequence[SinkRecord], position: SinkPosition) -> None:
+    def commit(self, batch: Sequence[SinkRecord] | None, position: SinkPosition) -> None:
         if self.owner.epoch != self.epoch:
             raise TransactionAborted("a later session fenced this one")
-        self.owner.records += records
+        self.owner.records += batch or ()
         self.owner.positions.append(position)
         self.position = position
 

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from typing import Final
 
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.graph.sink_places import SinkPlace, SinkTable, place_of
+from fennel_core.graph.sink_places import SinkPlace, SinkTable, is_written, place_of
 from fennel_core.sinks.debezium import ChangeSource
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
 from fennel_core.vocab.schema import Schema
@@ -21,6 +21,8 @@ from fennel_core.vocab.schema import Schema
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 """Back-off of a sink that cannot be written: a rotated password is noticed within a minute."""
+DELTA_EVERY_S: Final = 60.0
+"""How often a Delta table without `every` is written: 1,440 commits a day at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +30,8 @@ class SinkTarget:
     """A place outside of the platform that gets the changes of a dataset.
 
     `name`: of the sink, and of the topic with its position, or a copy of it. `dead_letters`: None
-    where an earlier version stored the catalog.
+    where an earlier version stored the catalog. `every_us`: how often it is written; None if the
+    definition leaves that to the kind of the sink.
     """
 
     workspace: WorkspaceId
@@ -39,6 +42,7 @@ class SinkTarget:
     table: SinkTable
     dead_letters: TopicName | None
     partitions: int
+    every_us: int | None = None
 
     @property
     def place(self) -> SinkPlace:
@@ -53,7 +57,14 @@ class SinkTarget:
     @property
     def shared(self) -> tuple[WorkspaceId, SinkPlace]:
         """What sinks have in common that write one place, of different versions of a dataset."""
-        return self.workspace, self.place
+        return self.workspace, self.place.shared
+
+    @property
+    def rest_s(self) -> float:
+        """How long the sink rests when it has written what is there: a table gets few files."""
+        if self.place.kind != "delta":
+            return 0.0
+        return DELTA_EVERY_S if self.every_us is None else self.every_us / 1_000_000
 
     @property
     def source(self) -> ChangeSource:
@@ -70,7 +81,7 @@ def targets_of(catalogs: Iterable[Catalog]) -> dict[TopicName, SinkTarget]:
     for catalog in catalogs:
         for binding in catalog.sinks:
             table = binding.sink.table
-            assert isinstance(table, SinkTable), "validation refuses other sinks"
+            assert is_written(table), "validation refuses other sinks"
             found.setdefault(
                 binding.positions,
                 SinkTarget(
@@ -82,6 +93,7 @@ def targets_of(catalogs: Iterable[Catalog]) -> dict[TopicName, SinkTarget]:
                     table,
                     binding.dead_letters,
                     catalog.partitions,
+                    binding.sink.every_us,
                 ),
             )
     return found

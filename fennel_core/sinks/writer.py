@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Generic, Protocol
 
 import polars as pl
 
@@ -19,10 +19,9 @@ from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.history.asof import without_erased
 from fennel_core.operators.rows import columns_of, decode_rows
 from fennel_core.sinks.changes import events_of
-from fennel_core.sinks.debezium import ChangeSource, SinkRecord, change_records, erasure_records
 from fennel_core.sinks.errors import SinkPositionsLost, SinkTopicReplaced
 from fennel_core.sinks.positions import SinkPosition, lost
-from fennel_core.sinks.store import PositionCopy, SinkLog, SinkSession
+from fennel_core.sinks.store import PositionCopy, SinkForm, SinkLog, SinkSession, T
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
 
@@ -35,6 +34,8 @@ class Versions:
 
     frame: pl.DataFrame
     following: Mapping[int, int]
+    full: bool = False
+    """The size of a batch ended it, or that of a file: there is more to read at once."""
 
 
 class ChangeReader(Protocol):
@@ -96,24 +97,26 @@ class Step:
     behind: int
     idle: bool
     """Nothing was there to read."""
+    full: bool = False
+    """There is more to read at once."""
 
 
-class SinkWriter:
+class SinkWriter(Generic[T]):
     """Writes one sink. Use from one thread; `step` raises what its parts raise."""
 
     def __init__(
         self,
         title: str,
-        of: ChangeSource,
-        log: SinkLog,
+        schema: Schema,
+        form: SinkForm[T],
+        log: SinkLog[T],
         copy: PositionCopy | None,
         reader: OpenReader,
-        now_ms: Callable[[], int | None],
     ) -> None:
-        """`copy`: None if the platform itself has the position. `now_ms`: for `change_records`."""
-        self._title, self._of = title, of
-        self._log, self._copy, self._open_reader, self._now_ms = log, copy, reader, now_ms
-        self._session: SinkSession | None = None
+        """`copy`: None if the platform itself has the position."""
+        self._title, self._schema, self._form = title, schema, form
+        self._log, self._copy, self._open_reader = log, copy, reader
+        self._session: SinkSession[T] | None = None
         self._reader: ChangeReader | None = None
         self._position: SinkPosition | None = None
 
@@ -136,16 +139,16 @@ class SinkWriter:
                 return Step(0, reader.behind(), idle=False)
             read = reader.read()
             kept = without_erased(read.frame, erasures.hidden())
-            events = events_of(kept, self._of.schema)
-            records = change_records(kept, events, self._of, self._now_ms())
+            events = events_of(kept, self._schema)
             count = events.height
-            if records:
-                # Without a record the position moves in memory only: an idle sink writes nothing.
-                self._commit(session, records, position.moved(read.following, 0, count))
+            if count:
+                # Without an event the position moves in memory only: an idle sink writes nothing.
+                batch = self._form.changes(kept, events, position.events)
+                self._commit(session, batch, position.moved(read.following, 0, count))
         except BaseException:
             self.close()
             raise
-        return Step(count, reader.behind(), idle=read.frame.is_empty())
+        return Step(count, reader.behind(), idle=read.frame.is_empty(), full=read.full)
 
     def close(self) -> None:
         """Release session and reader."""
@@ -156,7 +159,7 @@ class SinkWriter:
         if session is not None:
             session.close()
 
-    def _opened(self, erasures: KeyErasures) -> tuple[SinkSession, ChangeReader, SinkPosition]:
+    def _opened(self, erasures: KeyErasures) -> tuple[SinkSession[T], ChangeReader, SinkPosition]:
         if self._session is None or self._reader is None or self._position is None:
             session = self._session = self._log.open()
             stored = session.position
@@ -174,20 +177,18 @@ class SinkWriter:
 
     def _erase(
         self,
-        session: SinkSession,
+        session: SinkSession[T],
         reader: ChangeReader,
         position: SinkPosition,
         erasures: KeyErasures,
     ) -> Step:
-        keys = erasures.since(position.erased, self._of.schema)
-        records = erasure_records(keys, self._of, self._now_ms()) if keys else []
-        self._commit(session, records, position.moved({}, erasures.newest, len(keys)))
+        keys = erasures.since(position.erased, self._schema)
+        batch = self._form.deletes(keys) if keys else None
+        self._commit(session, batch, position.moved({}, erasures.newest, len(keys)))
         return Step(len(keys), reader.behind(), idle=False)
 
-    def _commit(
-        self, session: SinkSession, records: Sequence[SinkRecord], position: SinkPosition
-    ) -> None:
-        session.commit(records, position)
+    def _commit(self, session: SinkSession[T], batch: T | None, position: SinkPosition) -> None:
+        session.commit(batch, position)
         position = session.position or position
         self._position = position
         if self._copy is not None:

@@ -12,7 +12,7 @@ import polars as pl
 from fennel_core.connections.errors import SystemUnavailable, TransactionOutcomeUnknown
 from fennel_core.operators.rows import output_names
 from fennel_core.sinks.changes import OFFSET, PART
-from fennel_core.sinks.debezium import ChangeSource, SinkRecord
+from fennel_core.sinks.debezium import ChangeSource, DebeziumForm, SinkRecord
 from fennel_core.sinks.positions import SinkPosition
 from fennel_core.sinks.store import MemoryPositionCopy, MemorySinkLog, MemorySinkSession
 from fennel_core.sinks.writer import ChangeReader, SinkWriter, Versions
@@ -98,11 +98,11 @@ class FaultySession:
     def origin(self) -> str:
         return self.inner.origin
 
-    def commit(self, records: Sequence[SinkRecord], position: SinkPosition) -> None:
+    def commit(self, batch: Sequence[SinkRecord] | None, position: SinkPosition) -> None:
         fault = self.fault()
         if fault == "before":
             raise SystemUnavailable("the broker is away")
-        self.inner.commit(records, position)
+        self.inner.commit(batch, position)
         if fault == "after":
             raise TransactionOutcomeUnknown("the response was lost")
 
@@ -123,9 +123,9 @@ class SinkWorld:
     def open(self) -> FaultySession:
         return FaultySession(self.log.open(), self.fault)
 
-    def writer(self) -> SinkWriter:
-        source = ChangeSource("kafka", "shop", "Users", self.of)
-        return SinkWriter("kafka/users", source, self, self.copy, self.topic.open, lambda: 7)
+    def writer(self) -> SinkWriter[Sequence[SinkRecord]]:
+        form = DebeziumForm(ChangeSource("kafka", "shop", "Users", self.of), lambda: 7)
+        return SinkWriter("kafka/users", self.of, form, self, self.copy, self.topic.open)
 
 
 def shown(records: Sequence[SinkRecord]) -> list[tuple[Any, ...]]:

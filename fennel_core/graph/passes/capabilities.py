@@ -14,6 +14,7 @@ from typing import Final, assert_never
 
 from fennel_core.graph.derived_schemas import derive_known_schemas
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.delta_sinks import check_delta_sink
 from fennel_core.graph.passes.http_sinks import unusable_http
 from fennel_core.graph.passes.streams import (
     check_formats,
@@ -24,7 +25,7 @@ from fennel_core.graph.passes.streams import (
     reads,
 )
 from fennel_core.graph.passes.terminals import is_terminal_dataset
-from fennel_core.graph.sink_places import SinkTable
+from fennel_core.graph.sink_places import is_written
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
 from fennel_core.wire import operators as o
@@ -117,10 +118,11 @@ def _sink(graph: Graph, dataset: Dataset, sink: c.Sink) -> Iterator[Problem]:
     """Yield why a sink would have no effect, or another one than its definition says."""
     table = sink.table
     into = f"Dataset `{dataset.name}` has a sink into {table_title(table)}"
-    if not isinstance(table, SinkTable):
+    if not is_written(table):
         text = (
-            f"{into}, which this platform does not write to yet: sinks are topics of Kafka and "
-            "HTTP endpoints. Remove the sink, or give it an `env` and commit with another one."
+            f"{into}, which this platform does not write to yet: sinks are topics of Kafka, "
+            "HTTP endpoints, and Delta tables on S3. Remove the sink, or give it an `env` and "
+            "commit with another one."
         )
         yield Problem("sink-not-served", dataset.name, text)
         return
@@ -131,6 +133,9 @@ def _sink(graph: Graph, dataset: Dataset, sink: c.Sink) -> Iterator[Problem]:
             "on the dataset that is aggregated."
         )
         yield Problem("sink-not-served", dataset.name, text)
+    if isinstance(table, c.S3Table):
+        yield from check_delta_sink(dataset, sink, table, into)
+        return
     for option in (name for name in ("create", "stacked") if getattr(sink, name)):
         text = f"{into} with `{option}`, which has no effect on it; remove the option"
         yield Problem("sink-option-not-served", dataset.name, text)

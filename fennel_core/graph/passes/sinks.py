@@ -11,7 +11,7 @@ from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
 from fennel_core.wire.entities import Dataset
 
-PLACES: Final = {"kafka": "Kafka topic", "http": "HTTP path"}
+PLACES: Final = {"kafka": "Kafka topic", "http": "HTTP path", "delta": "Delta table"}
 
 
 def check_sinks(graph: Graph, before: Graph | None) -> Iterator[Problem]:
@@ -30,15 +30,16 @@ def check_sinks(graph: Graph, before: Graph | None) -> Iterator[Problem]:
                 yield Problem("sink-option", dataset.name, f"Dataset `{dataset.name}`: {text}")
             place = place_of(sink.table)
             if place is not None:
-                if place in writers:
+                if place.shared in writers:
                     what = PLACES[place.kind]
                     text = (
-                        f"Dataset `{dataset.name}` and dataset `{writers[place]}` have a sink into "
+                        f"Dataset `{dataset.name}` and dataset `{writers[place.shared]}` have a "
+                        "sink into "
                         f"{what} `{place.name}` of connector `{place.connector}`, "
                         "where keys of both would mix; give each sink a place of its own"
                     )
                     yield Problem("sink-twice", dataset.name, text)
-                writers[place] = dataset.name
+                writers[place.shared] = dataset.name
 
 
 def _options(dataset: Dataset, sink: c.Sink) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The contract of sink sessions, in memory and over Kafka's transactions."""
+"""The contract of sink sessions: in memory, over Kafka's transactions, to HTTP, in a table."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ import json
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator
+import uuid
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+import pyarrow as pa
 import pytest
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer
 from confluent_kafka import TopicPartition as RdTopicPartition
@@ -22,26 +25,37 @@ from confluent_kafka.admin import (
     ResourceType,
 )
 
+from fennel_core.connections import s3
 from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
+from fennel_core.connections.external_delta import ExternalDelta
 from fennel_core.connections.external_http import ExternalHttp, HttpEndpoint
 from fennel_core.connections.external_kafka import ExternalKafka, ExternalKafkaUnusable
+from fennel_core.connections.external_s3 import ExternalBucket
 from fennel_core.connections.external_sinks import POSITIONS, check_sink_topic
 from fennel_core.connections.http_addresses import AllowedHosts
 from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.debezium import SinkRecord
 from fennel_core.sinks.deliveries import EVENT, KafkaDeliveryLog
+from fennel_core.sinks.delta import DeltaSinkLog
+from fennel_core.sinks.delta_rows import AddedRows
 from fennel_core.sinks.errors import SinkMessageTooLarge
 from fennel_core.sinks.http import HttpSinkLog
 from fennel_core.sinks.kafka import KafkaPositionCopy, KafkaSinkLog
 from fennel_core.sinks.positions import SinkPosition
 from fennel_core.sinks.store import MemorySinkLog, SinkLog
+from fennel_core.vocab import dtypes as d
+from fennel_core.vocab.change_columns import change_columns
 from fennel_core.vocab.dead_letters import DeadLetterKind, origin_of
+from fennel_core.vocab.dtypes import Field
 from fennel_core.vocab.ids import DatasetName, TopicName
+from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import decode
+from tests.support.delta_log import read_rows
 from tests.support.external_topics import LOGIN, PARTITIONS, committed, created, external
 from tests.support.http_receivers import Receiver, served
 from tests.support.kafka import secured_kafka
+from tests.support.s3 import S3Server, bucket_settings
 
 __all__ = ["secured_kafka"]
 UNKEYED = b'"unkeyed"'
@@ -50,12 +64,16 @@ UNKEYED = b'"unkeyed"'
 
 @dataclass
 class Place:
-    """A sink, and what an independent reader of committed records finds there, by key."""
+    """A sink, and what an independent reader of committed records finds there, by key.
 
-    log: SinkLog
+    `batch` makes what the sink writes of records.
+    """
+
+    log: SinkLog[Any]
     read: Callable[[], dict[bytes | None, list[bytes | None]]]
     tombstones: bool = True
     """A key without a value is written."""
+    batch: Callable[[Sequence[SinkRecord]], Any] = lambda records: records
 
 
 def sink(cluster: Settings, topic: str) -> KafkaSinkLog:
@@ -99,11 +117,41 @@ def http_place(secured_kafka: Settings) -> Iterator[Place]:
         yield Place(log, received, tombstones=False)
 
 
-@pytest.fixture(params=["memory", "kafka", "http"])
+BYTES = Schema((Field("k", d.Bytes()),), (Field("v", d.Bytes()),), "at")
+
+
+def table_rows(records: Sequence[SinkRecord]) -> AddedRows:
+    columns = change_columns(BYTES)
+    rows = [dict.fromkeys(columns.names) | {"k": each.key, "v": each.value} for each in records]
+    return AddedRows(pa.Table.from_pylist(rows, columns))
+
+
+def delta_place(server: S3Server) -> Place:
+    settings = bucket_settings(server)
+    client = s3.client(settings)
+    s3.ensure_bucket(client, settings.s3_bucket)
+    access = (settings.s3_endpoint, settings.s3_region, settings.s3_access_key)
+    bucket = ExternalBucket("lake", settings.s3_bucket, *access, settings.s3_secret_key)
+    path = f"tables/{uuid.uuid4().hex}"
+    name, of = TopicName("t.sink.x.1"), TopicName("t.topic.x.1")
+    log = DeltaSinkLog(ExternalDelta(bucket, path), BYTES, "installation", name, of)
+
+    def written() -> dict[bytes | None, list[bytes | None]]:
+        found: dict[bytes | None, list[bytes | None]] = {}
+        for row in read_rows(client, settings.s3_bucket, path):
+            found.setdefault(row["k"], []).append(row["v"])
+        return found
+
+    return Place(log, written, batch=table_rows)
+
+
+@pytest.fixture(params=["memory", "kafka", "http", "delta"])
 def place(request: pytest.FixtureRequest) -> Place:
     if request.param == "http":
         found: Place = request.getfixturevalue("http_place")
         return found
+    if request.param == "delta":
+        return delta_place(request.getfixturevalue("s3_server"))
     if request.param == "memory":
         log = MemorySinkLog()
 
@@ -130,8 +178,9 @@ def at(origin: str, offset: int) -> SinkPosition:
 def test_a_position_is_read_back_by_the_next_session(place: Place) -> None:
     first = place.log.open()
     assert first.position is None
-    first.commit(rows(b'"a"', b'"b"'), at(first.origin, 3))
-    first.commit([*rows(b'"c"'), SinkRecord(None, UNKEYED, 5, 0)], at(first.origin, 7))
+    first.commit(place.batch(rows(b'"a"', b'"b"')), at(first.origin, 3))
+    records = [*rows(b'"c"'), SinkRecord(None, UNKEYED, 5, 0)]
+    first.commit(place.batch(records), at(first.origin, 7))
     assert first.position == at(first.origin, 7)
     first.close()
     assert place.log.open().position == at(first.origin, 7)
@@ -140,21 +189,32 @@ def test_a_position_is_read_back_by_the_next_session(place: Place) -> None:
 
 def test_a_deleted_key_has_no_value(place: Place) -> None:
     session = place.log.open()
-    session.commit([*rows(b'"a"'), SinkRecord(b"k", None)], at(session.origin, 1))
+    records = [*rows(b'"a"'), SinkRecord(b"k", None)]
+    session.commit(place.batch(records), at(session.origin, 1))
     assert place.read() == {b"k": [b'"a"', None] if place.tombstones else [b'"a"']}
 
 
 def test_an_earlier_session_cannot_commit(place: Place) -> None:
     zombie = place.log.open()
-    zombie.commit(rows(b'"a"'), at(zombie.origin, 1))
+    zombie.commit(place.batch(rows(b'"a"')), at(zombie.origin, 1))
     owner = place.log.open()
     with pytest.raises((TransactionAborted, TransactionOutcomeUnknown)):
-        zombie.commit(rows(b'"zombie"'), at(zombie.origin, 2))
+        zombie.commit(place.batch(rows(b'"zombie"')), at(zombie.origin, 2))
     zombie.close()
     assert owner.position == at(owner.origin, 1)
-    owner.commit(rows(b'"b"'), at(owner.origin, 2))
+    owner.commit(place.batch(rows(b'"b"')), at(owner.origin, 2))
     assert place.log.open().position == at(owner.origin, 2)
     assert place.read() == {b"k": [b'"a"', b'"b"']}
+
+
+def test_a_position_alone_is_committed_with_all_that_it_has(place: Place) -> None:
+    session = place.log.open()
+    position = SinkPosition(session.origin, {0: 5, 3: 2**40}, 9, 77)
+    session.commit(None, position)
+    moved = position.moved({3: 2**40 + 1}, 0, 1)
+    session.commit(place.batch(rows(b'"a"')), moved)
+    assert place.log.open().position == moved
+    assert place.read() == {b"k": [b'"a"']}
 
 
 def test_what_a_frozen_writer_had_sent_is_aborted(secured_kafka: Settings) -> None:

@@ -29,7 +29,7 @@ from fennel_core.history.topic_slices import TopicSlice, plan_slices
 from fennel_core.settings.model import Settings
 from fennel_core.sinks import kafka as sinks_kafka
 from fennel_core.sinks import reader
-from fennel_core.sinks.debezium import ChangeSource
+from fennel_core.sinks.debezium import ChangeSource, DebeziumForm
 from fennel_core.sinks.errors import SinkAhead, SinkRowsLost
 from fennel_core.sinks.kafka import KafkaPositionCopy, KafkaSinkLog, KafkaSinkSession
 from fennel_core.sinks.reader import TopicVersions
@@ -125,11 +125,11 @@ class Platform:
         name = TopicName(f"{self.topic}.sink")
         return SinkWriter(
             "out/users",
-            ChangeSource("out", "w", "Users", USERS),
+            USERS,
+            DebeziumForm(ChangeSource("out", "w", "Users", USERS), lambda: 7),
             KafkaSinkLog(external(self.settings), self.place, installation, name, self.topic),
             KafkaPositionCopy(self.settings, name, self.topic),
             self.open,
-            lambda: 7,
         )
 
 

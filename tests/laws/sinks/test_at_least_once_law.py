@@ -22,7 +22,7 @@ from fennel_core.connections.errors import (
 )
 from fennel_core.connections.external_http import Accepted, Outcome, TryAgain
 from fennel_core.sinks import http
-from fennel_core.sinks.debezium import ChangeSource
+from fennel_core.sinks.debezium import ChangeSource, DebeziumForm, SinkRecord
 from fennel_core.sinks.deliveries import (
     DeliverySession,
     MemoryDeliveryLog,
@@ -108,7 +108,7 @@ class World:
             self.deliveries.open(), lambda: self.committing.pop() if self.committing else None
         )
 
-    def writer(self) -> SinkWriter:
+    def writer(self) -> SinkWriter[Sequence[SinkRecord]]:
         log = HttpSinkLog(
             "hooks/users",
             "sink",
@@ -120,7 +120,8 @@ class World:
             clock=lambda: self.now_s,
         )
         source = ChangeSource("hooks", "shop", "Users", USERS)
-        return SinkWriter("hooks/users", source, log, None, self.topic.open, lambda: None)
+        form = DebeziumForm(source, lambda: None)
+        return SinkWriter("hooks/users", USERS, form, log, None, self.topic.open)
 
 
 @st.composite

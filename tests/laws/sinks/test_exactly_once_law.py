@@ -6,14 +6,21 @@ oracle is made of each message alone; who reads the sink by the documented rule 
 
 import itertools
 import json
+import re
+import sqlite3
 from collections import Counter
+from contextlib import closing
+from pathlib import Path
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from fennel_core.connections.errors import ConnectionsError
+from fennel_core.sinks.changes import events_of
+from fennel_core.sinks.delta_rows import DeltaForm
 from fennel_core.sinks.writer import NO_ERASURES
-from tests.support.sink_world import MemoryTopic, SinkWorld, frame, shown
+from fennel_core.vocab.change_columns import change_columns
+from tests.support.sink_world import USERS, MemoryTopic, SinkWorld, frame, shown
 
 PARTS = 2
 
@@ -106,11 +113,41 @@ def current(partitions):
     return {key: value for key, (_, value) in latest.items() if value is not None}
 
 
+def documented(rows):
+    """Return the row of each key that has one, by the SQL of docs/connectors.md."""
+    text = (Path(__file__).parents[3] / "docs" / "connectors.md").read_text()
+    (query,) = re.findall(r"```sql\n(WITH valid.*?)```", text, re.DOTALL)
+    columns = [name for name in change_columns(USERS).names if name != USERS.timestamp]
+    with closing(sqlite3.connect(":memory:")) as database:
+        database.row_factory = sqlite3.Row
+        database.execute(f"CREATE TABLE adults ({', '.join(columns)})")
+        values = [
+            [str(v) if hasattr(v, "tzinfo") else v for v in map(r.get, columns)] for r in rows
+        ]
+        marks = ", ".join("?" * len(columns))
+        database.executemany(f"INSERT INTO adults VALUES ({marks})", values)  # noqa: S608  # no value
+        found = database.execute(query.replace("name", "user")).fetchall()
+        return {row["user"]: row["age"] for row in found}
+
+
 def by_key(records):
     found = {}
     for event in shown(records):
         found.setdefault(event[0], []).append(event)
     return found
+
+
+@settings(deadline=None)
+@given(topics(), st.lists(st.integers(1, 3), max_size=30))
+def test_rows_of_a_table_of_changes_give_the_dataset_as_of_now(partitions, lengths) -> None:
+    messages = [[frame(m) for m in messages] for messages in partitions]
+    reader = MemoryTopic(messages, lambda: lengths.pop() if lengths else 3).open({})
+    rows = []
+    while not (read := reader.read().frame).is_empty():
+        batch = DeltaForm(USERS).changes(read, events_of(read, USERS), len(rows))
+        rows += batch.rows.to_pylist()
+    assert [row["_event"] for row in rows] == list(range(len(rows)))
+    assert documented(rows) == current(partitions)
 
 
 faults = st.lists(st.sampled_from([None, None, "before", "after"]), max_size=12)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 import pytest
@@ -9,8 +10,10 @@ import pytest
 from fennel_core.blueprints.spec import Catalog, SinkBinding
 from fennel_core.connections import external_kafka
 from fennel_core.connections.http_addresses import AllowedHosts
-from fennel_core.definition.sink_check import sink_problems
+from fennel_core.definition import sink_check
+from fennel_core.definition.sink_check import AddedSink
 from fennel_core.vocab.ids import BranchName, DatasetName, TopicName, WorkspaceId
+from fennel_core.vocab.problems import Problem
 from fennel_core.wire.connectors import (
     Cdc,
     Http,
@@ -37,6 +40,17 @@ def sink(topic: str = "large", address: str = "") -> Sink:
     table = KafkaTopic(db, topic, JsonFormat())
     name = DatasetName("Large")
     return Sink(name, 1, table, Cdc.DEBEZIUM, None, None, False, False, (), None, None)
+
+
+async def sink_problems(
+    sinks: Collection[Sink],
+    others: Mapping[BranchName, Catalog],
+    workspace: WorkspaceId,
+    sealer: None,
+    allowed: AllowedHosts,
+) -> tuple[Problem, ...]:
+    added = [AddedSink(each, schema("user")) for each in sinks]
+    return await sink_check.sink_problems(added, others, workspace, sealer, allowed)
 
 
 @pytest.fixture(autouse=True)

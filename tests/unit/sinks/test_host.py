@@ -8,6 +8,7 @@ import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -23,7 +24,8 @@ from fennel_core.sinks.targets import SinkTarget, pause_s, targets_of
 from fennel_core.sinks.writer import NO_ERASURES, KeyErasures, SinkWriter
 from fennel_core.sources.controls import MemorySourceControls
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
-from fennel_core.wire.connectors import Cdc, JsonFormat, Kafka, KafkaTopic, Login, Sink
+from fennel_core.vocab.keys import key_bytes
+from fennel_core.wire.connectors import S3, Cdc, JsonFormat, Kafka, KafkaTopic, Login, S3Table, Sink
 from tests.support.polling import eventually
 from tests.support.sink_world import USERS, MemoryTopic, SinkWorld, frame
 
@@ -80,7 +82,7 @@ class Host(SinkHost):
         self.panics: list[BaseException] = []
         self.worlds: dict[str, SinkWorld] = {}
 
-    def writer(self, target: SinkTarget, stopping: threading.Event) -> SinkWriter:
+    def writer(self, target: SinkTarget, stopping: threading.Event) -> SinkWriter[Any]:
         del stopping
         place = target.place.name
         if place in self.broken:
@@ -186,7 +188,7 @@ class Panic(BaseException):
 async def test_a_sink_goes_on_after_a_panic_and_a_close_that_fails(
     host: Host, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def fail(_: SinkWriter) -> None:
+    def fail(_: SinkWriter[Any]) -> None:
         raise Panic
 
     faults = ["before"]
@@ -249,6 +251,50 @@ async def test_erasures_are_read_again_if_the_sink_knows_later_ones(
     assert host.erasures_of(target, again, 4) is again
     with pytest.raises(SinkErasuresLost, match=r"erasures up to 5, but the last .* is 4"):
         await asyncio.to_thread(host.erasures_of, target, again, 5)
+
+
+def table(name: str, every_us: int | None, connector: str = "lake") -> SinkBinding:
+    to = S3Table(
+        S3(connector, None, Login(None, None)), "lake", "users/", "", "delta", "", (), False, None
+    )
+    return replace(
+        binding("one", name), sink=replace(ONE.sink, table=to, cdc=None, every_us=every_us)
+    )
+
+
+def test_a_table_is_written_now_and_then_and_a_topic_at_once() -> None:
+    found = targets_of([catalog(ONE, table("shop.sink.c.1", 5_000_000), table("d", None, "b"))])
+    topic, often, seldom = found.values()
+    assert (topic.rest_s, often.rest_s, seldom.rest_s) == (0, 5, targets.DELTA_EVERY_S)
+    assert often.title == "lake/lake/users"
+    assert often.shared == seldom.shared, "they write one table"
+    assert often.shared != topic.shared
+
+
+async def test_a_sink_that_rests_writes_erasures_at_once(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    numbered: list[tuple[int, tuple[str, ...], bytes]] = []
+
+    async def all_of(*_: object) -> list[tuple[int, tuple[str, ...], bytes]]:
+        return numbered
+
+    async def newest(_: object) -> dict[object, int]:
+        return {(SHOP, DatasetName("Users")): len(numbered)}
+
+    monkeypatch.setattr(sinks_host.erasures, "numbered", all_of)
+    monkeypatch.setattr(sinks_host.erasures, "newest", newest)
+    host.listed.found = [catalog(table("shop.sink.c.1", 600_000_000))]
+    await eventually(lambda: host.written().get("lake/lake/users") == 1, within_s=20)
+    world = host.worlds["lake/users"]
+    world.topic.partitions = [[*world.topic.partitions[0], frame([(2, 20, 6, 2, 1)])]]
+    (thread,) = host._running.values()
+    thread.join(0.2)  # long enough for a sink that does not rest
+    assert len(world.log.records) == 1
+    (key,) = key_bytes(frame([(1, 0, 0, 0, 1)]), ["user"])
+    numbered.append((1, ("user",), key))
+    await eventually(lambda: len(world.log.records) == 3, within_s=20)
+    assert world.log.positions[-1].erased == 1
 
 
 def test_branches_with_the_same_sink_share_it_with_the_newest_credentials() -> None:

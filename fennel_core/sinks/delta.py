@@ -1,0 +1,206 @@
+"""Sinks of Delta tables on S3: sessions whose position is in the log of the table.
+
+Theory. A commit of Delta Lake is one object of the table's log: its data files and the versions of
+*application transactions* (`txn`) come together or not at all. The position of a sink is such
+versions: the next offset of each partition, the last erasure, the number of events. Checkpoints of
+the log keep them, and VACUUM and OPTIMIZE leave them as they are.
+
+Opening a session commits its *epoch* and nothing else. Every later commit of a session has its
+epoch, too, and delta-rs refuses a commit if another one has changed an application transaction that
+it has. So a session that was opened fences every earlier one, and of two commits one is refused,
+whatever was delayed. Commits of others that have none, as an OPTIMIZE, are no reason to refuse.
+
+A table belongs to one sink, which made it: two contents in one table could not be separated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Final, assert_never
+
+import pyarrow as pa
+from deltalake import CommitProperties, DeltaTable, Transaction, WriterProperties, write_deltalake
+from deltalake.exceptions import CommitFailedError, DeltaError
+from deltalake.schema import Schema as DeltaSchema
+
+from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
+from fennel_core.connections.external_delta import OWNER, ExternalDelta, other_columns, text_of
+from fennel_core.sinks.delta_rows import AddedRows, DeletedKeys, DeltaBatch
+from fennel_core.sinks.errors import SinkTableChanged, SinkTableTaken
+from fennel_core.sinks.positions import SinkPosition
+from fennel_core.vocab.change_columns import change_columns
+from fennel_core.vocab.ids import TopicName
+from fennel_core.vocab.schema import Schema
+
+CHECKPOINT_COMMITS: Final = 20
+"""After how many commits the log is summed up: a reader reads at most so many small objects."""
+COMPRESSED: Final = WriterProperties(compression="ZSTD")
+
+
+class DeltaSinkLog:
+    """See `store.SinkLog`. `name`: of the sink, unique in the installation and never used twice;
+    `of`: the topic whose offsets the position has.
+    """
+
+    def __init__(
+        self,
+        place: ExternalDelta,
+        schema: Schema,
+        installation: str,
+        name: TopicName,
+        of: TopicName,
+    ) -> None:
+        self._place, self._columns = place, change_columns(schema)
+        self._owner = f"{installation}/{name}/{of}"
+
+    def open(self) -> DeltaSinkSession:
+        place = self._place
+        place.require_conditional_put()
+        table = place.table() or self._made()
+        if (owner := table.metadata().configuration.get(OWNER)) != self._owner:
+            raise SinkTableTaken(place.title, owner)
+        if others := other_columns(table, self._columns):
+            raise SinkTableChanged(place.title, others)
+        with place.checked("cannot be read"):
+            epoch = 1 + (table.transaction_version(f"{self._owner}/epoch") or 0)
+            origin = f"{place.uri}/{table.metadata().id}"
+            session = DeltaSinkSession(table, self._owner, epoch, origin)
+        session.begin()
+        return session
+
+    def _made(self) -> DeltaTable:
+        place = self._place
+        configuration = {
+            OWNER: self._owner,
+            "delta.checkpointInterval": str(CHECKPOINT_COMMITS),
+            # So that a reader of changes sees the rows of erased keys leave.
+            "delta.enableChangeDataFeed": "true",
+        }
+        with place.checked("cannot be created"):
+            return DeltaTable.create(
+                place.uri,
+                DeltaSchema.from_arrow(self._columns),
+                configuration=configuration,
+                storage_options=place.options(),
+                raise_if_key_not_exists=False,
+            )
+
+
+class DeltaSinkSession:
+    """See `store.SinkSession`."""
+
+    def __init__(self, table: DeltaTable, owner: str, epoch: int, origin: str) -> None:
+        self._table, self._owner, self._epoch = table, owner, epoch
+        self._over = False
+        self.origin = origin
+        self.position: SinkPosition | None = None
+
+    def begin(self) -> None:
+        """Fence every earlier session, and read the position."""
+        with self._settled():
+            self._commit_nothing([Transaction(f"{self._owner}/epoch", self._epoch)])
+            parts = self._version("partitions")
+            if parts is None:
+                return
+            found = {part: self._version(f"next/{part}") for part in range(parts)}
+            self.position = SinkPosition(
+                self.origin,
+                {part: offset for part, offset in found.items() if offset is not None},
+                self._version("erased") or 0,
+                self._version("events") or 0,
+            )
+
+    def commit(self, batch: DeltaBatch | None, position: SinkPosition) -> None:
+        assert not self._over, "a session whose transaction failed is over"
+        with self._settled():
+            self._write(batch, self._transactions(position))
+        self.position = position
+
+    def close(self) -> None:
+        """Nothing is held. Files without a commit are no part of the table; VACUUM removes them."""
+        self._over = True
+
+    def _write(self, batch: DeltaBatch | None, transactions: Sequence[Transaction]) -> None:
+        properties = CommitProperties(app_transactions=list(transactions))
+        match batch:
+            case AddedRows(rows):
+                write_deltalake(
+                    self._table,
+                    rows,
+                    mode="append",
+                    writer_properties=COMPRESSED,
+                    commit_properties=properties,
+                )
+            case DeletedKeys(keys):
+                if not self._delete(keys, properties):
+                    # Nothing to delete is no commit, but the position moves.
+                    self._commit_nothing(transactions)
+            case None:
+                self._commit_nothing(transactions)
+            case unreachable:
+                assert_never(unreachable)
+
+    def _delete(self, keys: pa.Table, properties: CommitProperties) -> bool:
+        """Delete the rows of keys; return whether there were any. Keys are data of a join."""
+        same = " AND ".join(
+            f"({_column('t', name)} = {_column('k', name)})" for name in keys.column_names
+        )
+        merge = self._table.merge(
+            keys,
+            same,
+            source_alias="k",
+            target_alias="t",
+            # The keys are few: they are in memory, and files that cannot have them are not read.
+            # No key is null.
+            streamed_exec=False,
+            writer_properties=COMPRESSED,
+            commit_properties=properties,
+        )
+        return bool(merge.when_matched_delete().execute()["num_target_rows_deleted"])
+
+    def _commit_nothing(self, transactions: Sequence[Transaction]) -> None:
+        self._table.create_write_transaction(
+            [],
+            "append",
+            self._table.schema(),
+            commit_properties=CommitProperties(app_transactions=list(transactions)),
+        )
+        self._table.update_incremental()
+
+    def _transactions(self, position: SinkPosition) -> list[Transaction]:
+        values = {
+            "epoch": self._epoch,
+            "partitions": max(position.next, default=-1) + 1,
+            "erased": position.erased,
+            "events": position.events,
+        }
+        before = {} if self.position is None else self.position.next
+        values |= {
+            f"next/{part}": offset
+            for part, offset in position.next.items()
+            if before.get(part) != offset
+        }
+        return [Transaction(f"{self._owner}/{name}", value) for name, value in values.items()]
+
+    def _version(self, name: str) -> int | None:
+        return self._table.transaction_version(f"{self._owner}/{name}")
+
+    @contextmanager
+    def _settled(self) -> Iterator[None]:
+        """Say what became of a commit: the next session reads whether it is in the log."""
+        self._over = True
+        try:
+            yield
+        except CommitFailedError as failed:
+            raise TransactionAborted(text_of(failed)) from failed
+        except (DeltaError, OSError, ValueError) as failed:
+            raise TransactionOutcomeUnknown(text_of(failed)) from failed
+        else:
+            self._over = False
+
+
+def _column(alias: str, name: str) -> str:
+    """Return a column as delta-rs reads it in a condition; quotes keep its case."""
+    assert '"' not in name, "fields are named like variables"
+    return f'{alias}."{name}"'
