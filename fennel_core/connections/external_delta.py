@@ -88,6 +88,19 @@ class ExternalDelta:
             except TableNotFoundError:
                 return None
 
+    def parent(self) -> str | None:
+        """Return the folder above this table that has a table of its own, None if there is none."""
+        client, parts = self.bucket.client(), self.path.split("/")
+        for depth in range(1, len(parts)):
+            folder = "/".join(parts[:depth])
+            with self.bucket.checked("listing it"):
+                found = client.list_objects_v2(
+                    Bucket=self.bucket.bucket, Prefix=f"{folder}/_delta_log/", MaxKeys=1
+                )
+            if found["KeyCount"]:
+                return folder
+        return None
+
     def require_conditional_put(self) -> None:
         """Raise `ExternalTableUnusable` unless the store creates an object only once."""
         client, key = self.bucket.client(), f"{self.path}/{PROBE}"
@@ -98,6 +111,8 @@ class ExternalDelta:
                 reason = failed.response.get("Error", {}).get("Code", "")
                 if reason in REFUSED:
                     return
+                if reason == "NotImplemented":
+                    break
                 raise ExternalTableUnusable(
                     f"{self.title} cannot be written: {reason}; check that the bucket exists and "
                     "what its keys may do: list, get, put and delete objects"
@@ -168,4 +183,6 @@ def other_columns(table: DeltaTable, columns: pa.Schema) -> list[str]:
 
 def text_of(failed: Exception) -> str:
     """Return the text of an error of delta-rs, in one short line without colours."""
-    return " ".join(_COLOURS.sub("", str(failed)).replace("↳", "").split())[:TEXT_CHARS]
+    # The body of a response of S3 may have the access key.
+    text = str(failed).partition("<?xml")[0].partition("<Error")[0]
+    return " ".join(_COLOURS.sub("", text).replace("↳", "").split())[:TEXT_CHARS]

@@ -32,6 +32,7 @@ from fennel_core.connections.external_kafka import (
     OpenSecret,
     opened,
 )
+from fennel_core.connections.external_s3 import ExternalBucketUnusable
 from fennel_core.connections.external_sinks import POSITIONS, check_sink_topic
 from fennel_core.connections.http_addresses import AllowedHosts, HttpAddressRefused
 from fennel_core.connections.secrets import Sealer
@@ -107,8 +108,8 @@ async def sink_problems(
 
 def _not_answered(sink: Sink) -> Problem:
     text = (
-        f"Dataset `{sink.dataset}`: {table_title(sink.table)} was not reached in {REACHED_S:.0f} s; "
-        "check its address, and commit again"
+        f"Dataset `{sink.dataset}`: {table_title(sink.table)} was not reached in "
+        f"{REACHED_S:.0f} s; check its address, and commit again"
     )
     return Problem("sink-unreachable", sink.dataset, text)
 
@@ -174,7 +175,12 @@ def _unwritable_of(
         except HttpAddressRefused as refused:
             text = f"Dataset `{sink.dataset}`: connector `{table.db.name}`: {refused}"
             found.append(Problem("sink-host-not-allowed", sink.dataset, text))
-        except (ExternalKafkaUnusable, HttpEndpointUnusable, ExternalTableUnusable) as unusable:
+        except (
+            ExternalKafkaUnusable,
+            HttpEndpointUnusable,
+            ExternalTableUnusable,
+            ExternalBucketUnusable,
+        ) as unusable:
             away = unusable if isinstance(unusable, ExternalKafkaAway) else None
             text = f"Dataset `{sink.dataset}`: {unusable}"
             found.append(Problem("sink-unreachable", sink.dataset, text))
@@ -212,6 +218,11 @@ def _check_table(place: ExternalDelta, schema: Schema) -> None:
     Nothing is written but the empty object of `require_conditional_put`.
     """
     place.require_conditional_put()
+    if (parent := place.parent()) is not None:
+        raise ExternalTableUnusable(
+            f"{place.title} would be below table `{parent}`, whose VACUUM deletes what is not its "
+            "own; give the sink another path"
+        )
     table = place.table()
     if table is None:
         return

@@ -35,6 +35,16 @@ class SinkPlace:
         """
         return SinkPlace(self.kind, "", self.name) if self.kind == "delta" else self
 
+    def meets(self, other: SinkPlace) -> bool:
+        """Return whether two sinks would write to the same place, or a table below another one.
+
+        VACUUM of a table deletes the files of tables below it.
+        """
+        if self.kind != "delta" or other.kind != "delta":
+            return self == other
+        one, two = f"{self.name}/", f"{other.name}/"
+        return one.startswith(two) or two.startswith(one)
+
 
 def is_written(table: c.Table) -> TypeGuard[SinkTable]:
     """Return whether the platform writes to the external `table`."""

@@ -29,12 +29,16 @@ from fennel_core.connections.external_delta import OWNER, ExternalDelta, other_c
 from fennel_core.sinks.delta_rows import AddedRows, DeletedKeys, DeltaBatch
 from fennel_core.sinks.errors import SinkTableChanged, SinkTableTaken
 from fennel_core.sinks.positions import SinkPosition
-from fennel_core.vocab.change_columns import change_columns
+from fennel_core.vocab.change_columns import EVENT, change_columns
 from fennel_core.vocab.ids import TopicName
 from fennel_core.vocab.schema import Schema
 
 CHECKPOINT_COMMITS: Final = 20
 """After how many commits the log is summed up: a reader reads at most so many small objects."""
+DELETED_AT_ONCE: Final = 10_000
+"""Rows of erased keys that one commit deletes."""
+SCANNED_ROWS: Final = 65_536
+"""Rows whose key columns are in memory while those of erased keys are looked for."""
 COMPRESSED: Final = WriterProperties(compression="ZSTD")
 
 
@@ -65,7 +69,7 @@ class DeltaSinkLog:
         with place.checked("cannot be read"):
             epoch = 1 + (table.transaction_version(f"{self._owner}/epoch") or 0)
             origin = f"{place.uri}/{table.metadata().id}"
-            session = DeltaSinkSession(table, self._owner, epoch, origin)
+            session = DeltaSinkSession(place.title, table, self._owner, epoch, origin)
         session.begin()
         return session
 
@@ -78,19 +82,23 @@ class DeltaSinkLog:
             "delta.enableChangeDataFeed": "true",
         }
         with place.checked("cannot be created"):
-            return DeltaTable.create(
-                place.uri,
-                DeltaSchema.from_arrow(self._columns),
-                configuration=configuration,
-                storage_options=place.options(),
-                raise_if_key_not_exists=False,
-            )
+            try:
+                return DeltaTable.create(
+                    place.uri,
+                    DeltaSchema.from_arrow(self._columns),
+                    configuration=configuration,
+                    storage_options=place.options(),
+                    raise_if_key_not_exists=False,
+                )
+            except CommitFailedError as failed:
+                raise TransactionAborted(f"{place.title}: {text_of(failed)}") from failed
 
 
 class DeltaSinkSession:
     """See `store.SinkSession`."""
 
-    def __init__(self, table: DeltaTable, owner: str, epoch: int, origin: str) -> None:
+    def __init__(self, title: str, table: DeltaTable, owner: str, epoch: int, origin: str) -> None:
+        self._title = title
         self._table, self._owner, self._epoch = table, owner, epoch
         self._over = False
         self.origin = origin
@@ -122,6 +130,7 @@ class DeltaSinkSession:
         self._over = True
 
     def _write(self, batch: DeltaBatch | None, transactions: Sequence[Transaction]) -> None:
+        self._require_epoch()
         properties = CommitProperties(app_transactions=list(transactions))
         match batch:
             case AddedRows(rows):
@@ -132,8 +141,8 @@ class DeltaSinkSession:
                     writer_properties=COMPRESSED,
                     commit_properties=properties,
                 )
-            case DeletedKeys(keys):
-                if not self._delete(keys, properties):
+            case DeletedKeys():
+                if not self._delete(batch, transactions):
                     # Nothing to delete is no commit, but the position moves.
                     self._commit_nothing(transactions)
             case None:
@@ -141,23 +150,42 @@ class DeltaSinkSession:
             case unreachable:
                 assert_never(unreachable)
 
-    def _delete(self, keys: pa.Table, properties: CommitProperties) -> bool:
-        """Delete the rows of keys; return whether there were any. Keys are data of a join."""
-        same = " AND ".join(
-            f"({_column('t', name)} = {_column('k', name)})" for name in keys.column_names
+    def _delete(self, deleted: DeletedKeys, transactions: Sequence[Transaction]) -> bool:
+        """Delete the rows of keys; return whether there were any, and the position was written.
+
+        The numbers of their events say which rows: so a key is no part of an expression.
+        """
+        events = self._events_of(deleted)
+        pieces = [
+            events[at : at + DELETED_AT_ONCE] for at in range(0, len(events), DELETED_AT_ONCE)
+        ]
+        done = False
+        for number, piece in enumerate(pieces, 1):
+            self._require_epoch()
+            # A deletion that is done again does nothing, so the position comes with the last.
+            own = transactions if number == len(pieces) else transactions[:1]
+            numbers = ", ".join(map(str, piece))
+            found = self._table.delete(
+                f"{EVENT} BETWEEN {min(piece)} AND {max(piece)} AND {EVENT} IN ({numbers})",
+                writer_properties=COMPRESSED,
+                commit_properties=CommitProperties(app_transactions=list(own)),
+            )
+            done = bool(found["num_deleted_rows"])
+        return done
+
+    def _events_of(self, deleted: DeletedKeys) -> list[int]:
+        """Return the numbers of the events of keys; a batch of key columns in memory at a time."""
+        scanner = self._table.to_pyarrow_dataset().scanner(
+            columns=[*deleted.columns.names, EVENT],
+            batch_size=SCANNED_ROWS,
+            batch_readahead=1,
+            fragment_readahead=1,
+            use_threads=False,
         )
-        merge = self._table.merge(
-            keys,
-            same,
-            source_alias="k",
-            target_alias="t",
-            # The keys are few: they are in memory, and files that cannot have them are not read.
-            # No key is null.
-            streamed_exec=False,
-            writer_properties=COMPRESSED,
-            commit_properties=properties,
-        )
-        return bool(merge.when_matched_delete().execute()["num_target_rows_deleted"])
+        found: list[int] = []
+        for batch in scanner.to_batches():
+            found += deleted.events(pa.Table.from_batches([batch]))
+        return sorted(found)
 
     def _commit_nothing(self, transactions: Sequence[Transaction]) -> None:
         self._table.create_write_transaction(
@@ -183,6 +211,15 @@ class DeltaSinkSession:
         }
         return [Transaction(f"{self._owner}/{name}", value) for name, value in values.items()]
 
+    def _require_epoch(self) -> None:
+        """Raise `TransactionAborted` unless the snapshot is that of this session.
+
+        The library compares with commits since its snapshot, which may be newer than what this
+        session has committed: it is this session's only if it has its epoch.
+        """
+        if self._version("epoch") != self._epoch:
+            raise TransactionAborted(f"{self._title}: another session has taken the sink over")
+
     def _version(self, name: str) -> int | None:
         return self._table.transaction_version(f"{self._owner}/{name}")
 
@@ -193,14 +230,8 @@ class DeltaSinkSession:
         try:
             yield
         except CommitFailedError as failed:
-            raise TransactionAborted(text_of(failed)) from failed
+            raise TransactionAborted(f"{self._title}: {text_of(failed)}") from failed
         except (DeltaError, OSError, ValueError) as failed:
-            raise TransactionOutcomeUnknown(text_of(failed)) from failed
+            raise TransactionOutcomeUnknown(f"{self._title}: {text_of(failed)}") from failed
         else:
             self._over = False
-
-
-def _column(alias: str, name: str) -> str:
-    """Return a column as delta-rs reads it in a condition; quotes keep its case."""
-    assert '"' not in name, "fields are named like variables"
-    return f'{alias}."{name}"'

@@ -17,9 +17,9 @@ from dataclasses import dataclass
 import polars as pl
 import pyarrow as pa
 
-from fennel_core.operators.rows import columns_of, decode_rows
 from fennel_core.sinks.changes import OFFSET, PART
-from fennel_core.vocab.change_columns import change_columns
+from fennel_core.vocab.change_columns import EVENT, change_columns
+from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import POS
 
@@ -33,9 +33,18 @@ class AddedRows:
 
 @dataclass(frozen=True, slots=True)
 class DeletedKeys:
-    """The keys whose rows are to be deleted, with the key columns of the dataset."""
+    """The keys whose rows are to be deleted, as key bytes (`vocab.keys`) of the columns."""
 
-    keys: pa.Table
+    columns: pa.Schema
+    keys: frozenset[bytes]
+
+    def events(self, rows: pa.Table) -> list[int]:
+        """Return the numbers of the events among `rows` that are about one of the keys."""
+        frame = pl.from_arrow(rows.select(self.columns.names).cast(self.columns))
+        assert isinstance(frame, pl.DataFrame), "an Arrow table is read as a frame"
+        wanted = [key in self.keys for key in key_bytes(frame, self.columns.names)]
+        found: list[int] = rows[EVENT].filter(pa.array(wanted, pa.bool_())).to_pylist()
+        return found
 
 
 DeltaBatch = AddedRows | DeletedKeys
@@ -62,17 +71,13 @@ class DeltaForm:
             events["added"].is_null().alias("_retraction"),
             versions[PART].gather(about).alias("_partition"),
             versions[OFFSET].gather(about).alias("_offset"),
-            pl.int_range(written, written + events.height, dtype=pl.Int64, eager=True).alias(
-                "_event"
-            ),
+            pl.int_range(written, written + events.height, dtype=pl.Int64, eager=True).alias(EVENT),
         )
         return AddedRows(_arrow(frame).cast(change_columns(schema)))
 
     def deletes(self, keys: Sequence[bytes]) -> DeletedKeys:
-        names = self.schema.key_names
-        frame = decode_rows(list(keys), columns_of(self.schema, names))
-        fields = [each for each in self.schema.arrow() if each.name in names]
-        return DeletedKeys(_arrow(frame.select(names)).cast(pa.schema(fields)))
+        names, own = self.schema.key_names, self.schema.arrow()
+        return DeletedKeys(pa.schema([own.field(name) for name in names]), frozenset(keys))
 
 
 def _arrow(frame: pl.DataFrame) -> pa.Table:

@@ -21,7 +21,7 @@ class SinkTopicReplaced(SinkError):
         super().__init__(
             f"sink {title} wrote to `{before}`, and that is `{now}` now, because "
             "the topic was created again or the connector has another address; give the connector "
-            "its earlier address, or another name to write everything again"
+            "its earlier address, or another name (a table: another path) to write everything again"
         )
 
 
@@ -49,7 +49,7 @@ class SinkAhead(SinkError):
         super().__init__(
             f"sink {title} has changes up to offset {position} of partition {partition}, but the "
             f"dataset ends at {end}: the platform was restored to an earlier time. Give the "
-            "connector another name to write everything again"
+            "connector another name (a table: another path) to write everything again"
         )
 
 
@@ -78,7 +78,8 @@ class SinkErasuresLost(SinkError):
         super().__init__(
             f"sink {title} has deleted the keys of erasures up to {erased}, but the last that the "
             f"dataset has is {newest}: the platform was restored to an earlier time. Erase the "
-            "keys again, and give the connector another name to write everything again"
+            "keys again, and give the connector another name (a table: another path) to write "
+            "everything again"
         )
 
 

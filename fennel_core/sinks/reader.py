@@ -8,6 +8,7 @@ A reader that is overtaken by that fails, and the next one reads history.
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
@@ -29,6 +30,8 @@ from fennel_core.vocab.versions import arrow_schema, decode
 
 MAX_ROWS: Final = 20_000
 """Rows of a small batch, and so of a transaction, unless one message has more."""
+MAX_BYTES: Final = 64 * 1024 * 1024
+"""Bytes of a batch, as its rows are in memory, unless one message has more."""
 MAX_MESSAGES: Final = 2_000
 """Messages of a small batch of the log."""
 WAIT_S: Final = 1.0
@@ -111,9 +114,9 @@ class TopicVersions:
                 [RdTopicPartition(self._topic, part, at) for part, at in self._next.items()]
             )
         frames: list[pl.DataFrame] = []
-        rows, wait_s = 0, WAIT_S
+        rows, size, wait_s, until_s = 0, 0, WAIT_S, time.monotonic() + WAIT_S
         try:
-            while rows < self._max_rows:
+            while rows < self._max_rows and size < MAX_BYTES:
                 # Messages of one call are all used, so their number bounds what is in memory.
                 messages = self._consumer.consume(1 if not frames else MAX_MESSAGES, wait_s)
                 if not messages:
@@ -121,8 +124,11 @@ class TopicVersions:
                 found = [frame for each in messages if (frame := self._taken(each)) is not None]
                 frames += found
                 rows += sum(frame.height for frame in found)
-                wait_s = GATHER_S if frames else WAIT_S
-                if len(frames) >= self._max_messages or not found:
+                size += sum(int(frame.estimated_size()) for frame in found)
+                # Ends of partitions are no messages: what follows them is read in the same call.
+                left_s = max(0.0, until_s - time.monotonic())
+                wait_s = GATHER_S if frames else left_s
+                if len(frames) >= self._max_messages or not (found or left_s):
                     break
         except KafkaException as failed:
             raise SystemUnavailable(f"Kafka: {failed}") from failed
@@ -132,7 +138,7 @@ class TopicVersions:
             _, newest = self._consumer.get_watermark_offsets(at, cached=True)
             self._ends[part] = max(end, newest)
         empty = _no_versions(self._schema) if not frames else pl.concat(frames)
-        full = rows >= self._max_rows or len(frames) >= self._max_messages
+        full = rows >= self._max_rows or size >= MAX_BYTES or len(frames) >= self._max_messages
         return Versions(empty, dict(self._next), full)
 
     def _taken(self, message: Message) -> pl.DataFrame | None:
@@ -168,6 +174,7 @@ def _no_versions(schema: Schema) -> pl.DataFrame:
 
 def _pieces(rows: pl.DataFrame, max_rows: int) -> Iterator[pl.DataFrame]:
     """Yield the rows, in order of offsets, in pieces of about `max_rows` with whole messages."""
+    max_rows = max(1, min(max_rows, MAX_BYTES * rows.height // max(1, int(rows.estimated_size()))))
     first = 0
     while first < rows.height:
         end = min(first + max_rows, rows.height)

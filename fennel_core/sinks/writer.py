@@ -185,7 +185,8 @@ class SinkWriter(Generic[T]):
         keys = erasures.since(position.erased, self._schema)
         batch = self._form.deletes(keys) if keys else None
         self._commit(session, batch, position.moved({}, erasures.newest, len(keys)))
-        return Step(len(keys), reader.behind(), idle=False)
+        # Rows may be due: erasures that come often must not put them off.
+        return Step(len(keys), reader.behind(), idle=False, full=True)
 
     def _commit(self, session: SinkSession[T], batch: T | None, position: SinkPosition) -> None:
         session.commit(batch, position)

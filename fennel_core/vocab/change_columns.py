@@ -17,6 +17,7 @@ import pyarrow as pa
 from fennel_core.vocab.dtypes import Timestamp, arrow_type
 from fennel_core.vocab.schema import Schema
 
+EVENT: Final = "_event"
 _TIME: Final = arrow_type(Timestamp())
 COORDINATES: Final = (
     pa.field("_op", pa.large_string()),
@@ -27,7 +28,7 @@ COORDINATES: Final = (
     pa.field("_retraction", pa.bool_()),
     pa.field("_partition", pa.int64()),
     pa.field("_offset", pa.int64()),
-    pa.field("_event", pa.int64()),
+    pa.field(EVENT, pa.int64()),
 )
 """The columns behind those of the dataset."""
 

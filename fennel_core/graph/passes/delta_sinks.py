@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterator
 from typing import Final
@@ -13,6 +14,8 @@ from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
 from fennel_core.wire.entities import Dataset
 
+PART: Final = re.compile(r"[A-Za-z0-9._=-]+")
+"""A part of a path that is the same as text and in a URL; the client's own rule for `path`."""
 OWN: Final = frozenset(
     [
         *(each.name for each in COORDINATES),
@@ -38,8 +41,12 @@ def check_delta_sink(
         text = f"{into} with `{option}`, which has no effect on a Delta table; remove the option"
         yield Problem("sink-option-not-served", dataset.name, text)
     path = table.prefix.strip("/")
-    if table.suffix or not path or set(path) & set("*%") or "" in path.split("/"):
-        text = f"{into}, whose path is no folder: name one below the bucket, without wildcards"
+    parts = path.split("/")
+    if table.suffix or not all(PART.fullmatch(part) and set(part) != {"."} for part in parts):
+        text = (
+            f"{into}, whose path is no folder: name one below the bucket, without wildcards, of "
+            "letters, digits and `._=-`"
+        )
         yield Problem("sink-option-not-served", dataset.name, text)
     yield from _columns(dataset, into)
     yield from connector_problems(dataset, table)

@@ -30,16 +30,17 @@ def check_sinks(graph: Graph, before: Graph | None) -> Iterator[Problem]:
                 yield Problem("sink-option", dataset.name, f"Dataset `{dataset.name}`: {text}")
             place = place_of(sink.table)
             if place is not None:
-                if place.shared in writers:
+                met = next((each for each in writers if each.meets(place)), None)
+                if met is not None:
                     what = PLACES[place.kind]
                     text = (
-                        f"Dataset `{dataset.name}` and dataset `{writers[place.shared]}` have a "
+                        f"Dataset `{dataset.name}` and dataset `{writers[met]}` have a "
                         "sink into "
                         f"{what} `{place.name}` of connector `{place.connector}`, "
-                        "where keys of both would mix; give each sink a place of its own"
+                        "where rows of both would mix; give each sink a place of its own"
                     )
                     yield Problem("sink-twice", dataset.name, text)
-                writers[place.shared] = dataset.name
+                writers[place] = dataset.name
 
 
 def _options(dataset: Dataset, sink: c.Sink) -> Iterator[str]:

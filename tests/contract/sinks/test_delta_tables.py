@@ -16,7 +16,11 @@ from deltalake import DeltaTable, write_deltalake
 from pydantic import SecretStr
 
 from fennel_core.connections import s3
-from fennel_core.connections.errors import ConnectionsError, TransactionOutcomeUnknown
+from fennel_core.connections.errors import (
+    ConnectionsError,
+    TransactionAborted,
+    TransactionOutcomeUnknown,
+)
 from fennel_core.connections.external_delta import ExternalDelta, ExternalTableUnusable
 from fennel_core.connections.external_s3 import ExternalBucket
 from fennel_core.connections.http_addresses import AllowedHosts
@@ -38,8 +42,8 @@ from fennel_core.vocab.schema import Schema
 from fennel_core.wire.connectors import S3, Incremental, Login, S3Table, Sink
 from tests.support.compiler_inputs import schema
 from tests.support.delta_log import read_log, read_rows
-from tests.support.s3 import S3Server, bucket_settings
-from tests.support.sink_world import USERS, MemoryTopic, frame
+from tests.support.s3 import S3Server, bucket_settings, object_keys
+from tests.support.sink_world import USERS, MemoryTopic, frame, located
 
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
@@ -137,6 +141,7 @@ def test_each_change_is_there_once_whatever_writers_do(
     assert events == list(range(len(want))), "each event has its number"
     bucket, path = lake.place.bucket.bucket, lake.place.path
     transactions = read_log(lake.client, bucket, path).transactions
+    assert f"{path}/_delta_log/_last_checkpoint" in object_keys(lake.client, bucket, path)
     end = {name.rpartition("/")[2]: value for name, value in transactions.items()}
     assert (end["0"], end["1"], end["events"]) == (15, 15, len(want))
 
@@ -149,6 +154,29 @@ def _arguments(lake: Lake) -> tuple[Any, ...]:
         TopicName("shop.sink.a.1"),
         TopicName("shop.topic.a.1"),
     )
+
+
+@pytest.mark.parametrize("kind", ["position", "keys"])
+def test_a_session_that_is_overtaken_in_a_commit_writes_nothing_more(lake: Lake, kind: str) -> None:
+    frozen, form = lake.log().open(), DeltaForm(USERS)
+    versions = located([(0, 0, frame([(1, 10, 5, 1, 1)]))])
+    rows = form.changes(versions, events_of(versions, USERS), 0)
+    (key,) = key_bytes(frame([(9, 0, 0, 0, 1)]), ["user"])
+    refresh = frozen._table.update_incremental
+
+    def late() -> None:
+        other = lake.log().open()
+        other.commit(rows, SinkPosition(other.origin, {0: 1}, 1, 1))
+        refresh()
+
+    frozen._table.update_incremental = late  # type: ignore[method-assign]  # it freezes there
+    batch = None if kind == "position" else form.deletes([key])
+    frozen.commit(batch, SinkPosition(frozen.origin, {}, 1, 0))
+    for again in (rows, None, form.deletes([key])):
+        frozen._over = False
+        with pytest.raises(TransactionAborted, match="another session has taken the sink over"):
+            frozen.commit(again, SinkPosition(frozen.origin, {0: 1}, 1, 1))
+    assert lake.shown() == [(1, "c", 10)]
 
 
 def test_a_change_says_which_version_it_is_about(lake: Lake) -> None:
@@ -343,6 +371,8 @@ async def test_a_table_is_checked_before_anything_exists(lake: Lake) -> None:
     write_deltalake(uri, pa.table({"user": [1]}), storage_options=lake.place.options())
     (text,) = await problems(prefix="foreign/")
     assert "was made by another program" in text
+    (text,) = await problems(prefix=f"{path}/below")
+    assert f"below table `{path}`, whose VACUUM deletes" in text
 
 
 class Careless:

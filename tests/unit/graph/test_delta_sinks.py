@@ -19,6 +19,7 @@ DELTA_REFUSED = [
     ({}, {"presorted": True}, "`presorted`"),
     ({}, {"spread_us": 7}, "`spread`"),
     ({}, {"suffix": "*/a"}, "whose path is no folder"),
+    *(({}, {"prefix": each}, "whose path is no folder") for each in ("a#1", "a?b", "a/../b", "ä")),
     ({}, {"prefix": "/"}, "whose path is no folder"),
     ({}, {"prefix": "a//b"}, "whose path is no folder"),
     ({}, {"prefix": "a/%Y"}, "whose path is no folder"),
@@ -49,6 +50,11 @@ def test_one_table_has_one_sink_whatever_its_connector_is_called():
     again = replace(one.table, prefix=f"{one.table.prefix.strip('/')}/", db=S3("b", None, NO_LOGIN))
     found = list(check_sinks(replace(g, sinks=(one, replace(one, table=again))), None))
     assert [p.code for p in found] == ["sink-twice"]
+    below = replace(one.table, prefix=f"{one.table.prefix.strip('/')}/below")
+    found = list(check_sinks(replace(g, sinks=(one, replace(one, table=below))), None))
+    assert [p.code for p in found] == ["sink-twice"], "VACUUM of one would delete the other"
+    beside = replace(one.table, prefix=f"{one.table.prefix.strip('/')}-beside")
+    assert not list(check_sinks(replace(g, sinks=(one, replace(one, table=beside))), None))
     other = replace(one, table=replace(one.table, prefix="elsewhere"))
     assert not list(check_sinks(replace(g, sinks=(one, other)), None))
 
