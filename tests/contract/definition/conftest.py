@@ -88,7 +88,7 @@ def served(state: ServerState) -> FastAPI:
         app.state.source_service.branches, PostgresSourceControls(state.pool)
     )
     app.state.source_trials = SourceTrials(
-        app.state.source_service, NoExecutors(), no_secret, no_secret
+        app.state.source_service, NoExecutors(), no_secret, no_secret, no_secret
     )
     app.state.source_rewinds = SourceRewinds(
         app.state.source_service,

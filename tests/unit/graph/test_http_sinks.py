@@ -41,7 +41,7 @@ def test_a_host_is_scheme_name_and_port(host: str) -> None:
             "a.example",
             "ftp://a.example",
             "https://",
-            "https://ann:pass@a.example",
+            "https://ann@a.example",
             "https://a?x=1",
         ),
         *("https://a.example:0", "https://a.example:70000", "https://a..example", "https://a#x"),
