@@ -321,6 +321,14 @@ async def test_a_commit_that_may_be_undone_keeps_no_rows_for_another_branch(shop
         await shop.plan(version(Clicks=30))
 
 
+async def test_a_commit_that_shortens_history_of_another_branch_may_reach_t2(shop: Shop) -> None:
+    dev = await two_branches(shop)
+    await shop.plan(version(Clicks=30), branch=dev)
+    with pytest.raises(DataLossNotConfirmed, match="30 days instead of for 60 days"):
+        await shop.plan(version(Clicks=30, Other=2))
+    await shop.plan(version(Clicks=30, Copy=60, Other=2))
+
+
 async def test_a_confirmed_loss_is_not_asked_again_while_reads_have_not_moved(shop: Shop) -> None:
     await shop.commit(version(Clicks=60))
     await shop.add_rows()

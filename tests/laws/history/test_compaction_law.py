@@ -443,6 +443,33 @@ def test_small_files_become_one_and_only_one_of_two_compactions_makes_it() -> No
     asyncio.run(life())
 
 
+def test_rows_that_a_commit_needs_stay_when_a_run_has_searched_their_files_before_it() -> None:
+    async def life() -> None:
+        world = World(iter(()), iter(()))
+        await world.write([1, 1])
+        await world.advance([2])
+        world.oldest = 20
+        search = world.remove_expired
+
+        async def interrupted(*at: Any) -> Any:
+            made = await search(*at)
+            await world.change_needs(1)
+            return made
+
+        world.remove_expired = interrupted  # type: ignore[method-assign]  # a commit in between
+        await world.expire(1)
+        await world.read()
+        assert (await world.gone(), world.gone_before) == (0, 0)
+        world.remove_expired = search  # type: ignore[method-assign]  # as before
+        await world.expire(1)
+        assert await world.gone() == 0, "the version needs them"
+        await world.change_needs(1)
+        await world.expire(1)
+        assert await world.gone() == 2
+
+    asyncio.run(life())
+
+
 def test_a_compaction_that_was_suspended_makes_no_row_for_an_object_that_may_be_gone() -> None:
     async def life() -> None:
         world = World(iter(()), iter(()))

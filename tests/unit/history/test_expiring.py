@@ -89,6 +89,17 @@ def test_a_file_that_lost_all_rows_is_merged_like_any_other() -> None:
     assert merged.expiry_searched_to == 0, "the file with rows was not searched"
 
 
+def test_a_merged_file_was_searched_as_far_as_each_of_its_files() -> None:
+    objects: dict[str, bytes] = {}
+    searched = [
+        replace(stored(first, 1, objects), expiry_searched_to=Micros(to))
+        for first, to in ((0, 9), (1, 5))
+    ]
+    merged = merge_files(Merge(tuple(searched)), objects.get, objects.__setitem__)
+    assert isinstance(merged, HistoryFile)
+    assert merged.expiry_searched_to == 5
+
+
 def test_a_file_is_searched_when_a_tenth_of_the_time_has_passed_and_once_in_it() -> None:
     file = stored(10, 3, {})
     due = [at for at in range(90, 120) if TopicExpiry("at", Micros(at), 50).is_due(file)]
