@@ -13,10 +13,11 @@ from fennel_core.connections.external_kafka import ExternalKafka, ExternalKafkaA
 from fennel_core.connections.http_addresses import AllowedHosts
 from fennel_core.definition import external_checks, sink_check, source_check
 from fennel_core.definition.external_checks import THREADS, answers
-from fennel_core.definition.sink_check import sink_problems
+from fennel_core.definition.sink_check import AddedSink, sink_problems
 from fennel_core.definition.source_check import source_problems
 from fennel_core.vocab.ids import DatasetName
 from fennel_core.wire.connectors import Cdc, JsonFormat, KafkaTopic, Sink
+from tests.support.compiler_inputs import schema
 from tests.support.ingest_world import WORKSPACE, source
 from tests.support.source_world import CONNECTOR
 
@@ -74,7 +75,7 @@ async def test_a_cluster_that_is_away_is_asked_once_for_all_its_topics(
     assert {problem.entity for problem in found} == {each.dataset for each in sources}
     assert len(asked) == 1
     sinks = [
-        replace(SINK, dataset=DatasetName(f"D{n}"), table=table)
+        AddedSink(replace(SINK, dataset=DatasetName(f"D{n}"), table=table), schema("user"))
         for n, table in enumerate(topics(9))
     ]
     assert len(await sink_problems(sinks, {}, WORKSPACE, None, NO_HOSTS)) == 9
@@ -93,5 +94,6 @@ async def test_a_stream_that_was_not_reached_in_time_is_named(
     (problem,) = await source_problems([source("Orders", table=table)], {}, WORKSPACE, None)
     assert (problem.code, problem.entity) == ("source-unreachable", "Orders")
     assert f"was not reached in {external_checks.REACHED_S:.0f} s" in problem.text
-    (problem,) = await sink_problems([replace(SINK, table=table)], {}, WORKSPACE, None, NO_HOSTS)
+    sinks = [AddedSink(replace(SINK, table=table), schema("user"))]
+    (problem,) = await sink_problems(sinks, {}, WORKSPACE, None, NO_HOSTS)
     assert (problem.code, problem.entity) == ("sink-unreachable", SINK.dataset)
