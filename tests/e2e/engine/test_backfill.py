@@ -264,6 +264,7 @@ async def spark_driver(bench: Bench) -> AsyncIterator[SparkSession]:
     await asyncio.to_thread(spark.stop)
 
 
+@pytest.mark.long
 async def test_a_spark_batch_gives_the_state_and_content_of_the_live_path(
     bench: Bench, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -50,6 +50,7 @@ spark.stop()
 """
 
 
+@pytest.mark.long
 @pytest.mark.platform
 def test_spark_reads_kafka_and_writes_parquet_to_s3(infra: None) -> None:
     topic = f"jars-{uuid.uuid4().hex}"
