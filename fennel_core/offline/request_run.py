@@ -30,6 +30,7 @@ from pyspark.sql import SparkSession
 
 from fennel_core.blueprints.row_retention import longest_window_us
 from fennel_core.connections import postgres
+from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.errors import (
     ConnectionsError,
     SystemUnavailable,
@@ -197,7 +198,7 @@ class RequestRun:
         """Compute the result. Raises what fails the request, JobFailed and RunSuperseded."""
         try:
             return await self._computed_result()
-        except ConnectionsError as away:
+        except (ConnectionsError, DatabaseUnavailable) as away:
             raise JobFailed(f"a system could not be used: {away}") from away
 
     async def _computed_result(self) -> RequestResult:

@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.errors import SystemUnavailable, TransactionOutcomeUnknown
 from fennel_core.connections.object_store import ObjectConflict
 from fennel_core.offline import request_row, request_run
@@ -87,9 +88,16 @@ async def test_a_result_counts_whose_change_had_no_response(
     assert (found.state, found.result) == (RequestState.DONE, RESULT)
 
 
-async def test_a_run_is_repeated_when_a_system_was_away(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    "reason",
+    [SystemUnavailable("S3 responds with 503"), DatabaseUnavailable("the database is away")],
+    ids=["store", "plan"],
+)
+async def test_a_run_is_repeated_when_a_system_was_away(
+    monkeypatch: pytest.MonkeyPatch, reason: Exception
+) -> None:
     async def away(self: RequestRun) -> RequestResult:
-        raise SystemUnavailable("S3 responds with 503")
+        raise reason
 
     monkeypatch.setattr(RequestRun, "_computed_result", away)
     store = MemoryRequests(clock)
@@ -101,7 +109,7 @@ async def test_a_run_is_repeated_when_a_system_was_away(monkeypatch: pytest.Monk
     found = await store.read("q1")
     assert found is not None
     assert found.failure is not None
-    assert "S3 responds with 503" in found.failure.text
+    assert str(reason) in found.failure.text
 
 
 async def test_work_after_the_computation_is_repeated_in_place_until_the_request_ends() -> None:
