@@ -29,7 +29,7 @@ REQUESTS ?= 10000
 MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint scan format test proofs sim faults offline-faults backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint scan format test proofs sim faults offline-faults connectors backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -91,6 +91,9 @@ faults: up ## Kill, disconnect and freeze services of the running platform durin
 offline-faults: up ## Kill jobs of offline queries and services beneath, and cancel: `make offline-faults KILLS=10 SEED=1`
 	KILLS=$(KILLS) SEED=$(SEED) .venv/bin/pytest -q -s tests/e2e/offline/killed_jobs.py
 	SEED=$(SEED) .venv/bin/pytest -q -s tests/e2e/offline/cancelled.py tests/e2e/offline/outages.py
+
+connectors: up ## Run the complete set of connectors against real systems: the long forms of the tests of sources and sinks
+	.venv/bin/pytest -q -s -m platform tests/e2e/platform/table_source.py
 
 backfill-test: env jars ## Recompute a million rows with Spark, and compare with a live run
 	BACKFILL_ROWS=10000 .venv/bin/pytest -q tests/e2e/engine/test_backfill.py

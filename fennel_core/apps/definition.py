@@ -124,7 +124,7 @@ async def serve(settings: Settings) -> None:
         loops: tuple[EndlessLoop, ...] = (
             *(changes, reconcile_loop, needed_records, dead_letters),
             *(AuditExport(settings, pool), QueryLogTopics(pool, steps.context)),
-            *(*tables.loops, *offline.loops),
+            *(tables.loop, *offline.loops),
             *(FailedDrillCheck(pool, check_s), IntegrityAlarm(pool, check_s)),
         )
         tasks = [asyncio.create_task(loop.run()) for loop in loops]

@@ -20,12 +20,7 @@ from fennel_core.definition.errors import WindowSpecsUnavailable
 from fennel_core.definition.sealed_request import seal_request
 from fennel_core.definition.sink_check import AddedSink, added_sinks, sink_problems
 from fennel_core.definition.source_check import added_streams, source_problems
-from fennel_core.definition.table_check import (
-    AddedTable,
-    added_tables,
-    refused_tables,
-    table_problems,
-)
+from fennel_core.definition.table_check import AddedTable, added_tables, table_problems
 from fennel_core.definition.validation import (
     CheckedDefinitions,
     DecodedCommit,
@@ -69,8 +64,7 @@ class AddedStreams:
 class CommitChecker:
     """Validates commits. `run_program` runs user code in the client's environment.
 
-    `sealer` None: commits with plain secrets are refused. `settings` None: so are files on S3
-    and tables.
+    `sealer` None: commits with plain secrets are refused. `settings` None: so are files on S3.
     """
 
     def __init__(
@@ -104,10 +98,6 @@ class CommitChecker:
         received = await asyncio.to_thread(
             decode_received, sealed.stored, before, incremental=incremental
         )
-        if self._settings is None or not self._settings.table_sources:
-            refused = refused_tables(received.request.sources)
-            if refused:
-                raise problems_error(refused)
         try:
             completed = await add_window_specs(
                 sealed.stored,

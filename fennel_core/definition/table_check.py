@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Final
 
 from psycopg import sql
@@ -32,7 +32,6 @@ from fennel_core.connections.external_postgres import (
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.passes.capabilities import source_not_served
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype
 from fennel_core.vocab.ids import BranchName, WorkspaceId
@@ -67,17 +66,6 @@ def added_tables(graph: Graph, before: Sequence[Source]) -> list[AddedTable]:
         assert dataset is not None, "a valid source has a dataset"
         beside = tuple(each for each in graph.sources if _same(each, table))
         found.append(AddedTable(source, table, dataset.schema, beside))
-    return found
-
-
-def refused_tables(sources: Sequence[Source]) -> list[Problem]:
-    """Return the refusals of tables by a server that does not read them."""
-    found = []
-    for source in sources:
-        if isinstance(source.table, PostgresTable):
-            refused = source_not_served(source.dataset, source.table)
-            hint = "Tables of Postgres are experimental: FENNEL_TABLE_SOURCES is off."
-            found.append(replace(refused, text=f"{refused.text} {hint}"))
     return found
 
 

@@ -20,11 +20,6 @@ class SourceSettings(SinkSettings):
         description="Messages of one batch over all partitions of a source; a source with a long "
         "backlog gives way to the others between batches.",
     )
-    table_sources: bool = Field(
-        False,
-        description="Experimental: serve tables of Postgres as sources on a schedule. While it is "
-        "off, commits with them are refused and none is read. See docs/connectors.md.",
-    )
     source_page_rows: int = Field(
         200_000,
         gt=0,

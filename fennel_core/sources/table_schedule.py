@@ -314,12 +314,9 @@ def _signal(process: asyncio.subprocess.Process, number: signal.Signals) -> None
 
 @dataclass(frozen=True, slots=True)
 class ScheduledTables:
-    """The loop of a definition server, and what ends the runs that are processes of it.
+    """The loop of a definition server, and what ends the runs that are processes of it."""
 
-    `loops`: none while tables are not served.
-    """
-
-    loops: tuple[TableSchedule, ...]
+    loop: TableSchedule
     close: Callable[[], Coroutine[Any, Any, None]]
 
     @classmethod
@@ -338,4 +335,4 @@ class ScheduledTables:
             starter,
             settings.source_runs_at_once,
         )
-        return cls((loop,) if settings.table_sources else (), inline.close)
+        return cls(loop, inline.close)

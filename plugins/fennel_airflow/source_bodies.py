@@ -17,13 +17,7 @@ log = logging.getLogger("fennel.airflow")
 
 
 def claim_due(run: str) -> list[list[str]]:
-    """Claim the sources that are due now for the run of this name; return them with it.
-
-    None are while tables are not served.
-    """
-    if not Settings().table_sources:
-        log.info("FENNEL_TABLE_SOURCES is off: no source is read")
-        return []
+    """Claim the sources that are due now for the run of this name; return them with it."""
     return asyncio.run(_claimed(run))
 
 

@@ -70,17 +70,3 @@ def test_a_task_submits_the_program_with_the_driver_of_the_database(
 def test_the_schedule_of_the_platform_and_not_airflow_repeats_a_read() -> None:
     assert SCHEDULED_SOURCES["default_args"]["retries"] == 0
     assert SCHEDULED_SOURCES["max_active_runs"] > 1, "a long first read holds up no other"
-
-
-def test_no_source_is_due_while_tables_are_not_served(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-
-    async def claimed(run: str) -> list[list[str]]:
-        asked.append(run)
-        return [PAIR]
-
-    monkeypatch.setattr(source_bodies, "_claimed", claimed)
-    assert source_bodies.claim_due("manual__1") == []
-    assert not asked, "no database is asked"
-    monkeypatch.setenv("FENNEL_TABLE_SOURCES", "true")
-    assert source_bodies.claim_due("manual__1") == [PAIR]

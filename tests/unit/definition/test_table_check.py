@@ -8,19 +8,13 @@ from dataclasses import replace
 import pytest
 
 from fennel_core.connections.external_postgres import ExternalColumn, ExternalTable
-from fennel_core.definition.commit_checker import CommitChecker
 from fennel_core.definition.table_check import AddedTable, added_tables, fits, table_problems, unfit
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.settings.model import Settings
 from fennel_core.vocab import dtypes
-from fennel_core.vocab.errors import ApiError
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.connectors import Constant, Login, PlainSecret, Postgres, PostgresTable
-from fennel_core.wire.gen import services_pb2
-from tests.support.definition_world import changed, recorded, request
 from tests.support.ingest_world import KEYED, binding, catalog, source
-from tests.support.ledger_world import World
 
 WORKSPACE = WorkspaceId("w")
 # No server listens on the port 1 of this machine.
@@ -118,32 +112,3 @@ def test_lists_come_from_arrays_and_json_is_text() -> None:
     assert not fits(listed, dtypes.Str())
     assert fits(json, dtypes.Str())
     assert not fits(json, dtypes.Map(dtypes.Int()))
-
-
-def of_a_table(message: services_pb2.SyncRequest) -> None:
-    table = message.sources[0].table.pg_table
-    table.table_name = "orders"
-    table.db.name = "shop"
-    table.db.postgres.host, table.db.postgres.database = "127.0.0.1", "shop"
-    table.db.postgres.port, table.db.postgres.user = 1, "ann"
-    message.sources[0].cursor = "at"
-
-
-async def unused(workspace: WorkspaceId, program: str) -> str:
-    raise AssertionError("the commit is refused before")
-
-
-@pytest.mark.parametrize("settings", [None, Settings(), Settings(table_sources=True)])
-async def test_tables_are_refused_by_name_while_they_are_off(settings: Settings | None) -> None:
-    world = World()
-    await world.open()
-    body = changed(recorded("operators"), of_a_table)
-    on = settings is not None and settings.table_sources
-    checker = CommitChecker(world.context(), unused, None, settings)
-    with pytest.raises(AssertionError if on else ApiError) as refused:
-        await checker.check(request(body))
-    if not on:
-        assert isinstance(refused.value, ApiError)
-        assert (refused.value.status, refused.value.code) == (500, "source-not-served")
-        assert "has a source of Postgres table `orders`, which this platform" in refused.value.text
-        assert refused.value.text.endswith("FENNEL_TABLE_SOURCES is off.")

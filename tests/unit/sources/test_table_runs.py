@@ -200,10 +200,8 @@ def test_the_shortest_interval_of_a_table_counts_and_topics_are_not_scheduled() 
 
 async def test_a_server_starts_as_many_runs_as_may_run() -> None:
     unused = cast(Pool, None), cast(CommitOrchestrator, None)
-    assert not ScheduledTables.of(Settings(), *unused).loops, "experimental"
-    tables = ScheduledTables.of(Settings(table_sources=True, source_runs_at_once=3), *unused)
-    (loop,) = tables.loops
-    assert loop._at_once == 3
+    tables = ScheduledTables.of(Settings(source_runs_at_once=3), *unused)
+    assert tables.loop._at_once == 3
     await tables.close()
 
 
