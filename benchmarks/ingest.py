@@ -21,7 +21,7 @@ one row.
 
 On the platform of this checkout, whose own sources must not run, because they would read, too:
 
-    export FENNEL_ORCHESTRATOR=inline FENNEL_TABLE_SOURCES=true
+    export FENNEL_ORCHESTRATOR=inline
     fennel-core up --only definition --only ingest --only engine --only query --only executors
     eval "$(fennel-core env --all FENNEL_POSTGRES_DSN FENNEL_S3_SECRET_KEY FENNEL_ADMIN_TOKEN \\
         FENNEL_SECRETS_KEY_FILE)"

@@ -126,7 +126,8 @@ def source_test(caller: Caller, name: str, as_json: bool) -> None:
     "--to",
     required=True,
     metavar="PLACE",
-    help="earliest, latest, a time (2026-01-31T12:00:00Z), or offsets by partition (0:12,3:40).",
+    help="earliest, latest, a time (2026-01-31T12:00:00Z), or offsets by partition (0:12,3:40); "
+    "of a table earliest or current.",
 )
 @click.option(
     "--duplicates-rows", is_flag=True, help="Rows of datasets without keys may be there twice."

@@ -80,6 +80,19 @@ CLOCK: Final[LiteralString] = """
         (extract(epoch FROM clock_timestamp()) * 1000000)::bigint
     FROM pg_current_snapshot() s
 """
+TIMELINE: Final[LiteralString] = """
+    SELECT CASE WHEN pg_is_in_recovery()
+        THEN (SELECT greatest(c.timeline_id, r.min_recovery_end_timeline)::bigint
+              FROM pg_control_checkpoint() c, pg_control_recovery() r)
+        ELSE ('x' || substr(pg_walfile_name(pg_current_wal_lsn()), 1, 8))::bit(32)::bigint END
+"""
+"""Of a primary the one that it writes: its last checkpoint may be of before its promotion."""
+HIDDEN: Final = (
+    psycopg.errors.InsufficientPrivilege,
+    psycopg.errors.FeatureNotSupported,
+    psycopg.errors.UndefinedFunction,
+)
+"""How managed servers refuse to show their timeline."""
 
 
 class ExternalPostgresUnusable(ConnectionsError):
@@ -290,6 +303,19 @@ def transaction_clock(connection: psycopg.Connection[tuple[Any, ...]]) -> Transa
     found = connection.execute(CLOCK).fetchone()
     assert found is not None, "the database has a snapshot"
     return TransactionClock(*found)
+
+
+def timeline(connection: psycopg.Connection[tuple[Any, ...]]) -> int | None:
+    """Return the timeline of the server, which a promotion or a restore changes; blocks.
+
+    None if the server does not show it.
+    """
+    try:
+        found = connection.execute(TIMELINE).fetchone()
+    except HIDDEN:
+        return None
+    assert found is not None, "the query has one row"
+    return int(found[0])
 
 
 def _quoted(table: str) -> str:

@@ -51,12 +51,15 @@ from fennel_core.sources.overview import SourceView
 from fennel_core.sources.positions import SourcePosition, restarted, rewound
 from fennel_core.sources.service import ReadTopic, SourceService, topic_of
 from fennel_core.sources.store import SourceLog
+from fennel_core.sources.table_reads import decode, encode, taken
 from fennel_core.sources.trial import OpenSecret
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.connectors import S3Table
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
+CURRENT: Final = "current"
+"""Of a table: where it is, with all rows up to the highest value that was read taken for read."""
 RESTARTS: Final = 5
 RESTART_PAUSE_S: Final = 1.0
 """Between attempts to move a source that is read in rounds, which end soon after a pause."""
@@ -153,6 +156,12 @@ def messages_of(moves: list[Move]) -> tuple[int, int]:
     return again, sum(max(0, move.after - move.before) for move in moves)
 
 
+def taken_position(position: SourcePosition) -> SourcePosition:
+    """Return the position of a table whose rows up to the highest value are taken for read."""
+    cursor = encode(taken(decode(position.cursor))).decode()
+    return rewound(position, position.next, cursor)
+
+
 class SourceRewinds:
     """Moves positions. Use from one event loop. `commit_within_s` as for `ingest.committer`."""
 
@@ -207,23 +216,36 @@ class SourceRewinds:
     async def _from_beginning(
         self, view: SourceView, feed: Feed, to: str, consent: Consent, *, dry_run: bool
     ) -> dict[str, Any]:
-        """Let a table, or all files, be read from the beginning: they have no other place."""
-        if to != EARLIEST:
+        """Let a table, or all files, be read from the beginning: their rows have no numbers.
+
+        A table may be read on from `CURRENT`, too.
+        """
+        places = (EARLIEST, CURRENT) if feed.scheduled else (EARLIEST,)
+        if to not in places:
+            what = "from `earliest`, or on from `current`," if feed.scheduled else "from `earliest`"
             raise RewindPlaceInvalid(
                 f"`{view.name}` reads {feed.stream.title}, whose rows have no numbers; it can be "
-                f"read again from `{EARLIEST}` only"
+                f"read again {what} only"
             )
         if not dry_run and feed.raw_topic not in await self._controls.pauses():
             raise SourceNotPaused(view.name)
         position = (await self._sources.positions(feed)).get(0)
-        moves = [] if position is None or not position.cursor else [Move(0, position.next, 0)]
+        moves = []
+        if position is not None and position.cursor:
+            moves = [Move(0, position.next, position.next if to == CURRENT else 0)]
         if not dry_run:
             require_consent(view, moves, consent)
+            if to == CURRENT and moves and not consent.skips_messages:
+                raise RewindNeedsConsent(
+                    f"rows of `{view.name}` up to the highest value that was read would never be "
+                    "read if they were not yet, and it is not known how many these are; say "
+                    "`skips_messages` (--skips-messages) if they may be lost"
+                )
             # A table is read by runs, which begin at the position that there is.
             if not feed.scheduled:
                 await self._begin_generation(view.name, feed)
             if moves:
-                await self._restart(view, feed)
+                await self._restart(view, feed, taken_position if to == CURRENT else restarted)
             if not feed.scheduled:
                 await self._begin_generation(view.name, feed)
         again, skipped = messages_of(moves)
@@ -235,8 +257,10 @@ class SourceRewinds:
             "dry_run": dry_run,
         }
 
-    async def _restart(self, view: SourceView, feed: Feed) -> None:
-        """Move to the beginning. A reader that has not seen the pause yet may fence the move."""
+    async def _restart(
+        self, view: SourceView, feed: Feed, moved: Callable[[SourcePosition], SourcePosition]
+    ) -> None:
+        """Move as `moved` says. A reader that has not seen the pause yet may fence the move."""
         failure: Exception | None = None
         for _ in range(RESTARTS):
             try:
@@ -246,7 +270,7 @@ class SourceRewinds:
                     if not session.position.cursor:
                         return
                     deadline_s = boot_s() + self._commit_within_s
-                    await session.commit((), restarted(session.position), deadline_s)
+                    await session.commit((), moved(session.position), deadline_s)
                     return
                 finally:
                     session.close()

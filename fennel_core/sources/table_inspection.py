@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any, Final
 
 import psycopg
@@ -12,6 +11,7 @@ from fennel_core.connections.external_postgres import (
     cursor_kind,
     describe_table,
     served_columns,
+    timeline,
     transaction_clock,
     without_index,
 )
@@ -26,8 +26,10 @@ from fennel_core.sources.table_reads import (
     FoundRows,
     TableCursor,
     TableRead,
+    as_taken,
     at_page,
     begins_again,
+    going_on,
     look_back_of,
     require_readable,
     require_same_columns,
@@ -51,6 +53,8 @@ def begun(
             f"connector `{database.name}`: table `{table}` has no column `{cursor}` of integers, "
             "dates or times, which is its cursor; commit the source with another cursor"
         )
+    # Before the clock: a promotion between them is then seen by the next run.
+    number = timeline(connection)
     return TableRead(
         found,
         column,
@@ -58,6 +62,7 @@ def begun(
         served_columns(found),
         transaction_clock(connection),
         look_back_of(kind, disorder_us),
+        timeline=number,
     )
 
 
@@ -76,12 +81,15 @@ def continued(
     if before is None:
         return read, None
     require_same_columns(read, before, title)
-    if read.table.file != before.file:
+    before = as_taken(read, before)
+    found = FoundRows(witness=True, older=True)
+    if read.table.file != before.file or before.emptied is not None:
         row = connection.execute(read_rows_query(read, before)).fetchone()
         assert row is not None, "the query has one row"
-        if begins_again(read, before, FoundRows(*row), title, versioned=versioned):
-            return read, None
-    read = replace(read, seen=before.highest)
+        found = FoundRows(*row)
+    if begins_again(read, before, found, title, versioned=versioned):
+        return read, None
+    read = going_on(read, before, found)
     require_readable(read, before, _number(connection, read, 1), title)
     return read, before
 

@@ -278,7 +278,7 @@ class TableJob:
                 connection, read, before, partition.title, versioned=is_versioned(self._view)
             )
         if before is not None and cursor is None:
-            log.warning("table was written again and is read from its beginning", source=feed.title)
+            log.warning("what was read is not known: the table is read again", source=feed.title)
         return BegunRead(database, read, position, place, cursor)
 
     def _work(self, at: BegunRead, read: TableRead) -> PageWork:

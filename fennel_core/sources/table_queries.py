@@ -113,7 +113,7 @@ def waiting_query(read: TableRead, before: TableCursor) -> sql.Composed:
 
 
 def read_rows_query(read: TableRead, before: TableCursor) -> sql.Composed:
-    """Return the query whether the witness is there, and any row up to the highest value."""
+    """Return the query of `FoundRows`."""
     at = _cursor(read)
     there = sql.SQL("SELECT 1 FROM {} t WHERE {}")
     witness = before.witness or Witness(0, -1)
@@ -121,8 +121,11 @@ def read_rows_query(read: TableRead, before: TableCursor) -> sql.Composed:
         at, _bound(read.kind, witness.value), WRITTEN, sql.Literal(witness.writer)
     )
     older = sql.SQL("{} <= {}").format(at, _bound(read.kind, before.highest))
-    return sql.SQL("SELECT EXISTS ({}), EXISTS ({})").format(
-        there.format(read.table.identifier, same), there.format(read.table.identifier, older)
+    refilled: sql.Composable = sql.SQL("false")
+    if before.emptied is not None:
+        refilled = sql.SQL("{} <= {}").format(at, _bound(read.kind, before.emptied))
+    return sql.SQL("SELECT EXISTS ({}), EXISTS ({}), EXISTS ({})").format(
+        *(there.format(read.table.identifier, each) for each in (same, older, refilled))
     )
 
 

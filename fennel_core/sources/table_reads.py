@@ -98,6 +98,12 @@ class HorizonWentBack(SourceError):
     code = "source-horizon-went-back"
 
 
+class TimelineChanged(SourceError):
+    """The server was promoted or restored: transactions that were read may be gone."""
+
+    code = "source-timeline-changed"
+
+
 class ReadTooOld(SourceError):
     """The database has had so many transactions since the last read that their ids repeat."""
 
@@ -133,7 +139,9 @@ class TableCursor(msgspec.Struct, frozen=True):
     """What was read of a table: see the module. Stored as the cursor of a position.
 
     `floor`: rows with lower values are not looked at; None: all are. `reads`: how many have ended
-    and were settled, `FIRST_READS` at most.
+    and were settled, `FIRST_READS` at most. `timeline`: of the server; None: not known. `emptied`:
+    the highest value that was read when another file had none of the rows, as after TRUNCATE.
+    `taken`: a user has said that all rows which are there up to the highest value were read.
     """
 
     levels: tuple[ReadLevel, ...]
@@ -146,6 +154,9 @@ class TableCursor(msgspec.Struct, frozen=True):
     floor: int | None = None
     reads: int = 0
     witness: Witness | None = None
+    timeline: int | None = None
+    emptied: int | None = None
+    taken: bool = False
 
     @property
     def highest(self) -> int:
@@ -188,6 +199,9 @@ class TableRead:
     near: int = NEAR_ROWS
     seen: int | None = None
     """The highest value that was read before: the clock may have gone back since."""
+    timeline: int | None = None
+    emptied: int | None = None
+    """These are stored as they are: see `TableCursor`."""
 
     @property
     def latest(self) -> int | None:
@@ -253,32 +267,75 @@ def require_same_columns(read: TableRead, before: TableCursor | None, title: str
 
 @dataclass(frozen=True, slots=True)
 class FoundRows:
-    """What of the rows that were read is there. `witness`: the witness; `older`: any at all."""
+    """What of the rows that were read is there. `witness`: the witness; `older`: any at all.
+
+    `refilled`: any up to the highest value of a file whose rows were gone.
+    """
 
     witness: bool
     older: bool
+    refilled: bool = False
 
 
 def begins_again(
     read: TableRead, before: TableCursor, found: FoundRows, title: str, *, versioned: bool
 ) -> bool:
-    """Return whether the table is read from its beginning, because its file is another one.
+    """Return whether the table is read from its beginning: what of it was read is not known.
 
     `versioned`: all its datasets take a row that is read twice for one version (`upsert`). Raises
-    `TableChanged` if it is not known which rows were read, and they would enter twice.
+    `TableChanged` or `TimelineChanged` if the rows would enter twice.
     """
-    if read.table.file == before.file:
-        return False
-    if not found.older or (found.witness and not before.partial):
+    promoted = None not in (read.timeline, before.timeline) and read.timeline != before.timeline
+    same_file = read.table.file == before.file
+    known = same_file or not found.older or (found.witness and not before.partial)
+    if known and not found.refilled and not promoted:
         return False
     if versioned:
         return True
+    if promoted:
+        raise TimelineChanged(
+            f"{title}: its server was promoted or restored since it was read (timeline "
+            f"{before.timeline}, now {read.timeline}). If transactions were lost, others have "
+            "their ids, and it cannot be known which rows were read; with cdc `append` they would "
+            "enter twice. Rewind the source to `current` if none were lost, as in a planned "
+            "switchover, or to `earliest` if rows may enter twice"
+        )
     raise TableChanged(
         f"{title} was written again as a whole (as by pg_repack, TRUNCATE, ALTER TABLE, or VACUUM "
         "FULL during a read), so it cannot be known which rows were read, and with cdc `append` "
-        "they would enter twice; rewind the source to `earliest` if they may, or read the table "
-        "by a connector with another name"
+        "they would enter twice; rewind the source to `earliest` if they may, or to `current` if "
+        "what is there up to the highest value was read"
     )
+
+
+def taken(before: TableCursor) -> TableCursor:
+    """Return the cursor by which the next run takes for read all rows up to the highest value."""
+    return msgspec.structs.replace(before, taken=True)
+
+
+def as_taken(read: TableRead, before: TableCursor) -> TableCursor:
+    """Return what was read, as a user has said it, at the begin of the next read.
+
+    It stays `taken` until a batch or the end of the read stores the next cursor.
+    """
+    if not before.taken:
+        return before
+    return msgspec.structs.replace(
+        before,
+        levels=(ReadLevel(before.highest, None, read.clock.horizon),),
+        file=read.table.file,
+        timeline=read.timeline,
+        emptied=None,
+    )
+
+
+def going_on(read: TableRead, before: TableCursor, found: FoundRows) -> TableRead:
+    """Return the read that goes on behind what was read before."""
+    emptied = before.emptied
+    if read.table.file != before.file and not found.older:
+        emptied = before.highest
+    timeline = before.timeline if read.timeline is None else read.timeline
+    return replace(read, seen=before.highest, timeline=timeline, emptied=emptied)
 
 
 def require_same_file(read: TableRead, now: ExternalTable, title: str) -> None:
@@ -310,7 +367,7 @@ def require_readable(
             f"{title}: all transactions below {newest} had ended when rows were read, and only "
             f"those below {read.clock.horizon} have now, so new rows would be taken for rows that "
             "were read. The server is a replica that is behind, or was restored: wait for it, or "
-            "rewind the source to `earliest`"
+            "rewind the source to `current` (rows up to the highest value were read) or `earliest`"
         )
     floor = read.floor(before)
     if highest is not None and floor is not None and highest < floor:
@@ -364,9 +421,11 @@ def settled(
         floor = look if waiting is None else min(look, waiting)
     reads = min(before.reads + 1, FIRST_READS)
     oldest = min(level.horizon for level in before.levels)
-    kept = (floor, reads, read.table.file) == (before.floor, before.reads, before.file)
+    stored = before.floor, before.reads, before.file, before.timeline, before.emptied
+    kept = (floor, reads, read.table.file, read.timeline, read.emptied) == stored
     if (
         kept
+        and not before.taken
         and len(before.levels) == 1
         and not before.partial
         and read.clock.horizon - oldest < NEWER
@@ -384,7 +443,16 @@ def _cursor(
     witness: Witness | None,
 ) -> TableCursor:
     return TableCursor(
-        chain, read.types, read.table.file, read.cursor.name, read.kind, floor, reads, witness
+        chain,
+        read.types,
+        read.table.file,
+        read.cursor.name,
+        read.kind,
+        floor,
+        reads,
+        witness,
+        read.timeline,
+        read.emptied,
     )
 
 

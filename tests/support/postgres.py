@@ -40,57 +40,45 @@ def postgres_server() -> Iterator[str]:
         yield given
         return
     folder = Path(tempfile.mkdtemp(prefix="fennel-pg-"))
-    binaries, data, port = _binaries(), folder / "data", free_port()
+    try:
+        make_cluster(folder / "data")
+        with running(folder / "data") as dsn:
+            yield dsn
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def make_cluster(data: Path) -> None:
+    """Make the files of a server."""
+    server_tool("initdb", data, "-U", "fennel", "-A", "trust", "--no-sync", "-E", "UTF8")
+
+
+@contextmanager
+def running(data: Path, stop: str = "immediate") -> Iterator[str]:
+    """Run a server over its files; yield the connection string of its maintenance database."""
+    port = free_port()
+    flags = (
+        f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c "
+        "fsync=off -c max_connections=100"
+    )
+    server_tool("pg_ctl", data, "-w", "-o", flags, "-l", str(data.parent / "log"), "start")
+    try:
+        yield f"postgresql://fennel@127.0.0.1:{port}/postgres"
+    finally:
+        server_tool("pg_ctl", data, "-m", stop, "stop")
+
+
+def server_tool(name: str, data: Path, *arguments: str) -> None:
+    """Run a program of Postgres on the files of a server."""
     # initdb refuses to run as root; a user namespace gives it another uid.
     prefix = (
         ["unshare", "--user", "--map-user=1000", "--map-group=1000"] if os.getuid() == 0 else []
     )
-    run = {"check": True, "stdout": subprocess.DEVNULL}
-    try:
-        subprocess.run(  # noqa: S603  # a program of this test, and no shell
-            [
-                *prefix,
-                str(binaries / "initdb"),
-                "-D",
-                str(data),
-                "-U",
-                "fennel",
-                "-A",
-                "trust",
-                "--no-sync",
-                "-E",
-                "UTF8",
-            ],
-            **run,
-        )
-        flags = (
-            f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c "
-            "fsync=off -c max_connections=100"
-        )
-        subprocess.run(  # noqa: S603  # a program of this test, and no shell
-            [
-                *prefix,
-                str(binaries / "pg_ctl"),
-                "-D",
-                str(data),
-                "-w",
-                "-o",
-                flags,
-                "-l",
-                str(folder / "log"),
-                "start",
-            ],
-            **run,
-        )
-        try:
-            yield f"postgresql://fennel@127.0.0.1:{port}/postgres"
-        finally:
-            subprocess.run(  # noqa: S603  # a program of this test, and no shell
-                [*prefix, str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop"],
-                **run,
-            )
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    subprocess.run(  # noqa: S603  # a program of this test, and no shell
+        [*prefix, str(_binaries() / name), "-D", str(data), *arguments],
+        check=True,
+        stdout=subprocess.DEVNULL,
+    )
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from fennel_core.sources.table_reads import (
     CursorWentBack,
     TableChanged,
     TableMoved,
+    taken,
 )
 from tests.support.table_reader import Connection, Reader
 
@@ -423,6 +424,25 @@ def test_rows_that_were_written_again_by_other_transactions_do_not_enter_twice(
     assert set(reader.never_late) == {True}, "none of them is late"
 
 
+def test_a_table_that_was_repacked_is_read_on_when_a_user_takes_its_rows_for_read(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    owner.execute("INSERT INTO orders SELECT n, n FROM generate_series(1, 20) n")
+    reader = Reader(shop)
+    reader.run()
+    owner.execute(PG_REPACK.encode())
+    with pytest.raises(TableChanged, match=r"`current`"):
+        reader.run()
+    assert reader.cursor is not None
+    reader.cursor = taken(reader.cursor)
+    for id_ in (21, 22):
+        reader.run()  # the first one has no rows, and stores what was taken
+        owner.execute("INSERT INTO orders VALUES (%s, 3)", (id_,))
+    reader.run()
+    assert (reader.rows[20:], reader.cursor.taken) == ([21, 22], False)
+
+
 def test_a_table_that_was_emptied_is_read_on(shop: ExternalPostgres, owner: Connection) -> None:
     owner.execute("CREATE TABLE orders (id bigint, at bigint)")
     owner.execute("INSERT INTO orders VALUES (1, 1)")
@@ -433,6 +453,33 @@ def test_a_table_that_was_emptied_is_read_on(shop: ExternalPostgres, owner: Conn
     owner.execute("INSERT INTO orders VALUES (2, 2)")
     reader.run()
     assert reader.rows == [1, 2]
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_a_table_that_is_emptied_and_filled_again_between_reads_does_not_enter_twice(
+    shop: ExternalPostgres, owner: Connection, grows: bool
+) -> None:
+    owner.execute("CREATE TABLE orders (id bigint, at bigint)")
+    owner.execute("INSERT INTO orders SELECT n, n FROM generate_series(1, 20) n")
+    reader = Reader(shop)
+    reader.run()
+    owner.execute("TRUNCATE orders")
+    reader.run()
+    if grows:  # rows that are new, in a file that keeps what wrote them
+        owner.execute("INSERT INTO orders VALUES (21, 21)")
+        reader.run()
+        owner.execute("VACUUM FULL orders")
+        reader.run()
+    owner.execute("INSERT INTO orders SELECT n, n FROM generate_series(1, 20) n")
+    with pytest.raises(TableChanged, match="TRUNCATE"):
+        reader.run()
+    assert reader.rows == list(range(1, 22 if grows else 21))
+    reader.versioned = True
+    reader.run()
+    reader.versioned = False
+    owner.execute("INSERT INTO orders VALUES (5, 5)")
+    reader.run()
+    assert reader.rows[-1] == 5, "what is late now is read"
 
 
 def test_what_a_table_became_is_an_error_that_says_what_to_do(

@@ -10,6 +10,7 @@ import pytest
 
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.external_kafka import ExternalKafka, StreamBounds
+from fennel_core.connections.external_postgres import CursorKind
 from fennel_core.sources import rewind as rewind_module
 from fennel_core.sources.api_errors import (
     RewindEndedEarly,
@@ -25,8 +26,15 @@ from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.sources.rewind import Consent, SourceRewinds
 from fennel_core.sources.service import SourceService
+from fennel_core.sources.table_reads import (
+    ReadLevel,
+    TableCursor,
+    cursor_of,
+    encode,
+    taken,
+)
 from fennel_core.vocab.ids import Identity, TopicName
-from fennel_core.wire.connectors import S3, Login, S3Table
+from fennel_core.wire.connectors import S3, Login, Postgres, PostgresTable, S3Table
 from tests.support.ingest_world import KEYLESS, WORKSPACE, binding, catalog
 from tests.support.source_world import (
     LOST_AFTER,
@@ -214,6 +222,28 @@ async def test_files_are_read_again_from_the_earliest_one_only() -> None:
     await world.controls.resume([RAW])
     with pytest.raises(SourceNotPaused):
         await world.rewind("earliest", name=name)
+
+
+async def test_a_table_is_read_on_with_what_is_there_taken_for_read() -> None:
+    login = Login(None, None)
+    table = PostgresTable(Postgres("shop", "db", 5432, "shop", None, login), "orders", None)
+    world = await Rewinding(stream_source(table=table)).paused()
+    name = "kafka/orders"
+    assert (await world.rewind("current", name=name))["moves"] == [], "it was never read"
+    level = ReadLevel(7, None, 100)
+    cursor = TableCursor((level,), {"at": "bigint"}, 4, "at", CursorKind.INTEGER)
+    end = StreamPlace(3, encode(cursor).decode())
+    await world.sources.writer().write_rows(row_batch(0, 3, end=end))
+    with pytest.raises(RewindPlaceInvalid, match=r"from `earliest`, or on from `current`, only"):
+        await world.rewind("latest", name=name)
+    with pytest.raises(RewindNeedsConsent, match=r"would never be read .* `skips_messages`"):
+        await world.rewind("current", Consent(duplicates_rows=True), name=name)
+    done = await world.rewind("current", Consent(skips_messages=True), name=name)
+    assert (done["moves"], done["read_again"]) == ([{"partition": 0, "from": 3, "to": 3}], 0)
+    position = await world.position()
+    assert position is not None
+    assert (position.next, position.rewinds) == (3, 1)
+    assert cursor_of(position.cursor) == taken(cursor)
 
 
 async def test_a_reader_of_files_that_has_not_seen_the_pause_does_not_end_the_order(
