@@ -8,6 +8,8 @@ from typing import Any
 
 import psycopg
 import pyarrow as pa
+import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from fennel_core.connections.external_postgres import ExternalPostgres, transaction_clock
 from fennel_core.sources.read_rows import StreamPlace
@@ -28,6 +30,22 @@ from fennel_core.sources.table_reads import (
 )
 
 Connection = psycopg.Connection[tuple[Any, ...]]
+
+
+@pytest.fixture
+def shop(database: str) -> ExternalPostgres:
+    """The database as a connector reaches it."""
+    at = conninfo_to_dict(database)
+    return ExternalPostgres(
+        "shop", str(at["host"]), int(str(at["port"])), str(at["dbname"]), "fennel", "", {}
+    )
+
+
+@pytest.fixture
+def owner(database: str) -> Iterator[Connection]:
+    """A connection of the owner of the tables."""
+    with psycopg.connect(database, autocommit=True) as connection:
+        yield connection
 
 
 class Reader:
