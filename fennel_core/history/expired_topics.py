@@ -5,15 +5,12 @@ from __future__ import annotations
 import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Final
 
 from fennel_core.history.expiring import TopicExpiry
-from fennel_core.history.row_needs import STEP, RowNeeds, RowNeedsReader
+from fennel_core.history.row_needs import RowNeeds, RowNeedsReader
 from fennel_core.history.store import Readers
 from fennel_core.history.topic_counts import group_of
 from fennel_core.vocab.ids import Micros, TopicName, WorkspaceId
-
-STEP_US: Final = int(STEP.total_seconds() * 1_000_000)
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,10 +33,10 @@ def workspace_of(topic: TopicName) -> WorkspaceId:
     return WorkspaceId(group_of(topic).workspace)
 
 
-def expiries(needs: RowNeeds, now_us: int, step_us: int = 0) -> Expiries:
+def expiries(needs: RowNeeds, now_us: int, *, dry_run: bool = False) -> Expiries:
     """Return what has expired, by the slowest clock.
 
-    `now_us`: the clock of this machine. `step_us`: how far the clock of a workspace would be moved.
+    `now_us`: the clock of this machine. `dry_run`: as if the clocks of workspaces were moved on.
     """
     found = {}
     for topic, each in needs.kept.items():
@@ -48,7 +45,8 @@ def expiries(needs: RowNeeds, now_us: int, step_us: int = 0) -> Expiries:
         if each.kept_because is not None or clock is None:
             continue
         # A dry run shows what a confirmation would let go.
-        if step_us or not (clock.keeps_old_rows or workspace in needs.changing):
+        if dry_run or not (clock.keeps_old_rows or workspace in needs.changing):
+            step_us = clock.step_us if dry_run else 0
             now = min(clock.accepted_us, clock.aged_us + step_us, now_us)
             found[topic] = TopicExpiry(each.timestamp, Micros(now - each.kept_us), each.kept_us)
     return Expiries(found, needs.readers)
@@ -59,5 +57,4 @@ async def expiries_now(reader: RowNeedsReader, *, dry_run: bool = False) -> Expi
 
     Raises SystemUnavailable.
     """
-    step_us = STEP_US if dry_run else 0
-    return expiries(await reader.read(), int(time.time() * 1_000_000), step_us)
+    return expiries(await reader.read(), int(time.time() * 1_000_000), dry_run=dry_run)

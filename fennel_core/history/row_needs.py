@@ -12,8 +12,9 @@ T1 and T2, whose jobs are not registered yet, loses none, and neither does one t
 retention, until a commit confirms it.
 
 The clock that ages rows must not jump. It is the earliest of four: the database's, this machine's,
-the database's when the workspace last accepted rows, and its own: each run moves that on by a
-bounded step (`advance_clocks`), so a jump of all the others loses no more than this step.
+the database's when the workspace last accepted rows, and its own: runs move that on by a bounded
+step per day, however many they are (`advance_clocks`), so a jump of all the others loses no more
+than the steps of the days until it is noticed.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from fennel_core.vocab.ids import TopicName, WorkspaceId
 
 log = logger(__name__)
 STEP: Final = timedelta(days=7)
-"""How far a run moves the clock of a workspace: more than the time between two runs."""
+"""How far runs move the clock of a workspace in a day: more than that, so that it catches up."""
 CHANGING: Final = ("reserved", "created")
 """The states of commits between T1 and T2."""
 VERSIONS: LiteralString = """
@@ -60,20 +61,27 @@ IDS: Final = f"""
 """  # noqa: S608  # a constant
 LOCK: Final = "SELECT FROM workspace WHERE name = %(workspace)s FOR SHARE"
 """Commits lock the row FOR NO KEY UPDATE from T1 on."""
-CLOCKS: Final = """
+MACHINE: Final = "to_timestamp(%(machine_s)s)"
+STEP_NOW: Final = f"""
+    least(%(step)s, greatest(interval '0', (least(now(), {MACHINE}) - w.aged_at) * %(days)s))
+"""
+"""A clock that was in the future and was set right gives no step, once."""
+CLOCKS: Final = f"""
     SELECT w.name, w.keeps_old_rows OR coalesce(w.old_rows_held_until > now(), false),
         (extract(epoch FROM w.aged_to) * 1000000)::bigint,
-        (extract(epoch FROM least(i.rows_at, now())) * 1000000)::bigint
+        (extract(epoch FROM least(i.rows_at, now())) * 1000000)::bigint,
+        (extract(epoch FROM {STEP_NOW}) * 1000000)::bigint
     FROM workspace w JOIN ingest_clock i ON i.workspace = w.name AND i.rows_at IS NOT NULL
-"""
+"""  # noqa: S608  # a constant
 """Not the stamps of `ingest_clock`, which erasures advance, too."""
-ADVANCE: Final = """
-    UPDATE workspace w SET aged_to = least(n.at, w.aged_to + %(step)s)
-    FROM (SELECT workspace, least(rows_at, now(), to_timestamp(%(machine_s)s)) AS at
+ADVANCE: Final = f"""
+    UPDATE workspace w
+    SET aged_to = least(n.at, w.aged_to + {STEP_NOW}), aged_at = least(now(), {MACHINE})
+    FROM (SELECT workspace, least(rows_at, now(), {MACHINE}) AS at
           FROM ingest_clock WHERE rows_at IS NOT NULL) AS n
     WHERE n.workspace = w.name AND n.at > w.aged_to
     RETURNING w.name, n.at > w.aged_to
-"""
+"""  # noqa: S608  # a constant
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,11 +90,13 @@ class RowClock:
 
     `aged_us`: how far runs have moved it. `accepted_us`: when rows were last accepted, but not
     later than now. `keeps_old_rows`: none leaves, because the workspace is older than retention.
+    `step_us`: how far a run would move it at most.
     """
 
     aged_us: int
     accepted_us: int
     keeps_old_rows: bool = False
+    step_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +129,7 @@ class RowNeedsReader:
             known = {"known": list(self._catalogs), "changing": list(CHANGING)}
             catalogs = await _rows(connection, CATALOGS, known)
             jobs = await _rows(connection, JOBS, {"known": list(self._jobs)})
-            clocks = await _rows(connection, CLOCKS, {})
+            clocks = await _rows(connection, CLOCKS, _clock_values())
         self._catalogs = {
             id_: self._catalogs[id_] if data is None else stored_names.loads(data, Catalog)
             for _, id_, data, _ in catalogs
@@ -135,22 +145,26 @@ class RowNeedsReader:
             retention_of(self._catalogs.values(), self._jobs.values()),
             {name: Readers(name, frozenset(found)) for name, found in ids.items()},
             {
-                WorkspaceId(name): RowClock(aged, accepted, keeps)
-                for name, keeps, aged, accepted in clocks
+                WorkspaceId(name): RowClock(aged, accepted, keeps, step)
+                for name, keeps, aged, accepted, step in clocks
             },
             frozenset(WorkspaceId(name) for name, _, _, changing in catalogs if changing),
         )
 
     async def advance_clocks(self) -> None:
-        """Move the clocks of all workspaces on to now, but not by more than STEP."""
-        values = {"step": STEP, "machine_s": time.time()}
+        """Move the clocks of all workspaces on to now, but not by more than STEP per day."""
         async with postgres.connection_of(self._pool) as connection:
-            moved = await _rows(connection, ADVANCE, values)
+            moved = await _rows(connection, ADVANCE, _clock_values())
         if behind := sorted(name for name, is_behind in moved if is_behind):
             log.warning(
-                "the clock that ages rows is behind: a clock has jumped, or no run was made",
+                "the clock that ages rows is behind: a clock has jumped, or for days no run was "
+                "made or no row accepted",
                 workspaces=behind,
             )
+
+
+def _clock_values() -> dict[str, object]:
+    return {"step": STEP, "days": STEP.days, "machine_s": time.time()}
 
 
 async def readers_now(connection: AsyncConnection, workspace: WorkspaceId) -> Readers:

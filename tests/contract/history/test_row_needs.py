@@ -135,29 +135,77 @@ async def test_a_commit_comes_before_or_after_a_file_is_replaced(database: str) 
         assert not await replacing
 
 
+DAY_US, SLACK_US = 86_400e6, 60e6
+STEP_US = STEP.total_seconds() * 1e6
+
+
+async def behind_us(connections: Pool, *, dry_run: bool = False) -> float:
+    """Return how far the clock that ages clicks is behind now."""
+    found = (await expiries_now(RowNeedsReader(connections), dry_run=dry_run)).topics[CLICKS]
+    now = (await PostgresHistoryFiles(connections).now()).timestamp() * 1e6
+    return now - HISTORY_US - found.oldest
+
+
+async def set_clock(connections: Pool, days_behind: int, hours_ago: int) -> None:
+    """Let the clock be so far behind, and have been moved last so long ago (negative: later)."""
+    await execute(
+        connections,
+        "UPDATE workspace SET aged_to = now() - make_interval(days => %s), "
+        "aged_at = now() - make_interval(hours => %s)",
+        days_behind,
+        hours_ago,
+    )
+
+
 async def test_a_run_moves_the_clock_of_a_workspace_by_one_step_at_most(database: str) -> None:
     async with pool(database, name="test", size=2) as connections:
         await commit_dataset(connections, 1, clicks=True)
         await accept(connections)
         needs = RowNeedsReader(connections)
-        await execute(connections, "UPDATE workspace SET aged_to = now() - interval '10 days'")
-
-        async def behind_us(*, dry_run: bool = False) -> float:
-            found = (await expiries_now(needs, dry_run=dry_run)).topics[CLICKS]
-            now = (await PostgresHistoryFiles(connections).now()).timestamp() * 1e6
-            return now - HISTORY_US - found.oldest
-
-        day, slack = 86_400e6, 60e6
-        step = STEP.total_seconds() * 1e6
-        assert abs(await behind_us() - 10 * day) < slack
-        assert abs(await behind_us(dry_run=True) - (10 * day - step)) < slack
+        await set_clock(connections, 10, 24 * 30)
+        assert abs(await behind_us(connections) - 10 * DAY_US) < SLACK_US
+        assert abs(await behind_us(connections, dry_run=True) - (10 * DAY_US - STEP_US)) < SLACK_US
         await needs.advance_clocks()
-        assert abs(await behind_us() - (10 * day - step)) < slack
+        assert abs(await behind_us(connections) - (10 * DAY_US - STEP_US)) < SLACK_US
+        await execute(connections, "UPDATE workspace SET aged_at = now() - interval '1 day'")
         await needs.advance_clocks()
-        assert abs(await behind_us()) < slack
+        assert abs(await behind_us(connections)) < SLACK_US
         await accept(connections, seconds_ago=3600)
         await needs.advance_clocks()
-        assert abs(await behind_us() - 3600e6) < slack, "rows of a quiet workspace stay"
+        assert abs(await behind_us(connections) - 3600e6) < SLACK_US, "rows of a quiet one stay"
+
+
+async def test_repeated_runs_move_the_clock_of_a_workspace_no_further(database: str) -> None:
+    async with pool(database, name="test", size=2) as connections:
+        await commit_dataset(connections, 1, clicks=True)
+        await accept(connections)
+        needs = RowNeedsReader(connections)
+        await set_clock(connections, 100, 24 * 30)
+        for _ in range(10):
+            await needs.advance_clocks()
+        assert abs(await behind_us(connections) - (100 * DAY_US - STEP_US)) < SLACK_US
+        assert abs(await behind_us(connections, dry_run=True) - 93 * DAY_US) < SLACK_US
+        await set_clock(connections, 100, 6)
+        for _ in range(10):
+            await needs.advance_clocks()
+        quarter = STEP_US / 4
+        assert abs(await behind_us(connections) - (100 * DAY_US - quarter)) < SLACK_US
+
+
+async def test_a_clock_that_is_set_right_holds_the_clock_of_a_workspace_for_one_run(
+    database: str,
+) -> None:
+    async with pool(database, name="test", size=2) as connections:
+        await commit_dataset(connections, 1, clicks=True)
+        await accept(connections)
+        needs = RowNeedsReader(connections)
+        await set_clock(connections, 3, -24 * 365)
+        await needs.advance_clocks()
+        assert abs(await behind_us(connections) - 3 * DAY_US) < SLACK_US
+        await execute(connections, "UPDATE workspace SET aged_at = aged_at - interval '1 hour'")
+        await needs.advance_clocks()
+        hour = STEP_US / 24
+        assert abs(await behind_us(connections) - (3 * DAY_US - hour)) < SLACK_US
 
 
 async def test_every_source_of_rows_moves_the_clock_of_accepted_rows(database: str) -> None:

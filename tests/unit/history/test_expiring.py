@@ -126,9 +126,11 @@ def test_rows_age_by_the_slowest_clock() -> None:
     }
     shop = WorkspaceId("w")
 
-    def oldest(clock: RowClock, now: int, step: int = 0, *changing: WorkspaceId) -> int | None:
+    def oldest(
+        clock: RowClock, now: int, *changing: WorkspaceId, dry_run: bool = False
+    ) -> int | None:
         needs = RowNeeds(kept, {}, {shop: clock}, frozenset(changing))
-        found = expiries(needs, now, step).topics
+        found = expiries(needs, now, dry_run=dry_run).topics
         assert all(found[each] == TopicExpiry("at", found[each].oldest, 30) for each in found)
         assert found.keys() <= {clicks}
         return found[clicks].oldest if found else None
@@ -136,8 +138,11 @@ def test_rows_age_by_the_slowest_clock() -> None:
     assert oldest(RowClock(110, 100), 90) == 60, "this machine's"
     assert oldest(RowClock(110, 80), 90) == 50, "that of the last rows"
     assert oldest(RowClock(70, 80), 90) == 40, "that which runs move on"
-    assert oldest(RowClock(70, 80), 90, 7) == 47, "a dry run counts what the next one removes"
+    ahead = RowClock(70, 80, step_us=7)
+    assert oldest(ahead, 90) == 40
+    assert oldest(ahead, 90, dry_run=True) == 47, "a dry run counts what the next one removes"
     assert oldest(RowClock(70, 80, keeps_old_rows=True), 90) is None
-    assert oldest(RowClock(70, 80, keeps_old_rows=True), 90, 7, shop) == 47, "so it counts this"
-    assert oldest(RowClock(70, 80), 90, 0, shop) is None, "a commit is between T1 and T2"
+    kept_back = replace(ahead, keeps_old_rows=True)
+    assert oldest(kept_back, 90, shop, dry_run=True) == 47, "so it counts this"
+    assert oldest(RowClock(70, 80), 90, shop) is None, "a commit is between T1 and T2"
     assert expiries(RowNeeds(kept, {}, {}), 90).topics == {}

@@ -112,7 +112,7 @@ async def test_a_file_larger_than_the_limit_is_searched_alone() -> None:
 
 
 def reads(topics: Mapping[TopicName, TopicExpiry]) -> ReadExpiries:
-    """Return a function that returns these, with nobody who reads rows."""
+    """Return a function that returns these, for a workspace without readers."""
 
     async def read() -> Expiries:
         return Expiries(topics, {workspace_of(BIG): Readers(workspace_of(BIG), frozenset())})
