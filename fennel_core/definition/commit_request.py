@@ -5,6 +5,9 @@ the same digest and the branch is where it was for the first one: either still a
 first commit (which is then running), or at the first commit itself (which then succeeded). The
 digest alone would return an old commit when a user goes back to earlier definitions on purpose; a
 digest with the base would treat a repeated request as new, because the first one moved the branch.
+
+In a workspace that is older than retention (decision 0089) a repeated commit that allows data loss
+is a new one: it confirms what the earlier one could not.
 """
 
 from __future__ import annotations
@@ -76,7 +79,8 @@ async def store_commit(
     async def store(tx: LedgerTransaction) -> Commit:
         branch = await locked_branch(tx, request.workspace, request.branch)
         earlier = await tx.same_commit(request.workspace, request.branch, digest)
-        if earlier is not None and is_repetition(earlier, branch):
+        repeats = earlier is not None and is_repetition(earlier, branch)
+        if earlier and repeats and not await _confirms_retention(context, tx, earlier):
             return earlier
         row = await tx.commit(new_id)
         if row is None:
@@ -94,3 +98,15 @@ async def store_commit(
         return row
 
     return await context.ledger.run(store)
+
+
+async def _confirms_retention(
+    context: LedgerContext, tx: LedgerTransaction, earlier: Commit
+) -> bool:
+    """Return whether a repetition of commit `earlier` lets old rows of its workspace leave."""
+    return (
+        context.history_retention
+        and earlier.state in COMMITTED
+        and earlier.options.allow_data_loss
+        and await tx.keeps_old_rows(earlier.workspace)
+    )
