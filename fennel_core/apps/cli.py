@@ -189,6 +189,7 @@ def status(as_json: bool) -> None:
             "warming": answers.warming,
             "history": answers.history,
             "erasures": answers.erasures,
+            "held_rows": answers.held_rows,
             "retained": answers.retained,
             "needed_records": answers.alarms,
             "failing_drills": answers.drills,
@@ -209,6 +210,7 @@ def status(as_json: bool) -> None:
         if context.settings.history:
             status_tables.print_history(answers.history)
             status_tables.print_erasures(answers.erasures)
+            status_tables.print_held_rows(answers.held_rows)
         status_tables.print_sources(answers.sources)
         status_tables.print_sinks(answers.sinks)
         status_tables.print_dead_letters(answers.dead_letters)

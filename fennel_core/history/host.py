@@ -30,6 +30,7 @@ from fennel_core.connections.postgres import Pool
 from fennel_core.history.backlog import RollRule
 from fennel_core.history.erasure_report import ErasureReport
 from fennel_core.history.errors import RollFailed
+from fennel_core.history.held_rows import HeldRowsReport
 from fennel_core.history.kafka import TopicReader
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.pruning import prune_history
@@ -53,6 +54,8 @@ TOPICS: Final = "/topics"
 """The path of the counts of each topic, for `fennel-core status`."""
 ERASURES: Final = "/erasures"
 """The path of the progress of erasures, for `fennel-core status`."""
+HELD_ROWS: Final = "/held_rows"
+"""The path of the workspaces that keep rows older than `history`, for `fennel-core status`."""
 log = structlog.get_logger(__name__)
 
 GROUP: Final = ("workspace", "kind")
@@ -183,6 +186,7 @@ async def run_history(settings: Settings, *beside: Beside) -> None:
             state.publish,
         )
         erasures = ErasureReport(pool)
+        held = HeldRowsReport(pool, retention=settings.history_retention)
         marks = PostgresGarbageMarks(pool)
         grace = timedelta(milliseconds=settings.history_grace_ms)
         limit = DeletionLimit(settings.garbage_items, settings.garbage_percent)
@@ -208,9 +212,8 @@ async def run_history(settings: Settings, *beside: Beside) -> None:
                         retired=done.retired,
                     )
 
-        server = await HealthEndpoint(
-            PROCESS, {"rounds": state.check}, {TOPICS: state.report, ERASURES: erasures.rows}
-        ).serve(
+        reports = {TOPICS: state.report, ERASURES: erasures.rows, HELD_ROWS: held.rows}
+        server = await HealthEndpoint(PROCESS, {"rounds": state.check}, reports).serve(
             settings.host,
             settings.history_port,
             host_rules(settings, PROCESS, public=False),
@@ -222,6 +225,7 @@ async def run_history(settings: Settings, *beside: Beside) -> None:
                 _run_passes(writer, state, settings.history_trigger_s),
                 pruning(),
                 erasures.run(),
+                held.run(),
                 *(work(settings, pool) for work in beside),
             ],
             roller.stop,

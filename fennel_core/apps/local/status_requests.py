@@ -35,6 +35,8 @@ class StatusAnswers:
     history: dict[str, dict[str, Any]] | None
     erasures: Rows | None
     """What history may still have of the erased keys of datasets, by topic."""
+    held_rows: Rows | None
+    """Workspaces that keep rows older than `history`, and why."""
     retained: Rows | None
     alarms: Rows | None
     drills: Rows | None
@@ -63,6 +65,7 @@ def read(settings: Settings) -> StatusAnswers:
         warming=_rows(settings, f"{settings.query_url}/status", "warming"),
         history=_history(settings),
         erasures=_report(settings, settings.history_port, "erasures"),
+        held_rows=_report(settings, settings.history_port, "held_rows"),
         retained=_rows(settings, f"{operations}/retained", "retained"),
         alarms=_rows(settings, f"{operations}/needed", "alarms"),
         drills=_rows(settings, f"{operations}/drills", "drills"),

@@ -314,6 +314,39 @@ def print_erasures(topics: Sequence[AlarmRow] | None) -> None:
         console.print(f"and {len(left) - MAX_ROWS} more topics: `fennel-core status --json`")
 
 
+def held_rows_line(row: AlarmRow) -> str:
+    """Return why a workspace keeps rows older than `history`, and what to do."""
+    match row["reason"]:
+        case "unconfirmed":
+            why = (
+                "the workspace is older than retention, and no commit has confirmed that they "
+                "may leave. See which ones with `fennel-core maintain-history --dry-run`, then "
+                "commit its definitions with allow_data_loss, unchanged or with a longer `history`"
+            )
+        case "grace":
+            why = f"they may leave from {row['at']} on: until then a commit may still keep them"
+        case "commit":
+            why = (
+                f"commit {row['commit']}, received {row['at']}, has neither finished nor been "
+                "undone. See why below, or in the logs of `definition` and of Airflow's DAG "
+                "`commit`"
+            )
+        case other:
+            why = str(other)
+    return f"Rows older than 'history' stay in workspace {row['workspace']}: {why}."
+
+
+def print_held_rows(workspaces: Sequence[AlarmRow] | None) -> None:
+    """Print one line per reason why a workspace keeps rows older than `history`."""
+    console = _console()
+    for row in (workspaces or ())[:MAX_ROWS]:
+        colour = "dim" if row["reason"] == "grace" else "yellow"
+        console.print(held_rows_line(row), style=colour, highlight=False, markup=False)
+    if workspaces and len(workspaces) > MAX_ROWS:
+        more = len(workspaces) - MAX_ROWS
+        console.print(f"and {more} more: `fennel-core status --json`", highlight=False)
+
+
 def parse_lost_rows(metrics: str) -> dict[str, dict[str, int]]:
     """Return workspace → reason → rows that the query log lost, from the query server's metrics."""
     found: dict[str, dict[str, int]] = {}

@@ -309,3 +309,24 @@ def test_datasets_are_listed_until_their_erased_keys_have_left(
     status_tables.print_erasures(None)
     status_tables.print_erasures([])
     assert capsys.readouterr().out == ""
+
+
+def test_workspaces_that_keep_old_rows_are_named_with_what_to_do(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "400")
+    row = {"workspace": "w", "at": "2026-01-02T03:04:05", "commit": "c7"}
+    reasons = ("unconfirmed", "grace", "commit")
+    status_tables.print_held_rows([row | {"reason": reason} for reason in reasons])
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("Rows older than 'history' stay in workspace w: ") for line in lines)
+    unconfirmed, grace, commit = lines
+    assert "commit its definitions with allow_data_loss" in unconfirmed
+    assert "they may leave from 2026-01-02T03:04:05 on" in grace
+    assert "commit c7, received 2026-01-02T03:04:05, has neither finished" in commit
+    many = [row | {"reason": "commit"}] * (status_tables.MAX_ROWS + 2)
+    status_tables.print_held_rows(many)
+    assert "and 2 more: " in capsys.readouterr().out
+    status_tables.print_held_rows(None)
+    status_tables.print_held_rows([])
+    assert capsys.readouterr().out == ""
