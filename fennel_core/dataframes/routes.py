@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
@@ -10,42 +10,22 @@ from fennel_core.dataframes.api_errors import ReadRefused
 from fennel_core.dataframes.planning import AskedDataset
 from fennel_core.dataframes.read_request import Mode
 from fennel_core.dataframes.read_service import DataframeReads
-from fennel_core.definition.json_messages import json_body
+from fennel_core.definition.attached import attached
+from fennel_core.definition.json_messages import json_body, object_body
 from fennel_core.definition.routes import API
 from fennel_core.definition.server_state import Reader, State
 from fennel_core.vocab.ids import DatasetName, Offset, PartitionIndex, TopicName
 
-_BODY: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "dataset": {"type": "string"},
-                        "mode": {"type": "string", "enum": list(Mode)},
-                    },
-                    "required": ["dataset", "mode"],
-                    "additionalProperties": False,
-                }
-            }
-        },
-    }
+SOURCE: Final = {
+    "dataset": {"type": "string"},
+    "mode": {"type": "string", "enum": list(Mode)},
 }
 MSGPACK: Final = "application/msgpack"
 
 router = APIRouter(prefix=f"{API}/dataframes", tags=["dataframes"])
 
 
-def dataframe_reads(request: Request) -> DataframeReads:
-    """Return the service that `apps.definition` attached to the application."""
-    found = request.app.state.dataframe_reads
-    assert isinstance(found, DataframeReads)
-    return found
-
-
-Reads = Annotated[DataframeReads, Depends(dataframe_reads)]
+Reads = Annotated[DataframeReads, Depends(attached("dataframe_reads", DataframeReads))]
 Key = Annotated[str, Query(description="Of a file, as `source` returned it.")]
 First = Annotated[int, Query(ge=0, description="First byte, or first offset.")]
 Size = Annotated[int, Query(gt=0, description="Number of bytes.")]
@@ -53,11 +33,10 @@ End = Annotated[int, Query(ge=0, description="Offset behind the last record.")]
 Partition = Annotated[int, Query(ge=0)]
 
 
-@router.post("/source", openapi_extra=_BODY)
+@router.post("/source", openapi_extra=object_body(SOURCE, SOURCE))
 async def source(request: Request, state: State, principal: Reader, reads: Reads) -> Response:
     """Return what there is to read of a dataset as of now, for the DataFrame reader."""
-    names = frozenset({"dataset", "mode"})
-    body = await json_body(request, state.settings.body_limit_bytes, names)
+    body = await json_body(request, state.settings.body_limit_bytes, frozenset(SOURCE))
     dataset, mode = body.get("dataset"), body.get("mode")
     if not isinstance(dataset, str) or mode not in set(Mode):
         raise ReadRefused(f"name a `dataset`, and a `mode` of {', '.join(Mode)} [read-option]")

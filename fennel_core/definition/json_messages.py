@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping
 from typing import Any
 
 import msgspec
@@ -33,11 +34,33 @@ async def json_body(request: Request, limit_bytes: int, fields: frozenset[str]) 
     return value
 
 
+def object_body(
+    properties: Mapping[str, object], required: Collection[str] | None = ()
+) -> dict[str, Any]:
+    """Return the `openapi_extra` of a route that reads a JSON object with `json_body`.
+
+    `required`: of its properties; None if the body may be absent.
+    """
+    schema = {"type": "object", "properties": dict(properties), "additionalProperties": False}
+    if required:
+        schema["required"] = sorted(required)
+    body: dict[str, Any] = {"content": {"application/json": {"schema": schema}}}
+    return {"requestBody": body if required is None else {"required": True} | body}
+
+
 def required_string(body: dict[str, Any], name: str) -> str:
     """Return the field `name` of a request body. Raises JsonMalformed."""
     value = body.get(name)
     if not isinstance(value, str):
         raise JsonMalformed(f"`{name}` is required in the request body and must be a string")
+    return value
+
+
+def optional_flag(body: dict[str, Any], name: str) -> bool:
+    """Return the flag `name` of a request body; False without it. Raises JsonMalformed."""
+    value = body.get(name, False)
+    if not isinstance(value, bool):
+        raise JsonMalformed(f"`{name}` in the request body must be true or false")
     return value
 
 

@@ -9,64 +9,40 @@ from fastapi.responses import StreamingResponse
 
 from fennel_core.connections.asgi import read_body
 from fennel_core.connections.audit_events import Action
-from fennel_core.definition.json_messages import json_body, json_response
+from fennel_core.definition.attached import attached
+from fennel_core.definition.json_messages import json_body, json_response, object_body
 from fennel_core.definition.routes import API
 from fennel_core.definition.server_state import Reader, State
 from fennel_core.offline.request_service import LISTED, OfflineRequests
 
 MOST_LISTED: Final = 1000
 _NAMES: Final[dict[str, Any]] = {"type": "array", "items": {"type": "string"}}
-_BODY: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {
-                        "input_features": _NAMES,
-                        "output_features": _NAMES,
-                        "input": {
-                            "type": "object",
-                            "properties": {
-                                "Pandas": {
-                                    "type": "object",
-                                    "additionalProperties": {"type": "array", "items": {}},
-                                }
-                            },
-                            "required": ["Pandas"],
-                            "additionalProperties": False,
-                        },
-                        "timestamp_column": {"type": "string"},
-                        "s3_output": {"type": "null"},
-                        "use_v2": {"type": "boolean"},
-                        "workflow": {"type": "string"},
-                        "num_dpus": {"type": "number"},
-                    },
-                    "required": [
-                        "input",
-                        "input_features",
-                        "output_features",
-                        "timestamp_column",
-                    ],
-                    "additionalProperties": False,
-                }
-            }
-        },
-    }
+_PANDAS: Final = {
+    "type": "object",
+    "properties": {
+        "Pandas": {"type": "object", "additionalProperties": {"type": "array", "items": {}}}
+    },
+    "required": ["Pandas"],
+    "additionalProperties": False,
 }
+_BODY: Final = object_body(
+    {
+        "input_features": _NAMES,
+        "output_features": _NAMES,
+        "input": _PANDAS,
+        "timestamp_column": {"type": "string"},
+        "s3_output": {"type": "null"},
+        "use_v2": {"type": "boolean"},
+        "workflow": {"type": "string"},
+        "num_dpus": {"type": "number"},
+    },
+    ("input", "input_features", "output_features", "timestamp_column"),
+)
 
 router = APIRouter(prefix=f"{API}/query_offline", tags=["query_offline"])
 
 
-def offline_requests(request: Request) -> OfflineRequests:
-    """Return the service that `apps.definition` attached to the application."""
-    found = request.app.state.offline_requests
-    assert isinstance(found, OfflineRequests)
-    return found
-
-
-Requests = Annotated[OfflineRequests, Depends(offline_requests)]
+Requests = Annotated[OfflineRequests, Depends(attached("offline_requests", OfflineRequests))]
 RequestId = Annotated[str, Query(description="As `POST /api/v1/query_offline` returned it.")]
 Number = Annotated[int, Query(ge=0, description="Number of the file, from 0.")]
 Failed = Annotated[bool, Query(description="The failed rows of the file, with reasons.")]

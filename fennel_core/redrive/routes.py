@@ -8,7 +8,13 @@ from typing import Annotated, Any, Final
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from fennel_core.connections.audit_events import Action
-from fennel_core.definition.json_messages import json_body, json_response
+from fennel_core.definition.attached import attached
+from fennel_core.definition.json_messages import (
+    json_body,
+    json_response,
+    object_body,
+    optional_flag,
+)
 from fennel_core.definition.routes import API
 from fennel_core.definition.server_state import Administrator, Committer, State
 from fennel_core.redrive.api_errors import LetterFilterMalformed
@@ -22,25 +28,13 @@ REPLAY_FIELDS: Final = frozenset({*FILTERS, "dry_run"})
 DROP_FIELDS: Final = REPLAY_FIELDS | {"all"}
 
 
-def _body(fields: frozenset[str]) -> dict[str, Any]:
-    properties = {
-        name: {"type": "string" if name in FILTERS else "boolean"} for name in sorted(fields)
-    }
-    schema = {"type": "object", "properties": properties, "additionalProperties": False}
-    return {"requestBody": {"content": {"application/json": {"schema": schema}}}}
-
-
 router = APIRouter(prefix=f"{API}/dead_letters", tags=["dead_letters"])
+Service = Annotated[Redrive, Depends(attached("redrive", Redrive))]
 
 
-def redrive(request: Request) -> Redrive:
-    """Return the service that `apps.definition` attached to the application."""
-    found = request.app.state.redrive
-    assert isinstance(found, Redrive)
-    return found
-
-
-Service = Annotated[Redrive, Depends(redrive)]
+def _body(fields: frozenset[str]) -> dict[str, Any]:
+    kinds = {name: "string" if name in FILTERS else "boolean" for name in sorted(fields)}
+    return object_body({name: {"type": kind} for name, kind in kinds.items()}, None)
 
 
 def filter_of(
@@ -87,7 +81,7 @@ async def replay(
 ) -> Response:
     """Type the rows of dead letters again, and write those that fit now; each of them once."""
     body = await json_body(request, state.settings.body_limit_bytes, REPLAY_FIELDS)
-    wanted, dry_run = filter_in(body), _flag(body, "dry_run")
+    wanted, dry_run = filter_in(body), optional_flag(body, "dry_run")
     async with principal.audited(
         state, Action.REPLAY_DEAD_LETTERS, subject_of(wanted, dry_run=dry_run)
     ):
@@ -101,8 +95,8 @@ async def drop(
 ) -> Response:
     """Mark dead letters as dealt with, without a replay. This cannot be undone."""
     body = await json_body(request, state.settings.body_limit_bytes, DROP_FIELDS)
-    wanted, dry_run = filter_in(body), _flag(body, "dry_run")
-    everything = _flag(body, "all")
+    wanted, dry_run = filter_in(body), optional_flag(body, "dry_run")
+    everything = optional_flag(body, "all")
     async with principal.audited(
         state, Action.DROP_DEAD_LETTERS, subject_of(wanted, dry_run=dry_run)
     ):
@@ -137,13 +131,6 @@ def subject_of(wanted: LetterFilter, *, dry_run: bool = False) -> str:
         if value is not None
     ]
     return ", ".join(["dead letters", *parts, *(["dry run"] if dry_run else [])])
-
-
-def _flag(body: dict[str, Any], name: str) -> bool:
-    value = body.get(name, False)
-    if not isinstance(value, bool):
-        raise LetterFilterMalformed(f"`{name}` in the request body must be true or false")
-    return value
 
 
 def _ms(name: str, text: str | None) -> int | None:

@@ -5,13 +5,19 @@ A stream is shared by the branches that have it, so its state is that of the wor
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Final
+from typing import Annotated, Final
 
 from fastapi import APIRouter, Depends, Query, Request, Response
 
 from fennel_core.connections.audit_events import Action
-from fennel_core.definition.errors import JsonMalformed
-from fennel_core.definition.json_messages import json_body, json_response, required_string
+from fennel_core.definition.attached import attached
+from fennel_core.definition.json_messages import (
+    json_body,
+    json_response,
+    object_body,
+    optional_flag,
+    required_string,
+)
 from fennel_core.definition.routes import API
 from fennel_core.definition.server_state import Administrator, Committer, Reader, State
 from fennel_core.sources.rewind import Consent, SourceRewinds
@@ -19,69 +25,15 @@ from fennel_core.sources.service import SourceService
 from fennel_core.sources.trial import SourceTrials
 from fennel_core.vocab.ids import BranchName
 
-NAME_FIELDS: Final = frozenset({"source"})
-_NAMED: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"source": {"type": "string"}},
-                    "required": ["source"],
-                    "additionalProperties": False,
-                }
-            }
-        },
-    }
-}
+NAMED: Final = {"source": {"type": "string"}}
 FLAGS: Final = ("duplicates_rows", "skips_messages", "dry_run")
-REWIND_FIELDS: Final = frozenset({"source", "to", *FLAGS})
-_REWIND: Final[dict[str, Any]] = {
-    "requestBody": {
-        "required": True,
-        "content": {
-            "application/json": {
-                "schema": {
-                    "type": "object",
-                    "properties": {"source": {"type": "string"}, "to": {"type": "string"}}
-                    | {flag: {"type": "boolean"} for flag in FLAGS},
-                    "required": ["source", "to"],
-                    "additionalProperties": False,
-                }
-            }
-        },
-    }
-}
+REWIND: Final = NAMED | {"to": {"type": "string"}} | {f: {"type": "boolean"} for f in FLAGS}
 router = APIRouter(prefix=f"{API}/sources", tags=["sources"])
 
 
-def source_service(request: Request) -> SourceService:
-    """Return the service that `apps.definition` attached to the application."""
-    found = request.app.state.source_service
-    assert isinstance(found, SourceService)
-    return found
-
-
-Service = Annotated[SourceService, Depends(source_service)]
-
-
-def source_trials(request: Request) -> SourceTrials:
-    """Return the service that `apps.definition` attached to the application."""
-    found = request.app.state.source_trials
-    assert isinstance(found, SourceTrials)
-    return found
-
-
-def source_rewinds(request: Request) -> SourceRewinds:
-    """Return the service that `apps.definition` attached to the application."""
-    found = request.app.state.source_rewinds
-    assert isinstance(found, SourceRewinds)
-    return found
-
-
-Rewinds = Annotated[SourceRewinds, Depends(source_rewinds)]
-Trials = Annotated[SourceTrials, Depends(source_trials)]
+Service = Annotated[SourceService, Depends(attached("source_service", SourceService))]
+Trials = Annotated[SourceTrials, Depends(attached("source_trials", SourceTrials))]
+Rewinds = Annotated[SourceRewinds, Depends(attached("source_rewinds", SourceRewinds))]
 Branch = Annotated[str | None, Query(description="Only the sources that this branch has.")]
 
 
@@ -92,7 +44,7 @@ async def list_sources(principal: Reader, service: Service, branch: Branch = Non
     return json_response({"sources": await service.rows(principal.workspace, wanted)})
 
 
-@router.post("/pause", openapi_extra=_NAMED)
+@router.post("/pause", openapi_extra=object_body(NAMED, NAMED))
 async def pause(request: Request, state: State, principal: Committer, service: Service) -> Response:
     """Stop reading a source, in every branch, until it is resumed."""
     name = await _named(request, state)
@@ -101,7 +53,7 @@ async def pause(request: Request, state: State, principal: Committer, service: S
     return json_response({"source": name, "state": "paused"})
 
 
-@router.post("/resume", openapi_extra=_NAMED)
+@router.post("/resume", openapi_extra=object_body(NAMED, NAMED))
 async def resume(
     request: Request, state: State, principal: Committer, service: Service
 ) -> Response:
@@ -112,7 +64,7 @@ async def resume(
     return json_response({"source": name, "state": "resumed"})
 
 
-@router.post("/test", openapi_extra=_NAMED)
+@router.post("/test", openapi_extra=object_body(NAMED, NAMED))
 async def test(request: Request, state: State, principal: Committer, trials: Trials) -> Response:
     """Read the newest messages of a stream and show what would become of them; moves nothing."""
     name = await _named(request, state)
@@ -121,17 +73,14 @@ async def test(request: Request, state: State, principal: Committer, trials: Tri
     return json_response(found)
 
 
-@router.post("/rewind", openapi_extra=_REWIND)
+@router.post("/rewind", openapi_extra=object_body(REWIND, ("source", "to")))
 async def rewind(
     request: Request, state: State, principal: Administrator, rewinds: Rewinds
 ) -> Response:
     """Move the positions of a paused stream; the response has the numbers of messages."""
-    body = await json_body(request, state.settings.body_limit_bytes, REWIND_FIELDS)
+    body = await json_body(request, state.settings.body_limit_bytes, frozenset(REWIND))
     name, to = required_string(body, "source"), required_string(body, "to")
-    flags = {flag: body.get(flag, False) for flag in FLAGS}
-    for flag, value in flags.items():
-        if not isinstance(value, bool):
-            raise JsonMalformed(f"`{flag}` in the request body must be true or false")
+    flags = {flag: optional_flag(body, flag) for flag in FLAGS}
     dry_run = flags.pop("dry_run")
     subject = f"source {name}, to {to}" + ", ".join(["", *(f for f, yes in flags.items() if yes)])
     async with principal.audited(
@@ -142,5 +91,5 @@ async def rewind(
 
 
 async def _named(request: Request, state: State) -> str:
-    body = await json_body(request, state.settings.body_limit_bytes, NAME_FIELDS)
+    body = await json_body(request, state.settings.body_limit_bytes, frozenset(NAMED))
     return required_string(body, "source")
