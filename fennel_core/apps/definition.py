@@ -43,6 +43,7 @@ from fennel_core.definition.reconcile_loop import ReconcileLoop
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
 from fennel_core.executors.client import Executors
+from fennel_core.history.topic_slices import plan_slices
 from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.postgres import PostgresDirectory, PostgresIngestClock
 from fennel_core.ledger.kafka import KafkaTopicAdmin
@@ -52,6 +53,8 @@ from fennel_core.redrive.routes import router as redrive_router
 from fennel_core.redrive.service import Redrive
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.sinks.orders import SinkOrders
+from fennel_core.sinks.postgres import PostgresSinkControls
+from fennel_core.sinks.rewinds import SinkRewinds, read_times
 from fennel_core.sinks.routes import router as sinks_router
 from fennel_core.sources.file_trial import newest_file_rows
 from fennel_core.sources.kafka import KafkaSourceLog, positions_of_feeds
@@ -191,7 +194,14 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
         commit_within_s,
     )
     app.state.source_service = sources
-    app.state.sink_orders = SinkOrders(sources.branches, controls)
+    sink_controls = PostgresSinkControls(pool)
+    app.state.sink_orders = SinkOrders(sources.branches, controls, sink_controls)
+    app.state.sink_rewinds = SinkRewinds(
+        app.state.sink_orders,
+        sink_controls,
+        partial(plan_slices, settings, pool),
+        read_times(settings),
+    )
     app.state.source_trials = SourceTrials(
         sources,
         executors,

@@ -14,8 +14,8 @@ from fennel_core.apps.workspace_calls import Caller, called
 @click.option("--token", envvar="FENNEL_TOKEN", help="Token of a workspace; default: FENNEL_TOKEN.")
 @click.pass_context
 def sink(context: click.Context, url: str | None, token: str | None) -> None:
-    """List, pause and resume the sinks of a workspace. A sink has the name of its connector and of
-    what is written there, as `hooks/rows`.
+    """List, pause, resume and rewind the sinks of a workspace. A sink has the name of its connector
+    and of what is written there, as `hooks/rows`.
 
     The token selects the workspace. For the demonstration: eval "$(fennel-core env)".
     """
@@ -34,10 +34,13 @@ def sink_list(caller: Caller, branch: str | None, as_json: bool) -> None:
         return
     for row in rows["sinks"]:
         behind = "" if row["behind"] is None else f", {row['behind']} messages behind"
-        click.echo(
-            f"{row['sink']}  {row['kind']}  {row['state']}{behind}  of {row['dataset']} "
-            f"(branches: {', '.join(row['branches'])})"
+        of = (
+            "no branch has it"
+            if not row["branches"]
+            else f"of {row['dataset']} (branches: {', '.join(row['branches'])})"
         )
+        kind = "" if row["kind"] is None else f"  {row['kind']}"
+        click.echo(f"{row['sink']}{kind}  {row['state']}{behind}  {of}")
         if row["paused_by"] is not None:
             click.echo(f"    paused by {row['paused_by']} at {row['paused_at']}")
         if row["error"] is not None:
@@ -50,16 +53,11 @@ def sink_list(caller: Caller, branch: str | None, as_json: bool) -> None:
 @click.argument("name")
 @click.pass_obj
 def sink_pause(caller: Caller, name: str) -> None:
-    """Stop writing sink NAME in every branch, until `resume`; restarts do not end the pause.
-
-    A commit that changes what the dataset contains starts another sink, which is not paused. Needs
-    the role commit or admin.
+    """Stop writing sink NAME in every branch, until `resume`; neither restarts nor commits end the
+    pause. Needs the role commit or admin.
     """
     called(caller, "POST", "/sinks/pause", body={"sink": name})
-    click.echo(
-        f"Sink {name} is paused; `fennel-core sink resume {name}` writes it on. "
-        "A commit that changes what its dataset contains starts another sink, which is not paused."
-    )
+    click.echo(f"Sink {name} is paused; `fennel-core sink resume {name}` writes it on.")
 
 
 @sink.command("resume")
@@ -69,3 +67,33 @@ def sink_resume(caller: Caller, name: str) -> None:
     """Write sink NAME on from where it was paused."""
     called(caller, "POST", "/sinks/resume", body={"sink": name})
     click.echo(f"Sink {name} is resumed.")
+
+
+@sink.command("rewind")
+@click.argument("name")
+@click.option(
+    "--to",
+    required=True,
+    metavar="PLACE",
+    help="earliest, a time (2026-01-31T12:00:00Z), or offsets by partition (0:12,3:40).",
+)
+@click.option(
+    "--duplicates-rows", is_flag=True, help="Changes may be there twice: of a topic or an endpoint."
+)
+@click.option("--dry-run", is_flag=True, help="Only count the messages.")
+@click.pass_obj
+def sink_rewind(caller: Caller, name: str, to: str, duplicates_rows: bool, dry_run: bool) -> None:
+    """Write sink NAME again from a place in its dataset on; a time is that of writing.
+
+    A Delta table loses the rows from there on in the same commit, so each change is there once
+    again. A topic or an endpoint has them twice. Needs the role admin.
+    """
+    body = {"sink": name, "to": to, "duplicates_rows": duplicates_rows, "dry_run": dry_run}
+    done = called(caller, "POST", "/sinks/rewind", body=body)
+    for each in done["rewound"]:
+        places = ", ".join(f"{part}: {offset}" for part, offset in each["from"].items())
+        click.echo(
+            f"{'Would write' if done['dry_run'] else 'Writes'} up to {each['messages']} messages "
+            f"of {each['dataset']} (branches: {', '.join(each['branches'])}) again, from the "
+            f"offsets {places} on."
+        )

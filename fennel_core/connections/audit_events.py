@@ -93,6 +93,7 @@ class Action(StrEnum):
     REWIND_SOURCE = "rewind-source"
     PAUSE_SINK = "pause-sink"
     RESUME_SINK = "resume-sink"
+    REWIND_SINK = "rewind-sink"
     SHOW_DEAD_LETTERS = "show-dead-letters"
     REPLAY_DEAD_LETTERS = "replay-dead-letters"
     DROP_DEAD_LETTERS = "drop-dead-letters"

@@ -73,8 +73,9 @@ class Obstacle(StrEnum):
         "computes all rows again"
     )
     SINK = (
-        "the endpoint of a sink refused it, and a sink sends a change once; correct the endpoint, "
-        "and send the row yourself"
+        "the endpoint of a sink refused it; correct the endpoint, and send the change yourself, or "
+        "all changes from its message on with `fennel-core sink rewind` (the letter has partition "
+        "and offset), and drop the letter"
     )
     RECOMPUTED = (
         "a version of the dataset that was computed from the stored requests wrote it; correct the "

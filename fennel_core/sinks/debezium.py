@@ -18,7 +18,7 @@ that of the version with the largest (`ts_us`, `position`) of those that were no
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -75,6 +75,9 @@ class DebeziumForm:
 
     def deletes(self, keys: Sequence[bytes]) -> list[SinkRecord]:
         return erasure_records(keys, self.of, self.now_ms())
+
+    def rewound(self, following: Mapping[int, int]) -> None:
+        """Take nothing back: what was sent is not the platform's any more."""
 
 
 def change_records(

@@ -5,10 +5,12 @@ Theory. A commit of Delta Lake is one object of the table's log: its data files 
 versions: the next offset of each partition, the last erasure, the number of events. Checkpoints of
 the log keep them, and VACUUM and OPTIMIZE leave them as they are.
 
-Opening a session commits its *epoch* and nothing else. Every later commit of a session has its
-epoch, too, and delta-rs refuses a commit if another one has changed an application transaction that
-it has. So a session that was opened fences every earlier one, and of two commits one is refused,
-whatever was delayed. Commits of others that have none, as an OPTIMIZE, are no reason to refuse.
+A session reads the position from one snapshot and commits nothing until it has something to write,
+so a sink that cannot go on leaves no trace in the log. Every commit of a session has its *epoch*,
+the one that the snapshot had and one more, and delta-rs refuses a commit if another one since the
+snapshot has changed an application transaction that it has. So of two sessions that have read one
+position only one commits behind it, whatever was delayed, and the other is over. Commits of others
+that have no application transactions, as an OPTIMIZE, are no reason to refuse.
 
 A table belongs to one sink, which made it: two contents in one table could not be separated.
 """
@@ -26,8 +28,8 @@ from deltalake.schema import Schema as DeltaSchema
 
 from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
 from fennel_core.connections.external_delta import OWNER, ExternalDelta, other_columns, text_of
-from fennel_core.sinks.delta_rows import AddedRows, DeletedKeys, DeltaBatch
-from fennel_core.sinks.errors import SinkTableChanged, SinkTableTaken
+from fennel_core.sinks.delta_rows import AddedRows, DeletedKeys, DeletedMessages, DeltaBatch
+from fennel_core.sinks.errors import SinkTableChanged, SinkTableGone, SinkTableTaken
 from fennel_core.sinks.positions import SinkPosition
 from fennel_core.vocab.change_columns import EVENT, change_columns
 from fennel_core.vocab.ids import TopicName
@@ -58,20 +60,21 @@ class DeltaSinkLog:
         self._place, self._columns = place, change_columns(schema)
         self._owner = f"{installation}/{name}/{of}"
 
-    def open(self) -> DeltaSinkSession:
+    def open(self, *, first: bool = True) -> DeltaSinkSession:
         place = self._place
         place.require_conditional_put()
-        table = place.table() or self._made()
+        table = place.table()
+        if table is None:
+            if not first:
+                raise SinkTableGone(place.title)
+            table = self._made()
         if (owner := table.metadata().configuration.get(OWNER)) != self._owner:
             raise SinkTableTaken(place.title, owner)
         if others := other_columns(table, self._columns):
             raise SinkTableChanged(place.title, others)
         with place.checked("cannot be read"):
-            epoch = 1 + (table.transaction_version(f"{self._owner}/epoch") or 0)
             origin = f"{place.uri}/{table.metadata().id}"
-            session = DeltaSinkSession(place.title, table, self._owner, epoch, origin)
-        session.begin()
-        return session
+            return DeltaSinkSession(place.title, table, self._owner, origin)
 
     def _made(self) -> DeltaTable:
         place = self._place
@@ -97,32 +100,34 @@ class DeltaSinkLog:
 class DeltaSinkSession:
     """See `store.SinkSession`."""
 
-    def __init__(self, title: str, table: DeltaTable, owner: str, epoch: int, origin: str) -> None:
+    def __init__(self, title: str, table: DeltaTable, owner: str, origin: str) -> None:
         self._title = title
-        self._table, self._owner, self._epoch = table, owner, epoch
-        self._over = False
+        self._table, self._owner, self._over = table, owner, False
         self.origin = origin
-        self.position: SinkPosition | None = None
+        self._last_epoch = self._version("epoch") or 0
+        """That of the snapshot: after the first commit the session's own."""
+        self._epoch = self._last_epoch + 1
+        self.position = self._stored()
 
-    def begin(self) -> None:
-        """Fence every earlier session, and read the position."""
-        with self._settled():
-            self._commit_nothing([Transaction(f"{self._owner}/epoch", self._epoch)])
-            parts = self._version("partitions")
-            if parts is None:
-                return
-            found = {part: self._version(f"next/{part}") for part in range(parts)}
-            self.position = SinkPosition(
-                self.origin,
-                {part: offset for part, offset in found.items() if offset is not None},
-                self._version("erased") or 0,
-                self._version("events") or 0,
-            )
+    def _stored(self) -> SinkPosition | None:
+        """Return the position in the snapshot."""
+        parts = self._version("partitions")
+        if parts is None:
+            return None
+        found = {part: self._version(f"next/{part}") for part in range(parts)}
+        return SinkPosition(
+            self.origin,
+            {part: offset for part, offset in found.items() if offset is not None},
+            self._version("erased") or 0,
+            self._version("events") or 0,
+            rewound=self._version("rewound") or 0,
+        )
 
     def commit(self, batch: DeltaBatch | None, position: SinkPosition) -> None:
         assert not self._over, "a session whose transaction failed is over"
         with self._settled():
             self._write(batch, self._transactions(position))
+        self._last_epoch = self._epoch
         self.position = position
 
     def close(self) -> None:
@@ -145,6 +150,11 @@ class DeltaSinkSession:
                 if not self._delete(batch, transactions):
                     # Nothing to delete is no commit, but the position moves.
                     self._commit_nothing(transactions)
+            case DeletedMessages(following):
+                # All rows need no file to be read.
+                predicate = batch.predicate if any(following.values()) else None
+                if not self._delete_rows(predicate, transactions):
+                    self._commit_nothing(transactions)
             case None:
                 self._commit_nothing(transactions)
             case unreachable:
@@ -165,13 +175,22 @@ class DeltaSinkSession:
             # A deletion that is done again does nothing, so the position comes with the last.
             own = transactions if number == len(pieces) else transactions[:1]
             numbers = ", ".join(map(str, piece))
-            found = self._table.delete(
-                f"{EVENT} BETWEEN {min(piece)} AND {max(piece)} AND {EVENT} IN ({numbers})",
-                writer_properties=COMPRESSED,
-                commit_properties=CommitProperties(app_transactions=list(own)),
+            done = self._delete_rows(
+                f"{EVENT} BETWEEN {min(piece)} AND {max(piece)} AND {EVENT} IN ({numbers})", own
             )
-            done = bool(found["num_deleted_rows"])
         return done
+
+    def _delete_rows(self, predicate: str | None, transactions: Sequence[Transaction]) -> bool:
+        """Delete the rows of a predicate, None: all; return whether that was a commit."""
+        found = self._table.delete(
+            predicate,
+            writer_properties=COMPRESSED,
+            commit_properties=CommitProperties(app_transactions=list(transactions)),
+        )
+        if not found["num_removed_files"]:
+            return False
+        self._last_epoch = self._epoch
+        return True
 
     def _events_of(self, deleted: DeletedKeys) -> list[int]:
         """Return the numbers of the events of keys; a batch of key columns in memory at a time."""
@@ -202,6 +221,7 @@ class DeltaSinkSession:
             "partitions": max(position.next, default=-1) + 1,
             "erased": position.erased,
             "events": position.events,
+            "rewound": position.rewound,
         }
         before = {} if self.position is None else self.position.next
         values |= {
@@ -212,12 +232,12 @@ class DeltaSinkSession:
         return [Transaction(f"{self._owner}/{name}", value) for name, value in values.items()]
 
     def _require_epoch(self) -> None:
-        """Raise `TransactionAborted` unless the snapshot is that of this session.
+        """Raise `TransactionAborted` unless the snapshot has the position of this session.
 
         The library compares with commits since its snapshot, which may be newer than what this
-        session has committed: it is this session's only if it has its epoch.
+        session has read or committed: then it has another epoch.
         """
-        if self._version("epoch") != self._epoch:
+        if (self._version("epoch") or 0) != self._last_epoch:
             raise TransactionAborted(f"{self._title}: another session has taken the sink over")
 
     def _version(self, name: str) -> int | None:

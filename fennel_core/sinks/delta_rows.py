@@ -11,14 +11,19 @@ Rows of erased keys are deleted from the table.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import polars as pl
 import pyarrow as pa
 
 from fennel_core.sinks.changes import OFFSET, PART
-from fennel_core.vocab.change_columns import EVENT, change_columns
+from fennel_core.vocab.change_columns import (
+    EVENT,
+    MESSAGE_OFFSET,
+    MESSAGE_PART,
+    change_columns,
+)
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
 from fennel_core.vocab.versions import POS
@@ -47,7 +52,22 @@ class DeletedKeys:
         return found
 
 
-DeltaBatch = AddedRows | DeletedKeys
+@dataclass(frozen=True, slots=True)
+class DeletedMessages:
+    """The rows of each partition's messages from an offset on, which are to be deleted."""
+
+    following: Mapping[int, int]
+
+    @property
+    def predicate(self) -> str:
+        """Return which rows these are, as SQL; it is made of numbers only."""
+        return " OR ".join(
+            f"({MESSAGE_PART} = {int(part)} AND {MESSAGE_OFFSET} >= {int(offset)})"
+            for part, offset in sorted(self.following.items())
+        )
+
+
+DeltaBatch = AddedRows | DeletedKeys | DeletedMessages
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +98,9 @@ class DeltaForm:
     def deletes(self, keys: Sequence[bytes]) -> DeletedKeys:
         names, own = self.schema.key_names, self.schema.arrow()
         return DeletedKeys(pa.schema([own.field(name) for name in names]), frozenset(keys))
+
+    def rewound(self, following: Mapping[int, int]) -> DeletedMessages:
+        return DeletedMessages(following)
 
 
 def _arrow(frame: pl.DataFrame) -> pa.Table:

@@ -21,7 +21,8 @@ class SinkTopicReplaced(SinkError):
         super().__init__(
             f"sink {title} wrote to `{before}`, and that is `{now}` now, because "
             "the topic was created again or the connector has another address; give the connector "
-            "its earlier address, or another name (a table: another path) to write everything again"
+            "its earlier address, or write everything again with "
+            "`fennel-core sink rewind NAME --to earliest`"
         )
 
 
@@ -35,8 +36,8 @@ class SinkPositionsLost(SinkError):
         super().__init__(
             f"sink {title}: its cluster has position {stored} of partition {partition}, but had "
             f"{known} before, so its positions were deleted or restored; going on would write "
-            "changes twice. Restore the topic of positions, or give the connector another name to "
-            "write everything again"
+            "changes twice. Restore the topic of positions, or write everything again with "
+            "`fennel-core sink rewind NAME --to earliest`"
         )
 
 
@@ -48,8 +49,8 @@ class SinkAhead(SinkError):
     def __init__(self, title: str, partition: int, position: int, end: int) -> None:
         super().__init__(
             f"sink {title} has changes up to offset {position} of partition {partition}, but the "
-            f"dataset ends at {end}: the platform was restored to an earlier time. Give the "
-            "connector another name (a table: another path) to write everything again"
+            f"dataset ends at {end}: the platform was restored to an earlier time. Write "
+            "everything again with `fennel-core sink rewind NAME --to earliest`"
         )
 
 
@@ -80,6 +81,18 @@ class SinkErasuresLost(SinkError):
             f"dataset has is {newest}: the platform was restored to an earlier time. Erase the "
             "keys again, and give the connector another name (a table: another path) to write "
             "everything again"
+        )
+
+
+class SinkTableGone(SinkError):
+    """The table was deleted, and the sink had written it."""
+
+    code: ClassVar[str] = "sink-table-gone"
+
+    def __init__(self, title: str) -> None:
+        super().__init__(
+            f"{title} does not exist any more, and has the position of the sink; restore it, or "
+            "write everything again with `fennel-core sink rewind NAME --to earliest`"
         )
 
 

@@ -28,6 +28,7 @@ from fennel_core.connections.installation import installation_of
 from fennel_core.connections.postgres import Pool
 from fennel_core.history.topic_slices import TopicSlice, plan_slices
 from fennel_core.settings.model import Settings
+from fennel_core.sinks.controls import SinkControls
 from fennel_core.sinks.debezium import DebeziumForm
 from fennel_core.sinks.deliveries import KafkaDeliveryLog
 from fennel_core.sinks.delta import DeltaSinkLog
@@ -40,6 +41,8 @@ from fennel_core.sinks.errors import (
 )
 from fennel_core.sinks.http import IN_FLIGHT, HttpSinkLog
 from fennel_core.sinks.kafka import KafkaPositionCopy, KafkaSinkLog
+from fennel_core.sinks.positions import SinkRewind
+from fennel_core.sinks.postgres import PostgresSinkControls
 from fennel_core.sinks.reader import TopicVersions
 from fennel_core.sinks.store import PositionCopy, SinkForm, SinkLog
 from fennel_core.sinks.targets import SinkReport, SinkTarget, pause_s, targets_of
@@ -93,6 +96,8 @@ class SinkHost:
         self._sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
         self._catalogs = TargetCatalogs(pool)
         self._controls: SourceControls = PostgresSourceControls(pool)
+        self._orders: SinkControls = PostgresSinkControls(pool)
+        self._rewinds: Mapping[TopicName, SinkRewind] = {}
         self._paused: list[SinkReport] = []
         self._running: dict[TopicName, SinkThread] = {}
         self._newest: Mapping[tuple[WorkspaceId, DatasetName], int] = {}
@@ -149,14 +154,19 @@ class SinkHost:
 
     async def _follow(self) -> None:
         targets = targets_of(await self._catalogs.read())
-        pauses = await self._controls.pauses() if targets else {}
-        wanted = {name: target for name, target in targets.items() if name not in pauses}
+        pauses = await self._orders.pauses() if targets else {}
+        wanted = {
+            name: each
+            for name, each in targets.items()
+            if (each.workspace, each.title) not in pauses
+        }
         self._paused = [
             SinkReport(each.workspace, each.dataset, each.title, paused=True)
             for name, each in targets.items()
-            if name in pauses
+            if name not in wanted
         ]
         if wanted:
+            self._rewinds = await self._orders.rewinds()
             self._newest = await erasures.newest(self._pool)
         self._ending = False
         ending = set()
@@ -276,6 +286,10 @@ class SinkHost:
         """Return the number of the last erasure of a sink's dataset that is known here."""
         return self._newest.get((target.workspace, target.dataset), 0)
 
+    def rewind_of(self, target: SinkTarget) -> SinkRewind | None:
+        """Return the last rewind that was ordered for a sink, carried out or not."""
+        return self._rewinds.get(target.name)
+
     def wait(self, work: Coroutine[None, None, T]) -> T:
         """Return what `work` returns on the event loop; for threads of sinks."""
         assert self._loop is not None, "sinks start after the loop"
@@ -334,7 +348,8 @@ class SinkThread(threading.Thread):
         while not self._stopping.is_set():
             erased = 0 if writer.position is None else writer.position.erased
             known = self._host.erasures_of(self.target, known, erased)
-            step = writer.step(known)
+            rewind = self._host.rewind_of(self.target)
+            step = writer.step(known, rewind)
             EVENTS.labels(*labels).inc(step.events)
             BEHIND.labels(*labels).set(step.behind)
             position = writer.position
@@ -347,13 +362,15 @@ class SinkThread(threading.Thread):
             )
             yield
             if not step.full:
-                self._rest(known)
+                self._rest(known, rewind)
 
-    def _rest(self, known: KeyErasures) -> None:
-        """Wait until the sink is written again, or there are new erasures."""
+    def _rest(self, known: KeyErasures, rewind: SinkRewind | None) -> None:
+        """Wait until the sink is written again, or there are new erasures or a new rewind."""
         until_s = time.monotonic() + self.target.rest_s
         while (left_s := until_s - time.monotonic()) > 0 and not self._stopping.is_set():
             if self._host.newest_erasure(self.target) > known.newest:
+                return
+            if self._host.rewind_of(self.target) != rewind:
                 return
             self._stopping.wait(min(left_s, 1.0))
 

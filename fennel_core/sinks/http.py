@@ -157,7 +157,8 @@ class HttpSinkLog:
         self.sleep = threading.Event().wait if sleep is None else sleep
         self._endpoint, self._deliveries = endpoint, deliveries
 
-    def open(self) -> HttpSinkSession:
+    def open(self, *, first: bool = True) -> HttpSinkSession:
+        del first  # the endpoint is the user's
         endpoint = self._endpoint()
         try:
             return HttpSinkSession(self, endpoint, self._deliveries.open())

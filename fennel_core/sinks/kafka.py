@@ -57,7 +57,8 @@ class KafkaSinkLog:
         self._key = f"{installation}/{name}/{of}".encode()
         self._id = f"{IDS}{installation}-{name}"
 
-    def open(self) -> KafkaSinkSession:
+    def open(self, *, first: bool = True) -> KafkaSinkSession:
+        del first  # the topic is the user's
         described = describe_topic(self._kafka, self._topic)
         ensure_positions_topic(self._kafka)
         producer = Producer(producer_config(self._kafka, self._id))

@@ -2,8 +2,9 @@
 
 A sink is known by its own name, which the branches that share it have in common; people name it by
 connector and place, as `hooks/rows`. Versions of a dataset with different content have sinks of
-their own into one place, so an order is about all sinks of this place. Pauses and reports are
-stored as those of sources (`sources.controls`), under the name of the sink.
+their own into one place, so an order is about all sinks of this place, and a pause is kept for
+those of later versions. Reports are stored as those of sources (`sources.controls`), under the name
+of the sink.
 
     state      condition
     paused     a user has paused it
@@ -19,6 +20,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fennel_core.ingest.store import Branches
+from fennel_core.sinks.controls import SinkControls
 from fennel_core.sinks.targets import SinkTarget, targets_of
 from fennel_core.sources.controls import FeedStatus, SourceControls, SourcePause
 from fennel_core.sources.overview import SourceState, reported_state
@@ -84,32 +86,65 @@ def sink_row(
     }
 
 
+def only_paused(name: str, pause: SourcePause) -> dict[str, Any]:
+    """Return a pause as the API lists it, of a name that no branch has a sink of."""
+    return {
+        "sink": name,
+        "kind": None,
+        "dataset": None,
+        "branches": [],
+        "state": SourceState.PAUSED.value,
+        "paused_by": pause.by,
+        "paused_at": pause.at.isoformat(timespec="seconds"),
+        "error": None,
+        "failures": 0,
+        "behind": None,
+    }
+
+
 class SinkOrders:
     """Serves the calls. Use from one event loop."""
 
-    def __init__(self, branches: ReadBranches, controls: SourceControls) -> None:
-        self._branches, self._controls = branches, controls
+    def __init__(
+        self, branches: ReadBranches, reports: SourceControls, controls: SinkControls
+    ) -> None:
+        """`reports`: has the statuses of the sinks, and no other part of it is used."""
+        self._branches, self._reports, self._controls = branches, reports, controls
 
     async def rows(self, workspace: WorkspaceId, branch: BranchName | None) -> list[dict[str, Any]]:
-        """Return the sinks of a workspace, or those that one of its branches has."""
+        """Return the sinks of a workspace, or those that one of its branches has.
+
+        Without a branch, also names that are paused and that no branch has.
+        """
         views = sink_views(await self._branches(workspace))
-        pauses, statuses = await self._controls.pauses(), await self._controls.statuses()
+        pauses, statuses = await self._pauses(workspace), await self._reports.statuses()
         rows = [
-            sink_row(view, pauses.get(name), statuses.get(name))
+            sink_row(view, pauses.get(view.target.title), statuses.get(name))
             for name, view in views.items()
             if branch is None or branch in view.branches
         ]
+        if branch is None:
+            titles = {view.target.title for view in views.values()}
+            rows += [only_paused(n, each) for n, each in pauses.items() if n not in titles]
         return sorted(rows, key=lambda row: (row["sink"], row["branches"]))
 
     async def pause(self, workspace: WorkspaceId, name: str, by: str) -> None:
-        """Stop writing a sink, in every branch. Raises SinkUnknown."""
-        await self._controls.pause(list(await self._named(workspace, name)), by)
+        """Stop writing a sink, in every branch and version. Raises SinkUnknown."""
+        await self.named(workspace, name)
+        await self._controls.pause((workspace, name), by)
 
     async def resume(self, workspace: WorkspaceId, name: str) -> None:
-        """Write a sink on from its position. Raises SinkUnknown."""
-        await self._controls.resume(list(await self._named(workspace, name)))
+        """Write a sink on from its position. Raises SinkUnknown, unless the name is paused."""
+        if name not in await self._pauses(workspace):
+            await self.named(workspace, name)
+        await self._controls.resume((workspace, name))
 
-    async def _named(self, workspace: WorkspaceId, name: str) -> Mapping[TopicName, SinkView]:
+    async def _pauses(self, workspace: WorkspaceId) -> dict[str, SourcePause]:
+        found = await self._controls.pauses()
+        return {name: pause for (of, name), pause in found.items() if of == workspace}
+
+    async def named(self, workspace: WorkspaceId, name: str) -> Mapping[TopicName, SinkView]:
+        """Return the sinks of a name. Raises SinkUnknown."""
         views = sink_views(await self._branches(workspace))
         found = {key: view for key, view in views.items() if view.target.title == name}
         if not found:

@@ -9,9 +9,23 @@ sink that starts, anywhere and with no memory, continues after the last committe
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Final
 
 import msgspec
+
+
+@dataclass(frozen=True, slots=True)
+class SinkRewind:
+    """An order to write a sink again from the offsets `to` on; absent partitions do not move.
+
+    `number`: larger than that of earlier ones. `whole`: `to` is all that can be read, so what was
+    written before may be gone.
+    """
+
+    number: int
+    to: Mapping[int, int]
+    whole: bool
 
 
 class SinkPosition(msgspec.Struct, frozen=True):
@@ -20,7 +34,7 @@ class SinkPosition(msgspec.Struct, frozen=True):
     `origin` has the ids of cluster and topic, or of the table, or the URL: what was written to.
     `events`: how many were written since the sink began, without tombstones. `begun`: by partition,
     an offset and how many events of its message were written, of a message that was not written as
-    a whole.
+    a whole. `rewound`: the number of the last rewind that was carried out.
     """
 
     origin: str
@@ -28,6 +42,7 @@ class SinkPosition(msgspec.Struct, frozen=True):
     erased: int = 0
     events: int = 0
     begun: dict[int, tuple[int, int]] = {}
+    rewound: int = 0
 
     def moved(self, following: Mapping[int, int], erased: int, events: int) -> SinkPosition:
         """Return the position after `events` more, up to the offsets `following`.
@@ -46,6 +61,21 @@ class SinkPosition(msgspec.Struct, frozen=True):
             {}
             if erased > self.erased
             else {p: at for p, at in self.begun.items() if following.get(p, 0) <= at[0]},
+            self.rewound,
+        )
+
+    def back(self, rewind: SinkRewind, origin: str) -> SinkPosition:
+        """Return the position that a rewind moves to: no partition moves forward, unless all is
+        written again that can be read and a partition begins there.
+
+        `origin`: of what is written to now; it may be another one if all is written again.
+        """
+        following = {
+            part: offset if rewind.whole else min(self.next.get(part, 0), offset)
+            for part, offset in rewind.to.items()
+        }
+        return SinkPosition(
+            origin, {**self.next, **following}, self.erased, self.events, {}, rewind.number
         )
 
 
@@ -56,8 +86,11 @@ decode: Final = msgspec.json.Decoder(SinkPosition).decode
 def lost(stored: SinkPosition | None, known: SinkPosition | None) -> dict[int, tuple[int, int]]:
     """Return the partitions of which less is `stored` than was `known` before, with both offsets.
 
-    `known`: a copy, which may be older than the truth and never newer.
+    `known`: a copy, which may be older than the truth and never newer. One of before a rewind that
+    was carried out says nothing.
     """
+    if stored is not None and known is not None and stored.rewound > known.rewound:
+        return {}
     found = {} if stored is None else stored.next
     return {
         part: (found.get(part, 0), offset)

@@ -3,15 +3,16 @@
 `kafka.py`, `http.py` and `delta.py` are the real implementations. What a session writes is a batch
 `T`, which the `SinkForm` of its kind makes of changes: messages, or rows of a table.
 
-A *session* belongs to one writer of a sink. Opening one fences every earlier session, ends what
-they began, and only then reads the position: so nothing that was committed is behind it, and
-nothing can be committed by another session until the next one is opened. A session that fails is
-over; its writer opens another one, whose position says what became of the transaction.
+A *session* belongs to one writer of a sink. It reads the position, and commits only behind it: if
+another session has committed since, each commit of this one is refused. Where there are producers
+to fence, opening a session fences every earlier one and ends what they began, and only then reads
+the position; a table has its log for that, and is not touched. A session that fails is over; its
+writer opens another one, whose position says what became of the transaction.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -40,9 +41,16 @@ class SinkForm(Protocol[T_co]):
         """Return what deletes the erased keys, given as key bytes (`vocab.keys`)."""
         ...
 
+    def rewound(self, following: Mapping[int, int]) -> T_co | None:
+        """Return what takes back the changes of messages from the offsets `following` on.
+
+        None for a kind that cannot: these changes are then written once more.
+        """
+        ...
+
 
 class SinkSession(Protocol[T_contra]):
-    """The exclusive right to write one sink, until the next session is opened. All calls block."""
+    """The right to write one sink until another session does. All calls block."""
 
     @property
     def position(self) -> SinkPosition | None:
@@ -71,8 +79,11 @@ class SinkSession(Protocol[T_contra]):
 class SinkLog(Protocol[T_contra]):
     """Opens sessions of one sink."""
 
-    def open(self) -> SinkSession[T_contra]:
-        """Open a session. Raises `ConnectionsError` and `SinkError`."""
+    def open(self, *, first: bool = True) -> SinkSession[T_contra]:
+        """Open a session. Raises `ConnectionsError` and `SinkError`.
+
+        `first`: nothing is known to be written, so that what is written to may be made.
+        """
         ...
 
 
@@ -97,7 +108,8 @@ class MemorySinkLog:
     positions: list[SinkPosition] = field(default_factory=list)
     epoch: int = 0
 
-    def open(self) -> MemorySinkSession:
+    def open(self, *, first: bool = True) -> MemorySinkSession:
+        del first  # the topic is the user's
         self.epoch += 1
         return MemorySinkSession(
             self, self.epoch, self.positions[-1] if self.positions else None, self.origin

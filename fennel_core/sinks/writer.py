@@ -14,13 +14,14 @@ from dataclasses import dataclass
 from typing import Generic, Protocol
 
 import polars as pl
+import structlog
 
 from fennel_core.connections.erasures import ErasedKeys
 from fennel_core.history.asof import without_erased
 from fennel_core.operators.rows import columns_of, decode_rows
 from fennel_core.sinks.changes import events_of
 from fennel_core.sinks.errors import SinkPositionsLost, SinkTopicReplaced
-from fennel_core.sinks.positions import SinkPosition, lost
+from fennel_core.sinks.positions import SinkPosition, SinkRewind, lost
 from fennel_core.sinks.store import PositionCopy, SinkForm, SinkLog, SinkSession, T
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.schema import Schema
@@ -87,6 +88,12 @@ class KeyErasures:
 
 
 NO_ERASURES = KeyErasures(0, ())
+log = structlog.get_logger(__name__)
+
+
+def _is_due(rewind: SinkRewind, position: SinkPosition | None) -> bool:
+    """Return whether a rewind was not carried out yet, as far as a position says."""
+    return position is None or rewind.number > position.rewound
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,13 +132,16 @@ class SinkWriter(Generic[T]):
         """The last position that is known to be committed."""
         return self._position
 
-    def step(self, erasures: KeyErasures) -> Step:
+    def step(self, erasures: KeyErasures, rewind: SinkRewind | None = None) -> Step:
         """Write the next changes, or the deletes of newly erased keys.
 
-        Nothing is read while the position knows of a later erasure than `erasures` has.
+        Nothing is read while the position knows of a later erasure than `erasures` has. `rewind`:
+        the last one that was ordered, which is carried out first unless it was before.
         """
+        if rewind is not None and _is_due(rewind, self._position):
+            self.close()  # it is carried out when a session begins
         try:
-            session, reader, position = self._opened(erasures)
+            session, reader, position = self._opened(erasures, rewind)
             if position.erased < erasures.newest:
                 return self._erase(session, reader, position, erasures)
             if position.erased > erasures.newest:
@@ -159,21 +169,48 @@ class SinkWriter(Generic[T]):
         if session is not None:
             session.close()
 
-    def _opened(self, erasures: KeyErasures) -> tuple[SinkSession[T], ChangeReader, SinkPosition]:
+    def _opened(
+        self, erasures: KeyErasures, rewind: SinkRewind | None
+    ) -> tuple[SinkSession[T], ChangeReader, SinkPosition]:
         if self._session is None or self._reader is None or self._position is None:
-            session = self._session = self._log.open()
-            stored = session.position
+            # Read before the session is opened, it is older than the truth: never ahead.
             known = None if self._copy is None else self._copy.read()
-            before = known if stored is None else stored
-            if before is not None and before.origin != session.origin:
-                raise SinkTopicReplaced(self._title, before.origin, session.origin)
-            if missing := lost(stored, known):
-                raise SinkPositionsLost(self._title, missing)
-            # A new sink never had the rows of keys that were erased before it.
-            self._position = stored or SinkPosition(session.origin, erased=erasures.newest)
+            again = rewind is not None and rewind.whole and _is_due(rewind, known)
+            session = self._session = self._log.open(first=known is None or again)
+            before = known if session.position is None else session.position
+            if rewind is None or before is None or not _is_due(rewind, before):
+                self._position = self._continued(session, known, erasures, rewind)
+            else:
+                if not rewind.whole:
+                    self._continued(session, known, erasures, rewind)
+                self._rewind(session, before.back(rewind, session.origin))
+            assert self._position is not None, "it was read or written"
             self._reader = self._open_reader(self._position.next)
         assert self._session is not None, "a reader is opened after its session"
         return self._session, self._reader, self._position
+
+    def _continued(
+        self,
+        session: SinkSession[T],
+        known: SinkPosition | None,
+        erasures: KeyErasures,
+        rewind: SinkRewind | None,
+    ) -> SinkPosition:
+        """Return where the sink goes on; raise if it would write changes twice there."""
+        stored = session.position
+        before = known if stored is None else stored
+        if before is not None and before.origin != session.origin:
+            raise SinkTopicReplaced(self._title, before.origin, session.origin)
+        if missing := lost(stored, known):
+            raise SinkPositionsLost(self._title, missing)
+        # A new sink never had the rows of keys that were erased before it, and is at its beginning.
+        number = 0 if rewind is None else rewind.number
+        return stored or SinkPosition(session.origin, erased=erasures.newest, rewound=number)
+
+    def _rewind(self, session: SinkSession[T], position: SinkPosition) -> None:
+        """Move back, and take back what was written from there on where that can be done."""
+        self._commit(session, self._form.rewound(position.next), position)
+        log.info("a sink was rewound", sink=self._title, following=position.next)
 
     def _erase(
         self,

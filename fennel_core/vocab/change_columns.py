@@ -17,6 +17,8 @@ import pyarrow as pa
 from fennel_core.vocab.dtypes import Timestamp, arrow_type
 from fennel_core.vocab.schema import Schema
 
+MESSAGE_PART: Final = "_partition"
+MESSAGE_OFFSET: Final = "_offset"
 EVENT: Final = "_event"
 _TIME: Final = arrow_type(Timestamp())
 COORDINATES: Final = (
@@ -26,8 +28,8 @@ COORDINATES: Final = (
     pa.field("_withdrawn_ts", _TIME),
     pa.field("_withdrawn_position", pa.large_string()),
     pa.field("_retraction", pa.bool_()),
-    pa.field("_partition", pa.int64()),
-    pa.field("_offset", pa.int64()),
+    pa.field(MESSAGE_PART, pa.int64()),
+    pa.field(MESSAGE_OFFSET, pa.int64()),
     pa.field(EVENT, pa.int64()),
 )
 """The columns behind those of the dataset."""

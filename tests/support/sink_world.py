@@ -120,8 +120,8 @@ class SinkWorld:
     log: MemorySinkLog = field(default_factory=MemorySinkLog)
     copy: MemoryPositionCopy = field(default_factory=MemoryPositionCopy)
 
-    def open(self) -> FaultySession:
-        return FaultySession(self.log.open(), self.fault)
+    def open(self, *, first: bool = True) -> FaultySession:
+        return FaultySession(self.log.open(first=first), self.fault)
 
     def writer(self) -> SinkWriter[Sequence[SinkRecord]]:
         form = DebeziumForm(ChangeSource("kafka", "shop", "Users", self.of), lambda: 7)

@@ -36,6 +36,8 @@ from fennel_core.redrive.service import Redrive
 from fennel_core.redrive.store import MemoryLetterLog
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.orders import SinkOrders
+from fennel_core.sinks.postgres import PostgresSinkControls
+from fennel_core.sinks.rewinds import SinkRewinds
 from fennel_core.sinks.routes import router as sinks_router
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.rewind import SourceRewinds
@@ -85,7 +87,12 @@ def served(state: ServerState) -> FastAPI:
         PostgresDirectory(state.pool), PostgresSourceControls(state.pool), lambda _: {}
     )
     app.state.sink_orders = SinkOrders(
-        app.state.source_service.branches, PostgresSourceControls(state.pool)
+        app.state.source_service.branches,
+        PostgresSourceControls(state.pool),
+        PostgresSinkControls(state.pool),
+    )
+    app.state.sink_rewinds = SinkRewinds(
+        app.state.sink_orders, PostgresSinkControls(state.pool), no_secret, no_secret
     )
     app.state.source_trials = SourceTrials(
         app.state.source_service, NoExecutors(), no_secret, no_secret, no_secret

@@ -18,6 +18,7 @@ from pydantic import SecretStr
 from fennel_core.connections import s3
 from fennel_core.connections.errors import (
     ConnectionsError,
+    SystemUnavailable,
     TransactionAborted,
     TransactionOutcomeUnknown,
 )
@@ -30,8 +31,8 @@ from fennel_core.sinks import delta
 from fennel_core.sinks.changes import events_of
 from fennel_core.sinks.delta import DeltaSinkLog, DeltaSinkSession
 from fennel_core.sinks.delta_rows import DeltaForm
-from fennel_core.sinks.errors import SinkTableChanged, SinkTableTaken
-from fennel_core.sinks.positions import SinkPosition
+from fennel_core.sinks.errors import SinkTableChanged, SinkTableGone, SinkTableTaken
+from fennel_core.sinks.positions import SinkPosition, SinkRewind
 from fennel_core.sinks.store import MemoryPositionCopy
 from fennel_core.sinks.writer import NO_ERASURES, KeyErasures, SinkWriter
 from fennel_core.vocab import dtypes as d
@@ -64,11 +65,21 @@ class Lake:
             self.place, self.of, "installation", TopicName(name), TopicName("shop.topic.a.1")
         )
 
-    def writer(self, topic: MemoryTopic, log: Any = None) -> SinkWriter[Any]:
-        copy = MemoryPositionCopy()
+    def writer(
+        self, topic: MemoryTopic, log: Any = None, copy: MemoryPositionCopy | None = None
+    ) -> SinkWriter[Any]:
+        kept = MemoryPositionCopy() if copy is None else copy
         return SinkWriter(
-            "lake/users", self.of, DeltaForm(self.of), log or self.log(), copy, topic.open
+            "lake/users", self.of, DeltaForm(self.of), log or self.log(), kept, topic.open
         )
+
+    def delete(self) -> None:
+        """Delete the table, as a user would."""
+        for each in s3.list_objects(self.client, self.place.bucket.bucket, self.place.path):
+            self.client.delete_object(Bucket=self.place.bucket.bucket, Key=each.key)
+
+    def version(self) -> int:
+        return DeltaTable(self.place.uri, storage_options=self.place.options()).version()
 
     def rows(self) -> list[dict[str, Any]]:
         return read_rows(self.client, self.place.bucket.bucket, self.place.path)
@@ -93,8 +104,8 @@ class Lossy(DeltaSinkLog):
 
     chance: random.Random
 
-    def open(self) -> DeltaSinkSession:
-        session = super().open()
+    def open(self, *, first: bool = True) -> DeltaSinkSession:
+        session = super().open(first=first)
         write = session._write
 
         def lossy(*args: Any) -> None:
@@ -313,9 +324,82 @@ def test_a_table_with_other_columns_is_named_with_them(lake: Lake) -> None:
 def test_a_table_that_was_made_again_has_another_origin(lake: Lake) -> None:
     first = lake.log().open().origin
     assert lake.log().open().origin == first
-    for each in s3.list_objects(lake.client, lake.place.bucket.bucket, lake.place.path):
-        lake.client.delete_object(Bucket=lake.place.bucket.bucket, Key=each.key)
+    lake.delete()
     assert lake.log().open().origin != first
+
+
+def test_a_sink_that_cannot_go_on_leaves_no_commit_in_the_log(lake: Lake) -> None:
+    class Broken(MemoryTopic):
+        def open(self, following: Any) -> Any:
+            raise SystemUnavailable("the platform's Kafka is away")
+
+    topic, copy = MemoryTopic([[frame([(1, 10, 5, 1, 1)])]]), MemoryPositionCopy()
+    lake.writer(topic, copy=copy).step(NO_ERASURES)
+    written = lake.version()
+    for _ in range(3):
+        with pytest.raises(SystemUnavailable):
+            lake.writer(Broken(topic.partitions), copy=copy).step(NO_ERASURES)
+        assert lake.writer(topic, copy=copy).step(NO_ERASURES).idle
+    assert lake.version() == written
+
+
+def test_a_table_that_was_deleted_is_not_made_again_before_it_is_ordered(lake: Lake) -> None:
+    topic, copy = MemoryTopic([[frame([(1, 10, 5, 1, 1)])]]), MemoryPositionCopy()
+    lake.writer(topic, copy=copy).step(NO_ERASURES)
+    lake.delete()
+    partly = SinkRewind(1, {0: 0}, whole=False)
+    for rewind in (None, partly):
+        with pytest.raises(SinkTableGone, match="sink rewind NAME --to earliest"):
+            lake.writer(topic, copy=copy).step(NO_ERASURES, rewind)
+        names = object_keys(lake.client, lake.place.bucket.bucket, lake.place.path)
+        assert not [name for name in names if "_delta_log" in name]
+    whole = SinkRewind(2, {0: 0}, whole=True)
+    lake.writer(topic, copy=copy).step(NO_ERASURES, whole)
+    assert lake.shown() == [(1, "c", 10)]
+    assert lake.writer(topic, copy=copy).step(NO_ERASURES, whole).idle
+
+
+def test_what_is_written_again_is_there_once(lake: Lake) -> None:
+    chance = random.Random(SEED)  # noqa: S311  # a seeded choice of faults
+    messages = [[frame([(2 * n + part, n, n, n, 1)]) for n in range(9)] for part in range(2)]
+    topic, copy = MemoryTopic(messages, lambda: chance.randint(1, 4)), MemoryPositionCopy()
+    want = sorted((2 * n + part, "c", n) for n in range(9) for part in range(2))
+    rewind: SinkRewind | None = None
+
+    def writer() -> SinkWriter[Any]:
+        log = Lossy(*_arguments(lake))
+        log.chance = chance
+        return lake.writer(topic, log, copy)
+
+    writers, idle, left, failed = [writer(), writer()], 0, 6, 0
+    while idle < 3:
+        if left and (idle == 2 or chance.random() < 0.1):
+            left -= 1
+            to = {0: chance.randrange(10), 1: chance.randrange(10)}
+            whole = left == 3
+            rewind = SinkRewind(6 - left, {0: 0, 1: 0} if whole else to, whole)
+        try:
+            idle = idle + 1 if chance.choice(writers).step(NO_ERASURES, rewind).idle else 0
+        except ConnectionsError:
+            failed += 1
+    assert failed > 2, "responses were lost"
+    position = lake.log().open().position
+    assert position is not None
+    assert (position.next, position.rewound) == ({0: 9, 1: 9}, 6)
+    assert sorted(lake.shown()) == want
+    events = [row["_event"] for row in lake.rows()]
+    assert len(set(events)) == len(events), "each has a number of its own"
+
+
+def test_erased_keys_do_not_come_back_with_a_rewind(lake: Lake) -> None:
+    topic = MemoryTopic([[frame([(n, 10 * n, 5, n, 1)]) for n in (1, 2)]], lambda: 9)
+    writer = lake.writer(topic)
+    writer.step(NO_ERASURES)
+    (key,) = key_bytes(frame([(1, 0, 0, 0, 1)]), ["user"])
+    erased = KeyErasures(4, [(4, ("user",), key)])
+    writer.step(erased)
+    writer.step(erased, SinkRewind(1, {0: 0}, whole=True))
+    assert lake.shown() == [(2, "c", 20)]
 
 
 def test_what_cannot_be_reached_is_named(lake: Lake) -> None:

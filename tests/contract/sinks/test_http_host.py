@@ -12,8 +12,11 @@ from confluent_kafka.admin import AdminClient, NewTopic
 from fennel_core.connections import s3
 from fennel_core.connections.kafka import client_config
 from fennel_core.connections.postgres import pool
+from fennel_core.history.topic_slices import plan_slices
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.host import SinkHost
+from fennel_core.sinks.positions import SinkRewind
+from fennel_core.sinks.rewinds import offsets_of, read_times
 from fennel_core.sinks.targets import SinkTarget
 from fennel_core.sinks.writer import NO_ERASURES
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
@@ -62,15 +65,28 @@ async def test_a_sink_of_the_host_sends_and_goes_on_in_the_next_process(
                 host = SinkHost(settings, connections)
                 host._loop = asyncio.get_running_loop()
 
-                def write(host: SinkHost) -> None:
+                def write(host: SinkHost, rewind: SinkRewind | None = None) -> None:
                     writer = host.writer(target, threading.Event())
-                    while not writer.step(NO_ERASURES).idle:
+                    while not writer.step(NO_ERASURES, rewind).idle:
                         pass
                     writer.close()
 
                 await asyncio.to_thread(write, host)
+            assert len(receiver.requests) == 20, "nothing was sent twice"
+            planned = await plan_slices(settings, connections, [topic])
+            epoch, last = "1970-01-01T00:00:00Z", "2100-01-01T00:00:00Z"
+            places = {
+                to: offsets_of(
+                    to, "hooks/rows", planned[topic], await read_times(settings)(topic, 2, at_ms)
+                )
+                for to, at_ms in ((epoch, 0), (last, 4_102_444_800_000))
+            }
+            assert places == {epoch: {0: 0, 1: 0}, last: {0: 10, 1: 10}}
+            await asyncio.to_thread(write, host, SinkRewind(1, {0: 8}, whole=False))
+            keys = [key for key, _ in receiver.requests]
+            assert len(keys) == 22
+            assert set(keys[20:]) <= set(keys[:20]), "sent again, they are known by their keys"
     assert sorted(e["after"]["user"] for e in receiver.events()) == [
         n for n in range(20) if n != 13
     ]
-    assert len(receiver.requests) == 20, "nothing was sent twice"
     assert {path for path, _ in receiver.seen} == {"/rows"}

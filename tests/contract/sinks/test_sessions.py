@@ -73,6 +73,8 @@ class Place:
     read: Callable[[], dict[bytes | None, list[bytes | None]]]
     tombstones: bool = True
     """A key without a value is written."""
+    fences: bool = True
+    """Opening a session ends the earlier ones; otherwise the first that commits does."""
     batch: Callable[[Sequence[SinkRecord]], Any] = lambda records: records
 
 
@@ -142,7 +144,7 @@ def delta_place(server: S3Server) -> Place:
             found.setdefault(row["k"], []).append(row["v"])
         return found
 
-    return Place(log, written, batch=table_rows)
+    return Place(log, written, batch=table_rows, fences=False)
 
 
 @pytest.fixture(params=["memory", "kafka", "http", "delta"])
@@ -198,18 +200,37 @@ def test_an_earlier_session_cannot_commit(place: Place) -> None:
     zombie = place.log.open()
     zombie.commit(place.batch(rows(b'"a"')), at(zombie.origin, 1))
     owner = place.log.open()
+    assert owner.position == at(owner.origin, 1)
+    if not place.fences:
+        owner.commit(place.batch(rows(b'"b"')), at(owner.origin, 2))
     with pytest.raises((TransactionAborted, TransactionOutcomeUnknown)):
         zombie.commit(place.batch(rows(b'"zombie"')), at(zombie.origin, 2))
     zombie.close()
-    assert owner.position == at(owner.origin, 1)
-    owner.commit(place.batch(rows(b'"b"')), at(owner.origin, 2))
+    if place.fences:
+        owner.commit(place.batch(rows(b'"b"')), at(owner.origin, 2))
     assert place.log.open().position == at(owner.origin, 2)
     assert place.read() == {b"k": [b'"a"', b'"b"']}
 
 
+@pytest.mark.parametrize("first", ["rows", "position"])
+@pytest.mark.parametrize("second", ["rows", "position"])
+def test_of_two_sessions_at_one_position_one_commits(
+    s3_server: S3Server, first: str, second: str
+) -> None:
+    place = delta_place(s3_server)
+    winner, other = place.log.open(), place.log.open()
+    written, refused = (
+        None if kind == "position" else place.batch(rows(b'"a"')) for kind in (first, second)
+    )
+    winner.commit(written, at(winner.origin, 1))
+    with pytest.raises((TransactionAborted, TransactionOutcomeUnknown)):
+        other.commit(refused, at(other.origin, 1))
+    assert place.read() == ({} if first == "position" else {b"k": [b'"a"']})
+
+
 def test_a_position_alone_is_committed_with_all_that_it_has(place: Place) -> None:
     session = place.log.open()
-    position = SinkPosition(session.origin, {0: 5, 3: 2**40}, 9, 77)
+    position = SinkPosition(session.origin, {0: 5, 3: 2**40}, 9, 77, rewound=2**50)
     session.commit(None, position)
     moved = position.moved({3: 2**40 + 1}, 0, 1)
     session.commit(place.batch(rows(b'"a"')), moved)

@@ -18,6 +18,7 @@ from fennel_core.connections.external_kafka import ExternalKafkaUnusable
 from fennel_core.settings.model import Settings
 from fennel_core.sinks import host as sinks_host
 from fennel_core.sinks import targets
+from fennel_core.sinks.controls import MemorySinkControls, RewindOrder
 from fennel_core.sinks.errors import SinkErasuresLost
 from fennel_core.sinks.host import SinkHost, SinkThread
 from fennel_core.sinks.targets import SinkTarget, pause_s, targets_of
@@ -77,6 +78,8 @@ class Host(SinkHost):
             lambda: datetime.now(UTC), {ONE.positions, TWO.positions}
         )
         self._controls = self.controls
+        self.orders = MemorySinkControls(lambda: datetime.now(UTC), {ONE.positions, TWO.positions})
+        self._orders = self.orders
         self._catalogs = self.listed  # type: ignore[assignment]  # no database
         self.broken: set[str] = set()
         self.panics: list[BaseException] = []
@@ -140,18 +143,38 @@ async def test_a_sink_ends_with_its_last_version(host: Host) -> None:
 
 
 async def test_a_paused_sink_is_not_written_and_goes_on_where_it_was(host: Host) -> None:
-    await host.controls.pause([ONE.positions], "ann")
+    await host.orders.pause((SHOP, "kafka/one"), "ann")
     host.listed.found = [catalog(ONE, TWO)]
     await eventually(lambda: host.written().get("kafka/two") == 1, within_s=20)
     assert [each.sink for each in host.report() if each.paused] == ["kafka/one"]
     assert "one" not in host.worlds
-    await host.controls.resume([ONE.positions])
+    await host.orders.resume((SHOP, "kafka/one"))
     await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
-    await host.controls.pause([ONE.positions], "ann")
+    await host.orders.pause((SHOP, "kafka/one"), "ann")
     await eventually(lambda: ONE.positions not in host._running, within_s=20)
-    await host.controls.resume([ONE.positions])
+    await host.orders.resume((SHOP, "kafka/one"))
     await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
     assert len(host.worlds["one"].log.records) == 1, "written once"
+
+
+async def test_a_version_with_another_content_is_paused_as_the_one_before(host: Host) -> None:
+    await host.orders.pause((SHOP, "kafka/one"), "ann")
+    host.listed.found = [catalog(binding("one", "shop.sink.new.1"), TWO)]
+    await eventually(lambda: host.written().get("kafka/two") == 1, within_s=20)
+    assert "one" not in host.worlds
+
+
+async def test_a_sink_is_written_again_once_for_each_rewind(host: Host) -> None:
+    host.listed.found = [catalog(ONE)]
+    await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
+    world = host.worlds["one"]
+    for times in (2, 3):
+        await host.orders.rewind([RewindOrder(ONE.positions, {0: 0}, False)])
+        await eventually(lambda times=times: len(world.log.records) == times, within_s=20)
+    reads = host.listed.reads
+    await eventually(lambda: host.listed.reads > reads + 3, within_s=20)
+    assert len(world.log.records) == 3
+    assert host.reasons() == {"kafka/one": None}
 
 
 async def test_the_host_reports_what_lists_of_sinks_show(host: Host) -> None:

@@ -2,50 +2,51 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 
 import pytest
 
-from fennel_core.blueprints.spec import SinkBinding
 from fennel_core.ingest.store import Branches
+from fennel_core.sinks.controls import MemorySinkControls
 from fennel_core.sinks.orders import SinkOrders, SinkUnknown
 from fennel_core.sources.controls import FeedNews, MemorySourceControls
-from fennel_core.vocab.ids import BranchName, DatasetName, TopicName, WorkspaceId
-from fennel_core.wire.connectors import Cdc, Http, HttpPath, PlainSecret, Sink
+from fennel_core.vocab.ids import BranchName, TopicName, WorkspaceId
 from tests.support.ingest_world import WORKSPACE, branches, catalog
-from tests.support.sink_world import USERS
+from tests.support.sink_bindings import bound, hooks
 
 FIRST, SECOND = TopicName("w.sink.a.1"), TopicName("w.sink.b.1")
-
-
-def bound(name: TopicName, path: str) -> SinkBinding:
-    hooks = Http("hooks", PlainSecret("https://a.example"), "/health", None)
-    table, users = HttpPath(hooks, path, None, ()), DatasetName("Users")
-    sink = Sink(users, 1, table, Cdc.DEBEZIUM, None, None, False, False, (), None, None)
-    return SinkBinding(name, sink, users, USERS, (), TopicName("w.topic.users.1"))
-
-
 WORLD = branches(
     "1",
-    main=replace(catalog(), sinks=(bound(FIRST, "/rows"),)),
-    copy=replace(catalog(), sinks=(bound(FIRST, "/rows"), bound(SECOND, "/others"))),
+    main=replace(catalog(), sinks=(bound(FIRST, hooks("/rows")),)),
+    copy=replace(catalog(), sinks=(bound(FIRST, hooks("/rows")), bound(SECOND, hooks("/others")))),
 )
 
 
-def world() -> tuple[SinkOrders, MemorySourceControls]:
-    stored = MemorySourceControls(lambda: datetime.now(UTC), {FIRST, SECOND})
+@dataclass
+class World:
+    """A workspace whose branches may change."""
 
-    async def read(workspace: WorkspaceId) -> Branches:
-        assert workspace == WORKSPACE
-        return WORLD
+    branches: Branches = field(default_factory=lambda: WORLD)
+    reports: MemorySourceControls = field(
+        default_factory=lambda: MemorySourceControls(lambda: datetime.now(UTC), {FIRST, SECOND})
+    )
+    controls: MemorySinkControls = field(
+        default_factory=lambda: MemorySinkControls(lambda: datetime.now(UTC), {FIRST, SECOND})
+    )
 
-    return SinkOrders(read, stored), stored
+    def orders(self) -> SinkOrders:
+        async def read(workspace: WorkspaceId) -> Branches:
+            assert workspace == WORKSPACE
+            return self.branches
+
+        return SinkOrders(read, self.reports, self.controls)
 
 
 async def test_sinks_are_listed_with_branches_state_lag_and_error() -> None:
-    orders, stored = world()
-    await stored.report([FeedNews(FIRST, 2, 5, "it is busy", None)])
+    world = World()
+    orders = world.orders()
+    await world.reports.report([FeedNews(FIRST, 2, 5, "it is busy", None)])
     others, rows = await orders.rows(WORKSPACE, None)
     assert (rows["sink"], rows["kind"], rows["dataset"]) == ("hooks/rows", "http", "Users")
     assert (rows["state"], rows["behind"], rows["failures"]) == ("parked", 5, 2)
@@ -61,17 +62,41 @@ async def test_sinks_are_listed_with_branches_state_lag_and_error() -> None:
 
 
 async def test_a_pause_is_of_the_sink_that_is_named() -> None:
-    orders, stored = world()
+    world = World()
+    orders = world.orders()
     await orders.pause(WORKSPACE, "hooks/rows", "ann")
-    assert list(await stored.pauses()) == [FIRST]
+    assert list(await world.controls.pauses()) == [(WORKSPACE, "hooks/rows")]
     others, rows = await orders.rows(WORKSPACE, None)
     assert (rows["state"], rows["paused_by"]) == ("paused", "ann")
     assert others["state"] == "unwatched"
     await orders.resume(WORKSPACE, "hooks/rows")
-    assert not await stored.pauses()
+    assert not await world.controls.pauses()
+
+
+async def test_a_pause_is_kept_for_later_versions_of_the_dataset() -> None:
+    world = World()
+    orders = world.orders()
+    await orders.pause(WORKSPACE, "hooks/rows", "ann")
+    world.branches = branches("2", main=replace(catalog(), sinks=(bound(SECOND, hooks("/rows")),)))
+    (row,) = await orders.rows(WORKSPACE, None)
+    assert (row["sink"], row["state"]) == ("hooks/rows", "paused")
+
+
+async def test_a_pause_that_no_branch_has_a_sink_for_is_shown_and_lifted() -> None:
+    world = World()
+    orders = world.orders()
+    await orders.pause(WORKSPACE, "hooks/others", "ann")
+    world.branches = branches("2", main=catalog())
+    (row,) = await orders.rows(WORKSPACE, None)
+    assert (row["sink"], row["state"], row["branches"]) == ("hooks/others", "paused", [])
+    assert await orders.rows(WORKSPACE, BranchName("main")) == []
+    await orders.resume(WORKSPACE, "hooks/others")
+    assert await orders.rows(WORKSPACE, None) == []
+    with pytest.raises(SinkUnknown):
+        await orders.resume(WORKSPACE, "hooks/others")
 
 
 async def test_an_unknown_sink_is_named_with_those_that_there_are() -> None:
-    orders, _ = world()
+    orders = World().orders()
     with pytest.raises(SinkUnknown, match=r"no sink `hooks/row` .* hooks/others, hooks/rows"):
         await orders.pause(WORKSPACE, "hooks/row", "ann")

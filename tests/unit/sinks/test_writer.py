@@ -8,7 +8,7 @@ import polars as pl
 import pytest
 
 from fennel_core.sinks.errors import SinkPositionsLost, SinkTopicReplaced
-from fennel_core.sinks.positions import SinkPosition
+from fennel_core.sinks.positions import SinkPosition, SinkRewind
 from fennel_core.sinks.writer import NO_ERASURES, KeyErasures
 from fennel_core.vocab import dtypes as d
 from fennel_core.vocab.dtypes import Field
@@ -109,3 +109,55 @@ def test_an_erasure_by_other_columns_hides_rows_and_deletes_none() -> None:
     by_age = KeyErasures(9, [(9, ("age",), key_bytes(ONE, ["age"])[0])])
     assert writer.step(by_age).events == 0
     assert sink.log.positions[-1].erased == 9
+
+
+def test_a_rewind_is_carried_out_once_and_writes_again_from_there() -> None:
+    sink = SinkWorld(MemoryTopic([[ONE, TWO]]))
+    writer = sink.writer()
+    writer.step(NO_ERASURES)
+    order = SinkRewind(7, {0: 1}, whole=False)
+    assert writer.step(NO_ERASURES, order).events == 1
+    assert sink.writer().step(NO_ERASURES, order).idle
+    assert shown(sink.log.records) == [(1, "c", None, 10), (2, "c", None, 20), (2, "c", None, 20)]
+    assert sink.log.positions[-1].next == {0: 2}
+
+
+def test_a_rewind_never_skips_changes() -> None:
+    sink = SinkWorld(MemoryTopic([[ONE, TWO]], lambda: 1))
+    writer = sink.writer()
+    writer.step(NO_ERASURES)
+    writer.step(NO_ERASURES, SinkRewind(7, {0: 2}, whole=False))
+    assert shown(sink.log.records) == [(1, "c", None, 10), (2, "c", None, 20)]
+
+
+def test_only_a_rewind_of_everything_goes_on_where_the_positions_were_lost() -> None:
+    for damage in ("positions", "topic"):
+        sink = SinkWorld(MemoryTopic([[ONE, TWO]]))
+        sink.writer().step(NO_ERASURES)
+        if damage == "positions":
+            sink.log.positions.clear()
+        else:
+            sink.log.origin = "cluster/other"
+        with pytest.raises((SinkPositionsLost, SinkTopicReplaced)):
+            sink.writer().step(NO_ERASURES, SinkRewind(1, {0: 0}, whole=False))
+        whole = SinkRewind(2, {0: 0}, whole=True)
+        assert sink.writer().step(NO_ERASURES, whole).events == 2
+        assert sink.writer().step(NO_ERASURES, whole).idle
+        assert len(sink.log.records) == 4
+
+
+def test_a_new_sink_is_at_its_beginning_and_carries_out_no_earlier_rewind() -> None:
+    sink = SinkWorld(MemoryTopic([[ONE, TWO]]))
+    assert sink.writer().step(NO_ERASURES, SinkRewind(7, {0: 1}, whole=False)).events == 2
+    assert sink.writer().step(NO_ERASURES, SinkRewind(7, {0: 1}, whole=False)).idle
+
+
+def test_positions_that_are_older_than_a_rewind_are_lost() -> None:
+    sink = SinkWorld(MemoryTopic([[ONE, TWO]]))
+    order = SinkRewind(7, {0: 1}, whole=False)
+    for rewind in (None, order):
+        sink.writer().step(NO_ERASURES, rewind)
+    assert sink.copy.position == sink.log.positions[-1]
+    sink.log.positions[:] = [SinkPosition("cluster/topic", {0: 1}, rewound=7)]
+    with pytest.raises(SinkPositionsLost, match=r"position 1 of partition 0, but had 2"):
+        sink.writer().step(NO_ERASURES, order)
