@@ -10,10 +10,15 @@ any time in the last `history` must stay exact. So a topic needs its rows for th
 - the need of each topic that a stateless job makes of it, because that is computed again from it
   (other than a `transform`, which may give its rows other times: its input stays).
 
-Rows of other topics stay. A keyed dataset needs the last version of each key, however old. A
-retraction must find its row. Any other reader (joins, first and latest rows, windows without an
-end or that close) computes something else without the old rows, and a sink that was away for long
-must find the changes that it has not delivered. A `history` that is not known is no limit.
+Of a keyed dataset the last of the expired versions of each key stays, however old, and hides those
+before it at any time since. So these leave, but only where nothing reads the topic but the table of
+its lookups: a join or an aggregation computes something else without them, and even a stateless job
+does. A version on which it fails (a dead letter) leaves its result with the version before.
+
+Rows of other topics stay. A retraction must find its row. Any other reader (joins, first and latest
+rows, windows without an end or that close) computes something else without the old rows, and a sink
+that was away for long must find the changes that it has not delivered. A `history` that is not
+known is no limit.
 
 Example. Clicks keep 30 days, and an aggregate over 7 days with a `history` of 60 days reads them:
 a click is needed for 74 days and two seconds. With a window `forever` it is needed for ever.
@@ -27,12 +32,15 @@ from typing import Final, Generic
 
 from fennel_core.blueprints.retractions import Topic, only_adds
 from fennel_core.blueprints.spec import Catalog, Job
-from fennel_core.operators.spec import AggregateSpec, MapSpec, StepSpec, UserCodeSpec
+from fennel_core.operators.spec import AggregateSpec, MapSpec, StepSpec, TableSpec, UserCodeSpec
 from fennel_core.vocab.ids import DatasetName, TopicName
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire import operators as wire
 
-KEYED: Final = "the last version of each key stays, however old it is"
+KEYED: Final = (
+    "a job other than the table of its lookups reads them, and needs versions of a key before the "
+    "last"
+)
 RETRACTED: Final = "a job that reads or joins other rows may retract each of them later"
 STATEFUL: Final = (
     "a job that reads them (a join, a first or latest row, a window without an end or that closes, "
@@ -44,6 +52,7 @@ UNSERVED: Final = "an aggregate that no version has now reads them and may be re
 RETAINED: Final = "a dataset that no version has now is computed from them and may be revived"
 DELIVERED: Final = "a sink delivers each change of them, from the first on"
 TIMES: Final = "its datasets have different time columns"
+KEYS: Final = "its datasets have different keys"
 SECOND_US: Final = 1_000_000
 """A row counts a second longer than the window."""
 
@@ -75,12 +84,14 @@ class RowRetention:
     """How long rows of a topic are needed, µs of event time by the column `timestamp`.
 
     `kept_because`: why they are never removed; None: they are. `datasets`: those with these rows.
+    `keys`: the key columns of a keyed dataset, the last expired version of each key of which stays.
     """
 
     kept_us: int
     timestamp: str
     kept_because: str | None
     datasets: tuple[DatasetName, ...]
+    keys: tuple[str, ...] = ()
 
 
 def longest_window_us(step: StepSpec) -> int | None:
@@ -95,6 +106,18 @@ def longest_window_us(step: StepSpec) -> int | None:
         if isinstance(each.window, wire.Sliding)
     ]
     return max(spans, default=None) if len(spans) == len(step.specs) else None
+
+
+def reach_us(step: StepSpec) -> int | None:
+    """Return for how long before the time of a lookup rows must be there, µs; None: for ever.
+
+    A table needs the last version before. A window needs the rows in it, and the last row that has
+    left it dates the row of a lookup.
+    """
+    if isinstance(step, TableSpec):
+        return 0
+    window = longest_window_us(step)
+    return None if window is None else 2 * window
 
 
 def row_retention(
@@ -172,7 +195,8 @@ class _Needs(Generic[Topic]):
             need = self._need(topic)
             why = need if isinstance(need, str) else (TIMES if len(columns) > 1 else None)
             us = need if isinstance(need, int) else 0
-            kept[topic] = RowRetention(us, min(columns), why, tuple(sorted(names[topic])))
+            keys = next((view.schema.key_names for view in self._views.get(topic, ())), ())
+            kept[topic] = RowRetention(us, min(columns), why, tuple(sorted(names[topic])), keys)
         return kept
 
     def _need(self, topic: Topic) -> int | str:
@@ -184,14 +208,19 @@ class _Needs(Generic[Topic]):
     def _need_of(self, topic: Topic) -> int | str:
         views = self._views.get(topic, ())
         is_source = any(view.is_source for view in views)
-        if any(view.schema.keys for view in views):
-            return KEYED
+        keys = {view.schema.key_names for view in views}
+        if len(keys) > 1:
+            return KEYS
         if not only_adds(topic, is_source, self._writers):
             return RETRACTED
         if topic in self.delivered:
             return DELIVERED
         needs: list[int | str] = [view.history_us or UNKNOWN for view in views]
-        needs += [self._need_of_reader(job) for job in self._readers.get(topic, ())]
+        readers = self._readers.get(topic, ())
+        if any(keys):
+            needs += [KEYED for job in readers if not isinstance(job.step, TableSpec)]
+        else:
+            needs += [self._need_of_reader(job) for job in readers]
         return _longest(needs or [RETAINED])
 
     def _need_of_reader(self, job: KeptJob[Topic]) -> int | str:
@@ -201,14 +230,14 @@ class _Needs(Generic[Topic]):
             case MapSpec() | UserCodeSpec():
                 return _longest([self._need(topic) for topic in job.outputs])
             case AggregateSpec(terminal=True):
-                window = longest_window_us(job.step)
-                if window is None:
+                reach = reach_us(job.step)
+                if reach is None:
                     return STATEFUL
                 served = self._served.get(job.id, ())
                 if not served:
                     return UNSERVED
                 histories = _longest([each.history_us or UNKNOWN for each in served])
-                return histories if isinstance(histories, str) else histories + 2 * window
+                return histories if isinstance(histories, str) else histories + reach
             case _:
                 return STATEFUL
 

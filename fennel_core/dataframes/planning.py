@@ -13,7 +13,7 @@ from datetime import UTC, datetime
 from typing import Final
 
 from fennel_core.blueprints import stored_names
-from fennel_core.blueprints.row_retention import longest_window_us
+from fennel_core.blueprints.row_retention import reach_us
 from fennel_core.blueprints.spec import Catalog, DatasetView, Job
 from fennel_core.connections import erasures, postgres
 from fennel_core.connections.erasures import ErasedKeys
@@ -264,15 +264,14 @@ def _check_not_expired(
     if expired_to is None:
         return
     rows = sum(part.expired_rows for part in slices)
-    window_us = 0 if aggregate is None else longest_window_us(aggregate)
-    if window_us is None:
+    reach = 0 if aggregate is None else reach_us(aggregate)
+    if reach is None:
         raise ReadFailed(
             f"`{dataset}` is not complete as of any time: it is computed from all rows, and {rows} "
             "that are older than the `history` of its input were removed [read-expired]"
         )
-    reach_us = 2 * window_us
-    if as_of < expired_to + reach_us:
-        complete = datetime.fromtimestamp((expired_to + reach_us) / 1e6, UTC)
+    if as_of < expired_to + reach:
+        complete = datetime.fromtimestamp((expired_to + reach) / 1e6, UTC)
         raise ReadFailed(
             f"`{dataset}` is complete as of {complete.isoformat()} or later: {rows} rows that are "
             "older than its `history` were removed. Read it as of a later time, or in mode "

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from fennel_core.history.expiring import TopicExpiry
 from fennel_core.history.row_needs import RowNeeds, RowNeedsReader
@@ -19,6 +19,14 @@ class Expiries:
 
     topics: Mapping[TopicName, TopicExpiry] = field(default_factory=dict)
     readers: Mapping[WorkspaceId, Readers] = field(default_factory=dict)
+
+    def keyed(self) -> Expiries:
+        """Return those of keyed datasets alone."""
+        return replace(self, topics={t: e for t, e in self.topics.items() if e.keys})
+
+    def keyless(self) -> Expiries:
+        """Return those of datasets without a key, and of the inputs of aggregates, alone."""
+        return replace(self, topics={t: e for t, e in self.topics.items() if not e.keys})
 
     def readers_of(self, topic: TopicName) -> Readers:
         """Return who reads the rows of a topic's workspace."""
@@ -48,7 +56,8 @@ def expiries(needs: RowNeeds, now_us: int, *, dry_run: bool = False) -> Expiries
         if dry_run or not (clock.keeps_old_rows or workspace in needs.changing):
             step_us = clock.step_us if dry_run else 0
             now = min(clock.accepted_us, clock.aged_us + step_us, now_us)
-            found[topic] = TopicExpiry(each.timestamp, Micros(now - each.kept_us), each.kept_us)
+            oldest = Micros(now - each.kept_us)
+            found[topic] = TopicExpiry(each.timestamp, oldest, each.kept_us, each.keys)
     return Expiries(found, needs.readers)
 
 

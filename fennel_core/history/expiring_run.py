@@ -1,4 +1,5 @@
-"""One removal of expired rows: search the files that may have any, and replace those that do.
+"""One removal of expired rows of datasets without a key: search the files that may have any, and
+replace those that do.
 
 Theory. The conditions are those of erased keys (`erasing_run`): only files that no replay and not
 Kafka's log may still hold (`bounds`), each replaced in one transaction, and every row counted. What
@@ -61,7 +62,7 @@ class ExpiredRowsRemoval:
 
         Raises SystemUnavailable or CompactionFailed.
         """
-        expiries = (await self.expiries()).topics
+        expiries = (await self.expiries()).keyless().topics
         done = {topic: RemovedRows() for topic in expiries}
         every: list[HistoryFile] = []
         for partition in sorted(await self.replacer.files.ends(list(expiries))):
@@ -84,7 +85,7 @@ class ExpiredRowsRemoval:
         self, planned: Sequence[HistoryFile], done: dict[TopicName, RemovedRows]
     ) -> None:
         index = self.replacer.files
-        now = await self.expiries()
+        now = (await self.expiries()).keyless()
         files = [f for f in planned if f.topic in now.topics and now.topics[f.topic].is_due(f)]
         if not files:
             return

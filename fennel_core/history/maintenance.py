@@ -1,10 +1,10 @@
 """Keep history in shape: one run of what the DAG `history_maintenance` does.
 
 First the rows of erased keys leave the files that no replay needs (`erasing_run`), and with the
-setting `history_retention` rows that are older than `history` do (`expiring_run`); then small files
-are merged (`compaction_run`). The same function runs under `spark-submit` in Airflow
-(`apps/spark_jobs/history_maintenance.py`) and in `fennel-core maintain-history` without it. Several
-runs at once are safe.
+setting `history_retention` rows that are older than `history` do (`expiring_run`, and for keyed
+datasets `replaced_versions_run`); then small files are merged (`compaction_run`). The same function
+runs under `spark-submit` in Airflow (`apps/spark_jobs/history_maintenance.py`) and in
+`fennel-core maintain-history` without it. Several runs at once are safe.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ from fennel_core.history.expired_topics import expiries_now
 from fennel_core.history.expiring_run import ExpiredRowsRemoval, ExpiryWorker
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.removals import RemovedRows, Replacer, sums
+from fennel_core.history.replaced_versions_run import ReplacedVersionsRemoval, VersionWorker
 from fennel_core.history.row_needs import RowNeedsReader
 from fennel_core.history.spark_merges import SparkMerger
 from fennel_core.history.topics import HistoryTopics
@@ -47,7 +48,7 @@ ReadBounds = Callable[[Settings, Pool], Awaitable[Mapping[TopicPartition, Offset
 """Returns the offset of each partition below which neither a replay nor Kafka has records."""
 
 
-class RowWorker(EraseWorker, ExpiryWorker, Protocol):
+class RowWorker(EraseWorker, ExpiryWorker, VersionWorker, Protocol):
     """Makes files with fewer rows."""
 
 
@@ -178,7 +179,11 @@ async def remove_rows(
     removed = await ErasedRowsRemoval(replacer, worker, by_topic, bounds, grace, most).run()
     if not expiring:
         return removed, {}
-    expired = await ExpiredRowsRemoval(replacer, worker, read_expiries, bounds, grace, most).run()
+    found = replacer, worker, read_expiries, bounds, grace, most
+    expired = {
+        **await ExpiredRowsRemoval(*found).run(),
+        **await ReplacedVersionsRemoval(*found).run(),
+    }
     for topic, each in expired.items():
         if each.rewritten:
             log.info(

@@ -27,6 +27,8 @@ from fennel_core.vocab.versions import decode
 
 OFFSET: Final = "__offset"
 GROUP: Final = "__group"
+NUMBER: Final = "__number"
+"""Not stored: the number of a row in its file, which readers may ask for."""
 ROW_GROUP_ROWS: Final = 65_536
 """Rows per row group: a reader of one key group skips most of a large file by its statistics."""
 BATCH_ROWS: Final = 32_768
@@ -129,16 +131,23 @@ def file_batches(
     """Yield columns of a file in batches, in the order of the file, one row group at a time.
 
     Only these columns are read, and only row groups that may have a row of `limit`. `below`: the
-    first offset to leave out.
+    first offset to leave out. The column `NUMBER` has the numbers of the rows.
     """
     file = pq.ParquetFile(source, pre_buffer=True)
-    read = list(dict.fromkeys([*columns, *(limit.names if limit else ()), OFFSET]))
+    names = [*columns, *(limit.names if limit else ()), OFFSET]
+    read = [name for name in dict.fromkeys(names) if name != NUMBER]
+    following = 0
     for number in range(file.num_row_groups):
-        if limit is not None and not limit.may_keep(file.metadata.row_group(number)):
+        group = file.metadata.row_group(number)
+        at, following = following, following + group.num_rows
+        if limit is not None and not limit.may_keep(group):
             continue
         for batch in file.iter_batches(BATCH_ROWS, row_groups=[number], columns=read):
             rows = pl.from_arrow(batch)
             assert isinstance(rows, pl.DataFrame), "a batch becomes a frame"
+            if NUMBER in columns:
+                rows = rows.with_row_index(NUMBER, at)
+            at += rows.height
             if limit is not None:
                 rows = limit.kept(rows)
             if below is not None:

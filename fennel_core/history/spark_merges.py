@@ -1,4 +1,5 @@
-"""Make files of history with Spark: one task per merge, or per file that may lose rows.
+"""Make files of history with Spark: one task per merge, per file that may lose rows,
+or per range of key groups in which replaced versions are searched.
 
 A task reads, sorts and uploads; the driver replaces the rows of the index. So a
 task that Spark repeats uploads an object more, and changes nothing.
@@ -23,6 +24,13 @@ from fennel_core.history.erasing import TopicErasures, remove_erased
 from fennel_core.history.errors import CompactionFailed
 from fennel_core.history.expiring import TopicExpiry, remove_expired
 from fennel_core.history.merging import Get, MergeRefused, merge_files
+from fennel_core.history.replaced_versions import (
+    FileWithReplaced,
+    ReplacedRows,
+    VersionSurvey,
+    remove_replaced,
+    survey,
+)
 from fennel_core.history.roll import Put
 from fennel_core.history.spark import TASK_ATTEMPTS, first_lines
 from fennel_core.history.store import HistoryFile
@@ -33,7 +41,8 @@ from fennel_core.vocab.ids import TopicName
 log = logger(__name__)
 Item = TypeVar("Item")
 Rule = TypeVar("Rule")
-Task = Callable[[Item], HistoryFile | MergeRefused]
+Made = TypeVar("Made")
+Task = Callable[[Item], Made | MergeRefused]
 if TYPE_CHECKING:
     from mypy_boto3_s3 import S3Client
 
@@ -72,13 +81,27 @@ class SparkMerger:
         task = partial(_each, remove_expired, wanted, get, put)
         return await asyncio.to_thread(self._made, task, files)
 
+    async def survey(self, tasks: Sequence[VersionSurvey]) -> Sequence[ReplacedRows | MergeRefused]:
+        """See `VersionWorker.survey`."""
+        opened = partial(_opened, self._settings, await self._objects.root())
+        return await asyncio.to_thread(self._made, partial(survey, opened=opened), tasks)
+
+    async def remove_replaced(
+        self, files: Sequence[FileWithReplaced], expiries: Mapping[TopicName, TopicExpiry]
+    ) -> Sequence[HistoryFile | MergeRefused]:
+        """See `VersionWorker.remove_replaced`."""
+        wanted = {each.file.topic: expiries[each.file.topic] for each in files}
+        get, put = await self._access()
+        task = partial(_remove_replaced, wanted, get, put)
+        return await asyncio.to_thread(self._made, task, files)
+
     async def _access(self) -> tuple[Get, Put]:
         """Return how a task reads and writes objects."""
         root = await self._objects.root()
         put = _discard if self._dry_run else partial(_put, self._settings, root)
         return partial(_get, self._settings, root), put
 
-    def _made(self, task: Task[Item], items: Sequence[Item]) -> list[HistoryFile | MergeRefused]:
+    def _made(self, task: Task[Item, Made], items: Sequence[Item]) -> list[Made | MergeRefused]:
         """Return the result of `task` for each item, made by a Spark task of its own."""
         try:
             if self._spark is None:
@@ -127,6 +150,17 @@ def _each(
 ) -> HistoryFile | MergeRefused:
     """Apply the rule of its topic to a file; what a task calls."""
     return remove(file, rules[file.topic], get, put)
+
+
+def _remove_replaced(
+    rules: Mapping[TopicName, TopicExpiry], get: Get, put: Put, item: FileWithReplaced
+) -> HistoryFile | MergeRefused:
+    return remove_replaced(item, rules[item.file.topic], get, put)
+
+
+def _opened(settings: Settings, root: str, file: HistoryFile) -> s3.RangedObject:
+    key = root + file.object_key
+    return s3.RangedObject(_client(settings), settings.s3_bucket, key, file.size_bytes)
 
 
 def _get(settings: Settings, root: str, key: str) -> bytes | None:

@@ -24,7 +24,7 @@ from typing import Any, Final, Protocol
 import msgspec
 import polars as pl
 
-from fennel_core.blueprints.row_retention import longest_window_us
+from fennel_core.blueprints.row_retention import reach_us
 from fennel_core.connections.frames import RemoteError
 from fennel_core.connections.slot_protocol import Reaction, RefusalCode, reaction_to
 from fennel_core.integrity.errors import RowsUnreadable
@@ -354,14 +354,11 @@ class DatasetCheck:
 
 
 def complete_since(checked: CheckedDataset, expired_to: Micros | None) -> int:
-    """Return the time from which on lookups need no row that has left history by its age.
-
-    A window needs the rows in it, and the last that has left it dates the row of a lookup.
-    """
+    """Return the time from which on lookups need no row that has left history by its age."""
     if expired_to is None:
         return 0
-    window = longest_window_us(checked.spec)
-    return MAX_TIME if window is None else expired_to + 2 * window
+    reach = reach_us(checked.spec)
+    return MAX_TIME if reach is None else expired_to + reach
 
 
 def add_all(frames: Iterator[pl.DataFrame], add: Callable[[pl.DataFrame], None]) -> None:

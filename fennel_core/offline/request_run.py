@@ -28,7 +28,7 @@ from botocore.exceptions import BotoCoreError, ClientError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
-from fennel_core.blueprints.row_retention import longest_window_us
+from fennel_core.blueprints.row_retention import reach_us
 from fennel_core.connections import postgres
 from fennel_core.connections.api_errors import DatabaseUnavailable
 from fennel_core.connections.errors import (
@@ -504,8 +504,8 @@ def _shortened(read: OfflineRead, earliest_us: int | None) -> Iterator[str]:
     for job, parts in sorted(read.slices.items()):
         if rows := sum(part.expired_rows for part in parts):
             features = "features"
-            if (window_us := longest_window_us(read.query.specs[job])) is not None:
-                complete_us = max(part.expired_to for part in parts) + 2 * window_us
+            if (reach := reach_us(read.query.specs[job])) is not None:
+                complete_us = max(part.expired_to for part in parts) + reach
                 if earliest_us is not None and earliest_us >= complete_us:
                     continue
                 complete = datetime.fromtimestamp(complete_us / 1e6, UTC).isoformat()

@@ -493,13 +493,14 @@ class LimitSettings(BaseSettings):
         "20 */6 * * *", description="When files of history are merged: cron, UTC. Empty: never."
     )
     history_retention: bool = Field(
-        True, description="Remove rows of keyless datasets older than `history`, for ever."
+        True, description="Remove rows of datasets older than `history`, for ever."
     )
     history_rewrite_bytes: int = Field(
         64 * 1024**3,
         gt=0,
-        description="Bytes of files that a maintenance run searches for rows of erased keys, and "
-        "as many for expired ones. What it rewrites is stored twice for 26 hours.",
+        description="Bytes of files that a maintenance run searches for rows of erased keys, as "
+        "many for expired ones, and as many for replaced versions of keyed datasets. What it "
+        "rewrites is stored twice for 26 hours.",
     )
     query_log_history_s: int = Field(
         400 * 86_400,

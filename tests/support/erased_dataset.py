@@ -27,6 +27,7 @@ SCHEMA: Final = Schema((Field("k", Int()),), (), "at")
 
 CLICKS: Final = TopicName("w.topic.clicks.3")
 KEYLESS: Final = Schema((), (Field("k", Int()),), "at")
+ACCOUNTS: Final = TopicName("w.topic.accounts.4")
 HISTORY_US: Final = 86_400_000_000
 
 
@@ -35,14 +36,18 @@ async def commit_dataset(
 ) -> None:
     """Store a branch with the dataset, whose topic is `history_world.TOPIC`.
 
-    `clicks`: and with one without a key on the topic `CLICKS`, which keeps its rows for a day.
+    `clicks`: and with one without a key on the topic `CLICKS`, and one with a key on `ACCOUNTS`,
+    which keep their rows for a day.
     """
     source = replace(ingest_world.binding(), topic=TOPIC, schema=SCHEMA)
     view = DatasetView(DATASET, 1, SCHEMA, TOPIC, None, True, True, ("k",), is_source)
     other = DatasetView(
         DatasetName("Clicks"), 1, KEYLESS, CLICKS, None, True, True, (), True, HISTORY_US
     )
-    datasets = (view, other) if clicks else (view,)
+    accounts = DatasetView(
+        DatasetName("Accounts"), 1, SCHEMA, ACCOUNTS, None, True, True, ("k",), True, HISTORY_US
+    )
+    datasets = (view, other, accounts) if clicks else (view,)
     catalog = replace(ingest_world.catalog(source), datasets=datasets)
     async with connections.connection() as connection:
         await connection.execute(
@@ -56,7 +61,7 @@ async def commit_dataset(
         await connection.execute(
             "INSERT INTO branch (workspace, name, target, serving) VALUES ('w', 'main', 'c', 'c')"
         )
-        for number, topic in enumerate((TOPIC, CLICKS)[: len(datasets)], 1):
+        for number, topic in enumerate((TOPIC, CLICKS, ACCOUNTS)[: len(datasets)], 1):
             await connection.execute(
                 "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, "
                 "blueprint) VALUES (%s, 'w', 'topic', %s, %s, 'live', '', '')",

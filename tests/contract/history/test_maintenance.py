@@ -28,7 +28,7 @@ from fennel_core.vocab.ids import (
     PartitionIndex,
     TopicName,
 )
-from tests.support.erased_dataset import CLICKS, HISTORY_US, accept, commit_dataset, erase
+from tests.support.erased_dataset import ACCOUNTS, CLICKS, HISTORY_US, accept, commit_dataset, erase
 from tests.support.history_world import LAYOUT, TOPIC, batch
 from tests.support.s3 import S3Server
 
@@ -67,7 +67,7 @@ async def maintained(variables: dict[str, str], removed: int, expired: int) -> N
     status, out = await output_of(variables, *submit, str(PROGRAM))
     assert status == 1, out
     expected = (
-        f"1 files or merges were refused, 3 were made and {removed} rows of erased keys and "
+        f"1 files or merges were refused, 4 were made and {removed} rows of erased keys and "
         f"{expired} expired ones removed"
     )
     assert expected in out, out
@@ -87,7 +87,7 @@ async def output_of(variables: dict[str, str], program: str, *args: str) -> tupl
     return process.returncode, out.decode()[-6000:]
 
 
-async def dry_run(variables: dict[str, str], removed: int, expired: int) -> None:
+async def dry_run(variables: dict[str, str], removed: int, expired: int, replaced: int) -> None:
     """Run what `fennel-core maintain-history --dry-run` does."""
     show = (
         "from fennel_core.apps.state_commands import show_removable_rows\n"
@@ -96,23 +96,26 @@ async def dry_run(variables: dict[str, str], removed: int, expired: int) -> None
     )
     status, out = await output_of(variables, "python", "-c", show)
     assert status == 0, out
-    assert f"{CLICKS}: {expired} rows older than `history` would leave 3 files; 1 files" in out, out
+    for topic, rows in ((CLICKS, expired), (ACCOUNTS, replaced)):
+        line = f"{topic}: {rows} rows older than `history` would leave 3 files; 1 files"
+        assert line in out, out
     assert f"rows of erased keys removed: {removed} from 18 of 18 files" in out, out
 
 
 def write_log(settings: Settings) -> None:
-    """Create the topics; the log of the first begins at `LOG_STARTS`, that of the other at 3."""
+    """Create the topics; the log of the first begins at `LOG_STARTS`, those of the others at 3."""
     admin = AdminClient(client_config(settings))
-    for topic in (TOPIC, CLICKS):
+    for topic in (TOPIC, CLICKS, ACCOUNTS):
         admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
     producer = Producer(client_config(settings))
     for part in range(PARTITIONS):
         for _ in range(FILES):
             producer.produce(TOPIC, b"a record", partition=part)
             producer.produce(CLICKS, b"a record", partition=part)
+            producer.produce(ACCOUNTS, b"a record", partition=part)
     assert producer.flush(30) == 0
     starts = {(TOPIC, PartitionIndex(n)): Offset(at) for n, at in enumerate(LOG_STARTS)}
-    starts[CLICKS, PartitionIndex(0)] = Offset(3)
+    starts |= {(topic, PartitionIndex(0)): Offset(3) for topic in (CLICKS, ACCOUNTS)}
     offsets.delete_before(admin, starts, 30)
 
 
@@ -151,6 +154,22 @@ async def write_clicks(files: PostgresHistoryFiles, objects: ObjectStore, now: M
         assert await files.add(HistoryFile(*place, key, 20, len(body), Micros(5), now))
 
 
+async def write_accounts(files: PostgresHistoryFiles, objects: ObjectStore) -> pl.DataFrame:
+    """Store four files of 20 versions of 1970, of five keys; return the rows that stay."""
+    frames = []
+    for n in range(4):
+        frame = parquet.file_frame([(Offset(n), batch(100 * n, 20))], LAYOUT.keys)
+        body = parquet.encode_file(frame)
+        key = object_key(ACCOUNTS, PartitionIndex(0), Offset(n), uuid.uuid4().hex)
+        await objects.put(key, body)
+        place = (ACCOUNTS, PartitionIndex(0), Offset(n), Offset(n + 1))
+        times = Micros(100 * n), Micros(100 * n + 19)
+        assert await files.add(HistoryFile(*place, key, 20, len(body), *times))
+        frames.append(frame)
+    searched = pl.concat(frames[:3]).sort("at").unique("k", keep="last")
+    return pl.concat([searched, frames[3]]).sort(parquet.GROUP, parquet.OFFSET, "at")
+
+
 async def test_the_program_merges_small_files_and_only_rows_of_erased_keys_and_expired_ones_leave(
     s3_server: S3Server, secured_kafka: Settings, database: str, tmp_path: Path
 ) -> None:
@@ -167,6 +186,7 @@ async def test_the_program_merges_small_files_and_only_rows_of_erased_keys_and_e
         written = await write_files(files, objects)
         now = Micros(int((await files.now()).timestamp() * 1_000_000))
         await write_clicks(files, objects, now)
+        accounts = await write_accounts(files, objects)
         await commit_dataset(connections, PARTITIONS, clicks=True)
         await accept(connections)
         await erase(connections, [ERASED])
@@ -176,19 +196,29 @@ async def test_the_program_merges_small_files_and_only_rows_of_erased_keys_and_e
             written[part] = rows.filter(~gone)
             removed += rows.height - written[part].height
         assert removed == 4 * sum(LOG_STARTS)
-        expired = 3 * 12
-        await dry_run(variables, removed, expired)
+        expired, replaced = 3 * 12, 3 * 20 - 5
+        await dry_run(variables, removed, expired, replaced)
         assert len(await files.files(CLICKS, PartitionIndex(0))) == 4
+        assert len(await files.files(ACCOUNTS, PartitionIndex(0))) == 4
         assert await files.retired() == frozenset()
-        stored = [await objects.list_objects(f"history/{topic}/") for topic in (TOPIC, CLICKS)]
-        assert sum(map(len, stored)) == PARTITIONS * FILES + 4, "nothing is written"
-        await maintained(variables, removed, expired)
+        stored = [
+            await objects.list_objects(f"history/{topic}/") for topic in (TOPIC, CLICKS, ACCOUNTS)
+        ]
+        assert sum(map(len, stored)) == PARTITIONS * FILES + 8, "nothing is written"
+        await maintained(variables, removed, expired + replaced)
         (clicks,) = await files.files(CLICKS, PartitionIndex(0))
         assert (clicks.first_offset, clicks.next_offset) == (0, 4)
         assert (clicks.row_count, clicks.expired_rows, clicks.removed_rows) == (44, expired, 0)
         assert (clicks.min_ts, clicks.max_ts) == (5, now), "the last file waits"
         assert now - HISTORY_US <= clicks.expired_to <= now + 10**9 - HISTORY_US
         assert (await files.totals())[CLICKS].expired_rows == expired
+        (versions,) = await files.files(ACCOUNTS, PartitionIndex(0))
+        assert (versions.row_count, versions.expired_rows) == (25, replaced)
+        assert 0 < versions.expired_to <= now + 10**9 - HISTORY_US
+        body = await objects.get(versions.object_key)
+        assert body is not None
+        left = parquet.decode_file(body).sort(parquet.GROUP, parquet.OFFSET, "at")
+        assert left.equals(accounts)
         for part, start in enumerate(LOG_STARTS):
             (merged,) = await files.files(TOPIC, PartitionIndex(part))
             assert (merged.first_offset, merged.next_offset) == (0, 12)
@@ -199,6 +229,6 @@ async def test_the_program_merges_small_files_and_only_rows_of_erased_keys_and_e
             assert body is not None
             assert parquet.decode_file(body).equals(written[part])
         assert len(await files.files(OTHER, PartitionIndex(0))) == 3, "one refusal stops no other"
-        assert len(await files.retired()) == PARTITIONS * FILES + sum(LOG_STARTS) + 4 + 3
+        assert len(await files.retired()) == PARTITIONS * FILES + sum(LOG_STARTS) + 2 * (4 + 3)
         totals = (await files.totals())[TOPIC]
         assert (totals.files, totals.rows) == (2, 480 - removed)

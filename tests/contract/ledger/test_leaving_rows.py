@@ -140,10 +140,10 @@ class Shop:
         )
         return [n.text for n in plan.notices if n.code == "history-shortened"]
 
-    async def add_rows(self) -> TopicName:
+    async def add_rows(self, compiled: Compiled | None = None) -> TopicName:
         """Give the topic of Clicks a file of rows, the oldest of which is 40 days old."""
-        compiled = version(Clicks=1)
-        (key,) = {d.topic for d in compiled.datasets if d.topic is not None}
+        datasets = (compiled or version(Clicks=1)).datasets
+        (key,) = {d.topic for d in datasets if d.topic is not None}
         assert key.kind is AssetKind.TOPIC
         topic = TopicName((await self.ledger.run(lambda tx: tx.bank.alive(SHOP, [key])))[key])
         if self.connections is None:
@@ -258,6 +258,31 @@ async def test_a_workspace_that_is_older_than_retention_keeps_rows_until_a_confi
         async with shop.connections.connection() as connection:
             await connection.execute("UPDATE workspace SET old_rows_held_until = now()")
         assert topic in (await expiries_now(needs)).topics
+
+
+def users(days: int, *, copied: bool = False) -> Compiled:
+    """Compile a keyed dataset with its `history` in days, and perhaps one computed from it."""
+    keyed = schema("user", "city:str")
+    inputs = [sourced("Clicks", keyed)]
+    if copied:
+        copies = [node("Copy", DatasetRef(DatasetName("Clicks")), keyed)]
+        inputs.append(derived("Copy", keyed, copies))
+    compiled = compile_datasets(inputs, 2)
+    chosen = tuple(replace(each, history_us=days * DAY) for each in compiled.datasets)
+    return replace(compiled, datasets=chosen)
+
+
+async def test_replaced_versions_of_a_keyed_dataset_leave_with_a_confirmation(shop: Shop) -> None:
+    (notice,) = await shop.commit(users(30, copied=True))
+    assert notice.startswith("history-not-applied Clicks"), "a job reads it, and none the copy"
+    await shop.add_rows(users(1))
+    with pytest.raises(DataLossNotConfirmed):
+        await shop.plan(users(30))
+    (notice,) = await shop.commit(users(30), confirmed=True)
+    assert notice.endswith(f"`Clicks` are needed for 30 days instead of for ever: {LOST}")
+    assert await shop.commit(users(60)) == []
+    with pytest.raises(DataLossNotConfirmed):
+        await shop.plan(users(20))
 
 
 async def test_without_the_setting_nothing_is_confirmed(shop: Shop) -> None:

@@ -21,16 +21,24 @@ def texts(compiled: Compiled, history_us: int, *, removed: bool = True) -> list[
     return [f"{n.code} {n.text}" for n in retention_notices(version, removed=removed)]
 
 
-def test_a_keyed_dataset_keeps_its_rows_longer() -> None:
-    compiled = compile_datasets([sourced("Users", USERS)], 2)
+READ = (
+    "a job other than the table of its lookups reads them, and needs versions of a key before the "
+    "last"
+)
+
+
+def test_a_keyed_dataset_that_a_job_reads_keeps_its_rows_longer() -> None:
+    copy = derived("Copy", USERS, [node("Copy", DatasetRef(DatasetName("Users")), USERS)])
+    compiled = compile_datasets([sourced("Users", USERS), copy], 2)
     assert texts(compiled, 30 * DAY) == [
         "history-not-applied dataset `Users`: history 30d is recorded; rows are kept longer, "
-        "because the last version of each key stays, however old it is"
+        f"because {READ}"
     ]
     assert texts(compiled, DEFAULT_HISTORY_US) == texts(compiled, 0) == []
 
 
-def test_a_keyless_dataset_does_not() -> None:
+def test_others_do_not() -> None:
+    assert texts(compile_datasets([sourced("Users", USERS)], 2), 30 * DAY) == []
     clicks = replace(USERS, keys=(), values=(*USERS.keys, *USERS.values))
     copy = derived("Copy", clicks, [node("Copy", DatasetRef(DatasetName("Clicks")), clicks)])
     assert texts(compile_datasets([sourced("Clicks", clicks), copy], 2), 30 * DAY) == []
@@ -52,13 +60,15 @@ def test_a_dataset_whose_rows_others_need_for_longer_is_named() -> None:
 
 def test_without_the_setting_every_chosen_history_is_named() -> None:
     clicks = replace(USERS, keys=(), values=(*USERS.keys, *USERS.values))
-    compiled = compile_datasets([sourced("Clicks", clicks), sourced("Users", USERS)], 2)
+    copy = derived("Copy", USERS, [node("Copy", DatasetRef(DatasetName("Users")), USERS)])
+    both = compile_datasets([sourced("Clicks", clicks), sourced("Users", USERS), copy], 2)
+    compiled = replace(both, datasets=tuple(d for d in both.datasets if d.name != "Copy"))
     begin = "history 30d is recorded; rows are kept longer while the setting"
     off = "FENNEL_HISTORY_RETENTION is off"
     assert texts(compiled, 30 * DAY, removed=False) == [
         f"history-not-applied dataset `Clicks`: {begin} {off}",
         f"history-not-applied dataset `Users`: {begin} {off}, and also when it is on, because "
-        "the last version of each key stays, however old it is",
+        f"{READ}",
     ]
     assert texts(compiled, DEFAULT_HISTORY_US, removed=False) == []
 

@@ -9,6 +9,7 @@ import pytest
 from fennel_core.blueprints.row_retention import (
     DELIVERED,
     KEYED,
+    KEYS,
     MOVED,
     RETAINED,
     RETRACTED,
@@ -20,6 +21,7 @@ from fennel_core.blueprints.row_retention import (
     KeptJob,
     RowRetention,
     longest_window_us,
+    reach_us,
     row_retention,
 )
 from fennel_core.operators.spec import (
@@ -29,6 +31,7 @@ from fennel_core.operators.spec import (
     MapSpec,
     SourceReplaySpec,
     StepSpec,
+    TableSpec,
     UserCodeSpec,
 )
 from fennel_core.vocab.ids import DatasetName
@@ -88,8 +91,48 @@ def test_a_history_that_is_not_known_is_no_limit() -> None:
     assert kept([clicks(30), clicks(0)]) == {"clicks": UNKNOWN}
 
 
-def test_a_keyed_dataset_keeps_all() -> None:
-    assert kept([clicks(schema=USERS)]) == {"clicks": KEYED}
+def test_a_keyed_dataset_needs_all_but_replaced_versions_for_its_history() -> None:
+    table = job("t", TableSpec(USERS))
+    users = clicks(30, schema=USERS, served_by="t")
+    (found,) = row_retention([users, replace(users, history_us=60 * DAY)], [table]).values()
+    expected = 60 * DAY, USERS.timestamp, None, (DatasetName("Clicks"),), USERS.key_names
+    assert found == RowRetention(*expected)
+    assert kept([replace(users, history_us=0)], table) == {"clicks": UNKNOWN}
+    found = row_retention([users], [table], {"clicks"})["clicks"]
+    assert found.kept_because == DELIVERED
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        MAP,
+        UserCodeSpec("filter", PyCode("", "", "", "", "", (), ()), None, USERS, USERS),
+        ChangelogSpec(USERS, "is_delete", False, CLICKS),
+        LATEST,
+        counts(WEEK),
+    ],
+)
+def test_a_keyed_dataset_that_a_job_reads_keeps_all(step: StepSpec) -> None:
+    """Also a stateless one: where it fails on a version, its result is that of the one before."""
+    datasets = [clicks(schema=USERS, served_by="t"), clicks(30, "copy", "Copy", schema=USERS)]
+    found = kept(datasets, job("t", TableSpec(USERS)), job("m", step, writes="copy"))
+    assert found["clicks"] == KEYED
+
+
+def test_a_keyed_dataset_that_a_stateless_job_writes_loses_replaced_versions() -> None:
+    copy = clicks(30, "copy", "Copy", schema=USERS)
+    assert kept([copy, clicks(30)], job("m", MAP, writes="copy"))["copy"] == 30 * DAY
+    assert kept([copy, clicks(30)], job("l", LATEST, writes="copy"))["copy"] == RETRACTED
+
+
+def test_datasets_with_different_keys_keep_all() -> None:
+    assert kept([clicks(), clicks(schema=USERS)]) == {"clicks": KEYS}
+
+
+def test_a_lookup_reaches_back_to_the_last_version_or_twice_a_window() -> None:
+    assert reach_us(TableSpec(USERS)) == 0
+    assert reach_us(counts(WEEK)) == 14 * DAY + 2 * SECOND
+    assert reach_us(counts(wire.Forever())) is None
 
 
 def test_datasets_with_different_times_keep_all() -> None:
