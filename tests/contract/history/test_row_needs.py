@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from dataclasses import replace
 from datetime import timedelta
 
+import pytest
+
 from fennel_core.blueprints import stored_names
 from fennel_core.connections.postgres import Pool, pool
+from fennel_core.history import row_needs
 from fennel_core.history.expired_topics import expiries_now
 from fennel_core.history.postgres import PostgresHistoryFiles
 from fennel_core.history.row_needs import CHANGING, STEP, RowNeedsReader
@@ -135,6 +139,16 @@ async def test_a_commit_comes_before_or_after_a_file_is_replaced(database: str) 
         assert not await replacing
 
 
+class Slow:
+    """The module `time` of a machine whose clock is behind by `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        self._seconds = seconds
+
+    def time(self) -> float:
+        return time.time() - self._seconds
+
+
 DAY_US, SLACK_US = 86_400e6, 60e6
 STEP_US = STEP.total_seconds() * 1e6
 
@@ -206,6 +220,22 @@ async def test_a_clock_that_is_set_right_holds_the_clock_of_a_workspace_for_one_
         await needs.advance_clocks()
         hour = STEP_US / 24
         assert abs(await behind_us(connections) - (3 * DAY_US - hour)) < SLACK_US
+
+
+async def test_the_clock_of_this_machine_bounds_the_clock_of_a_workspace(
+    database: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with pool(database, name="test", size=2) as connections:
+        await commit_dataset(connections, 1, clicks=True)
+        await accept(connections)
+        monkeypatch.setattr(row_needs, "time", Slow(2 * 86_400))
+        needs = RowNeedsReader(connections)
+        await set_clock(connections, 5, 24 * 30)
+        await needs.advance_clocks()
+        assert abs(await behind_us(connections) - 2 * DAY_US) < SLACK_US, "it is behind by two days"
+        await set_clock(connections, 5, 24 * 2)
+        await needs.advance_clocks()
+        assert abs(await behind_us(connections) - 5 * DAY_US) < SLACK_US, "no time has passed by it"
 
 
 async def test_every_source_of_rows_moves_the_clock_of_accepted_rows(database: str) -> None:

@@ -124,15 +124,17 @@ class Shop:
         async with self.connections.connection() as connection:
             await connection.execute("UPDATE workspace SET keeps_old_rows = true")
 
-    async def remove_rows(self, topic: TopicName, rows: int) -> None:
-        """Let so many rows of a file have left."""
+    async def remove_rows(self, topic: TopicName, rows: int, erased: int = 0) -> None:
+        """Let so many rows of a file have left, and so many of erased keys."""
         if self.connections is None:
             assert isinstance(self.ledger, MemoryLedger)
-            held = HistoryRange(Offset(0), Offset(1), expired_rows=rows)
+            held = HistoryRange(Offset(0), Offset(1), erased, expired_rows=rows)
             self.ledger.state.history[topic, PartitionIndex(0)] = held
             return
         async with self.connections.connection() as connection:
-            await connection.execute("UPDATE history_file SET expired_rows = %s", (rows,))
+            await connection.execute(
+                "UPDATE history_file SET expired_rows = %s, removed_rows = %s", (rows, erased)
+            )
 
     async def preview(self, compiled: Compiled) -> list[str]:
         plan = await preview(
@@ -224,6 +226,21 @@ async def test_a_replaced_version_keeps_its_definitions_for_the_grace_period(sho
         assert (await expiries_now(needs)).topics[topic].kept_us == 30 * DAY
 
 
+async def test_versions_hold_rows_only_from_the_end_of_their_use_on(shop: Shop) -> None:
+    async def held() -> list[CommitId]:
+        return sorted(await shop.ledger.run(lambda tx: tx.versions_with_held_rows(SHOP)))
+
+    await shop.commit(version(Clicks=60))
+    assert await held() == []
+    second = await shop.plan(version(Clicks=50))
+    await shop.finish(second, serve=False)
+    assert await held() == [], "reads use the first, jobs write the second"
+    await wait_and_serve(shop.context, second, seconds=0)
+    assert await held() == ["c1"]
+    await shop.commit(version(Clicks=40))
+    assert await held() == ["c1", "c2"], "and not the third, which the branch has"
+
+
 async def test_the_versions_of_a_deleted_branch_hold_rows(shop: Shop) -> None:
     await shop.commit(version(Clicks=30))
     await branches.clone_branch(shop.context, SHOP, BranchName("copy"), MAIN_BRANCH)
@@ -305,12 +322,13 @@ async def test_a_commit_is_told_of_rows_that_have_left_until_it_takes_the_lock(s
         """Kafka, which takes so long that a run removes rows."""
 
         async def message_counts(self, topics: Mapping[TopicName, int]) -> Mapping[TopicName, int]:
-            await shop.remove_rows(topic, 7)
+            await shop.remove_rows(topic, 7, erased=9)
             return await super().message_counts(topics)
 
     shop.context = replace(shop.context, topics=Meanwhile())
     told = await shop.commit(version(Clicks=30, Copy=30))
-    assert any("`Copy` is computed without 7 rows" in each for each in told), told
+    assert any("`Copy` is computed without 7 rows that were older" in each for each in told), told
+    assert any("`Copy` is computed without 9 rows of erased" in each for each in told), told
 
 
 async def two_branches(shop: Shop) -> BranchName:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from dataclasses import replace
 
 import pytest
@@ -38,3 +39,14 @@ async def test_a_repeated_commit_that_confirms_nothing_is_that_commit() -> None:
     (line,) = (await server.commits.commit(request(FEATURES))).lines
     assert line.startswith("nothing to do")
     assert SHOP in server.world.ledger.state.keeping_old_rows
+
+
+async def test_a_commit_that_is_sent_twice_at_once_confirms_once() -> None:
+    server = await CommitServerWorld.open()
+    server.steps.context = replace(server.steps.context, history_retention=True)
+    await server.commits.commit(request(FEATURES))
+    server.world.ledger.state.keeping_old_rows.add(SHOP)
+    asked = request(FEATURES)
+    confirmed = replace(asked, options=replace(asked.options, allow_data_loss=True))
+    await asyncio.gather(*(server.commits.commit(confirmed) for _ in range(3)))
+    assert len(server.states) == 2
