@@ -10,7 +10,7 @@ import asyncio
 import itertools
 import random
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from io import BytesIO
 from typing import Any
 
@@ -308,6 +308,31 @@ async def test_a_row_that_was_accepted_later_neither_leaves_nor_lets_another_lea
     assert await left(world, 20) == [(1, 3), (1, 5)]
     world = await stored([Version(1, 1, late=30)], [Version(1, 5)])
     assert await left(world, 20) == [(1, 1), (1, 5)]
+    world = await stored([Version(1, 1)], [Version(1, 5, late=30)], [Version(1, 3)])
+    await world.compact(1)
+    assert len(await world.files.files(*PARTITION)) == 1
+    assert await left(world, 20) == [(1, 3), (1, 5)], "also of one file"
+
+
+async def test_new_files_wait_for_the_next_search_of_their_partition() -> None:
+    world = await stored([Version(1, 1)], [Version(1, 3)], [Version(1, 5)])
+    world.bound = type(world.bound)(2)
+    assert await left(world, 20) == [(1, 3), (1, 5)]
+    world.bound = type(world.bound)(3)
+    assert await left(world, 21) == [(1, 3), (1, 5)], "a tenth of the time is two"
+    assert await left(world, 22) == [(1, 5)]
+
+
+async def test_versions_that_are_retracted_stay() -> None:
+    world = await stored([Version(1, 1)], [Version(1, 5)])
+    (first, second) = await world.files.files(*PARTITION)
+    frame = parquet.decode_file(world.objects.contents[second.object_key])
+    body = parquet.encode_file(frame.with_columns(pl.lit(-1, pl.Int8).alias("__sign")))
+    task = VersionSurvey((first, second), replace(EXPIRY, oldest=Micros(20 * MS)), 0, 128)
+    bodies = {**world.objects.contents, second.object_key: body}
+    found = survey(task, lambda file: BytesIO(bodies[file.object_key]))
+    assert isinstance(found, MergeRefused)
+    assert "has retractions" in found.reason
 
 
 async def test_a_file_that_loses_less_than_a_tenth_stays() -> None:
