@@ -6,16 +6,19 @@ PREPARE := bash fennel_core/apps/local/prepare.sh
 CLI := .venv/bin/python -m fennel_core.apps.cli
 PYTEST_ARGS ?=
 TESTS := .venv/bin/pytest -q --durations 20 --ignore tests/tidy --ignore tests/conformance
-# A file runs in one worker, so that its fixtures start their services once. Tests wait for processes
-# about as long as they compute, so there is one worker more than cores.
-WORKERS ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )))
-PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
-# Tests of the platform wait for it more than they compute: two processes, each with a platform of its own.
-PLATFORMS := -n 2 --dist loadfile --no-loadscope-reorder
-ALONE := not platform and not long
-TOGETHER := platform and not long
-# Failures are printed, and the tests that failed run once more, alone.
-RETRY := echo "Retrying the failed tests in isolation" && $(TESTS) --last-failed --last-failed-no-failures none
+# A file runs in one worker, so that its fixtures start their services once.
+PARALLEL := --dist loadfile --no-loadscope-reorder
+# Tests of the platform wait for it as long as they compute: two processes, each with a platform of its own,
+# beside two that compute.
+ALONE := -m "not platform and not long" -o cache_dir=.pytest_cache/alone
+PLATFORM := -m "platform and not long" -o cache_dir=.pytest_cache/platform
+PROCESSES := -n 2
+FAILED := .pytest_cache/failed
+# Two runs print at once, so each line says whose it is. A run that fails leaves a file, and its failed tests
+# run once more when the machine is free: alone, after their output was printed.
+SAY = 2>&1 | sed -u 's/^/$(1) | /'
+RETRY = if [ -e $(FAILED).$(1) ]; then echo "Retrying the failed tests in isolation ($(1))"; \
+	$(TESTS) --last-failed --last-failed-no-failures none $(2) $(PYTEST_ARGS) tests; fi
 NAME ?=
 COMPOSE_ARGS ?=
 WORLD ?= engine
@@ -29,7 +32,7 @@ REQUESTS ?= 10000
 MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint scan format test proofs sim faults offline-faults connectors backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint scan format test test-alone test-platform proofs sim faults offline-faults connectors backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -73,11 +76,20 @@ format: env ## Format the code and sort imports with ruff
 	.venv/bin/ruff check --fix-only .
 	.venv/bin/ruff format .
 
-test: lint scan jars ## Run everything that CI runs; leaves the platform running
-	$(TESTS) $(PARALLEL) -m "$(ALONE)" $(PYTEST_ARGS) tests || { $(RETRY) -m "$(ALONE)" $(PYTEST_ARGS) tests; }
-	$(TESTS) $(PLATFORMS) -m "$(TOGETHER)" $(PYTEST_ARGS) tests || { $(RETRY) -m "$(TOGETHER)" $(PYTEST_ARGS) tests; }
+test: env jars ## Run everything that CI runs; leaves the platform running
+	@$(MAKE) --no-print-directory -j2 -O lint scan
+	@rm -f $(FAILED).*
+	@$(MAKE) --no-print-directory -k -j2 test-alone test-platform || true
+	@$(call RETRY,alone,$(ALONE))
+	@$(call RETRY,platform,$(PLATFORM))
 	@$(CLI) up
 	.venv/bin/python -m tests.conformance.run --ratchet
+
+test-alone: env jars ## Run the tests that need no platform
+	@set -o pipefail; $(TESTS) $(PROCESSES) $(PARALLEL) $(ALONE) $(PYTEST_ARGS) tests $(call SAY,alone   ) || { mkdir -p .pytest_cache; touch $(FAILED).alone; exit 1; }
+
+test-platform: env jars ## Run the tests that need the platform, on two platforms
+	@set -o pipefail; $(TESTS) $(PROCESSES) $(PARALLEL) $(PLATFORM) $(PYTEST_ARGS) tests $(call SAY,platform) || { mkdir -p .pytest_cache; touch $(FAILED).platform; exit 1; }
 
 proofs: env jars ## Run the long proofs that `make test` leaves out
 	$(TESTS) -m long $(PYTEST_ARGS) tests

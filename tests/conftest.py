@@ -20,6 +20,10 @@ pytest_plugins = ("tests.support.executors", "tests.support.postgres", "tests.su
 """One server of a kind per process: fixtures that folders import would start one for each."""
 
 
+os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
+"""JVMs of Spark that run for seconds spend more CPU on the optimising compiler than they save."""
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Spread the files of a folder over the run, the same way in every process.
 

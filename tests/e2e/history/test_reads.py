@@ -61,6 +61,7 @@ async def test_a_dataset_as_of_any_time_is_the_recompute_over_history_and_tail(
     assert sorted(row for row in before if row[0] != gone) == sorted(after)
 
 
+@pytest.mark.long
 async def test_spark_reads_a_dataset_by_name_and_reports_errors(world: World) -> None:
     await rolled(world, 1_000)
     past = BEGIN + timedelta(seconds=300)

@@ -188,6 +188,7 @@ async def order(api: Api, path: str, **body: object) -> dict[str, Any]:
     return found
 
 
+@pytest.mark.long
 async def test_a_stream_is_paused_tested_and_rewound_and_its_dead_letters_are_replayed(
     make: Callable[[], Awaitable[Api]], settings: Settings, topic: str, tmp_path: Path
 ) -> None:
