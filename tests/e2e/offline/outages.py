@@ -51,11 +51,32 @@ def killed_api(settings: Settings) -> Iterator[None]:
         yield
 
 
+@contextmanager
+def killed_airflow(settings: Settings) -> Iterator[None]:
+    """Kill every part of Airflow, and so the task that watches the job."""
+    with frozen(settings, "watchdog"):
+        for part in ("airflow-api", "airflow-dags", "airflow-scheduler"):
+            kill_part(settings, part)
+        yield
+
+
+@contextmanager
+def killed_stores(settings: Settings) -> Iterator[None]:
+    """Kill what the job reads and writes: Kafka and S3."""
+    with frozen(settings, "watchdog"):
+        for part in ("kafka", "s3"):
+            kill_part(settings, part)
+        yield
+
+
 Fault = Callable[[Settings], Any]
+FAULTS: Final = (killed_api, killed_postgres, frozen_postgres, killed_airflow, killed_stores)
+NOTICED: Final = (killed_api, killed_postgres)
+"""Polls fail. While Postgres is frozen a poll waits, and may be answered after all."""
 
 
 @pytest.mark.parametrize("stage", ROWS)
-@pytest.mark.parametrize("fault", [killed_api, killed_postgres, frozen_postgres])
+@pytest.mark.parametrize("fault", FAULTS)
 def test_a_polled_request_is_finished_once(shop: SlowShop, fault: Fault, stage: str) -> None:
     began = time.monotonic()
     with subprocess.Popen(  # noqa: S603  # a program of this test, and no shell
@@ -83,7 +104,7 @@ def test_a_polled_request_is_finished_once(shop: SlowShop, fault: Fault, stage: 
         f" {starts} starts, {claims} claims; polls raised {[each[:90] for each in errors]}"
     )
     assert status["state"] == "done", status
-    if fault is not frozen_postgres:  # then a poll waits, and may be answered after all
+    if fault in NOTICED:
         assert errors, "the client has noticed"
     assert_one_whole_result(shop, id_, status, ROWS[stage])
 
