@@ -9,6 +9,7 @@ import click
 from click.core import ParameterSource
 
 from fennel_core.apps.command_context import fail, select
+from fennel_core.apps.workspace_calls import of_workspace
 
 if TYPE_CHECKING:
     from fennel_core.settings.model import Settings
@@ -34,8 +35,7 @@ if TYPE_CHECKING:
 @click.option("--mode", metavar="MODE", help="as_of, latest or changelog; default: as_of.")
 @click.option("--columns", metavar="A,B", help="Columns to write, in order; default: all.")
 @click.option("--branch", metavar="NAME", help="Default: main.")
-@click.option("--url", envvar="FENNEL_URL", help="Address of the API; default: this platform.")
-@click.option("--token", envvar="FENNEL_TOKEN", help="Token of a workspace; default: FENNEL_TOKEN.")
+@of_workspace
 @click.option("--workspace", metavar="NAME", help="Read this platform's stores, without a token.")
 def export(
     dataset: str,

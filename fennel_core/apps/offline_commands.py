@@ -8,14 +8,13 @@ from typing import Any, Final
 import click
 
 from fennel_core.apps.command_context import fail
-from fennel_core.apps.workspace_calls import Caller, called, opened
+from fennel_core.apps.workspace_calls import Caller, called, of_workspace, opened
 
 ROUTE: Final = "/query_offline"
 
 
 @click.group()
-@click.option("--url", envvar="FENNEL_URL", help="Address of the API; default: this platform.")
-@click.option("--token", envvar="FENNEL_TOKEN", help="Token of a workspace; default: FENNEL_TOKEN.")
+@of_workspace
 @click.pass_context
 def offline(context: click.Context, url: str | None, token: str | None) -> None:
     """List, show, cancel and download offline queries: training data that programs asked for with

@@ -7,12 +7,11 @@ from typing import Any
 
 import click
 
-from fennel_core.apps.workspace_calls import Caller, called
+from fennel_core.apps.workspace_calls import Caller, called, of_workspace
 
 
 @click.group()
-@click.option("--url", envvar="FENNEL_URL", help="Address of the API; default: this platform.")
-@click.option("--token", envvar="FENNEL_TOKEN", help="Token of a workspace; default: FENNEL_TOKEN.")
+@of_workspace
 @click.pass_context
 def source(context: click.Context, url: str | None, token: str | None) -> None:
     """List, pause, resume, test and rewind the sources of a workspace. A source has the name of its

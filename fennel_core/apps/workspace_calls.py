@@ -2,19 +2,33 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any, Final
+from typing import TYPE_CHECKING, Any, Final, TypeVar
+
+import click
 
 from fennel_core.apps.command_context import fail, select
 
 if TYPE_CHECKING:
     import httpx
 
+F = TypeVar("F", bound=Callable[..., Any])
 REQUEST_TIMEOUT_S: Final = 300.0
 Caller = tuple[str | None, str | None]
 """The API's address (None: this platform's) and the token, as the options of a command give them.
 """
+
+
+def of_workspace(command: F) -> F:
+    """Add the options with which a command finds the API and the workspace."""
+    token = click.option(
+        "--token", envvar="FENNEL_TOKEN", help="Token of a workspace; default: FENNEL_TOKEN."
+    )
+    url = click.option(
+        "--url", envvar="FENNEL_URL", help="Address of the API; default: this platform."
+    )
+    return url(token(command))
 
 
 @contextmanager

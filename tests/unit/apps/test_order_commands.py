@@ -50,6 +50,14 @@ SINK = {
     "failures": 3,
     "behind": 12,
 }
+PAUSED = dict.fromkeys(SINK) | {
+    "sink": "hooks/gone",
+    "branches": [],
+    "state": "paused",
+    "paused_by": "ann",
+    "paused_at": "2026-01-01T00:00:00+00:00",
+    "failures": 0,
+}
 Calls = list[tuple[str, str, dict[str, Any], dict[str, Any] | None]]
 
 
@@ -60,7 +68,18 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     counted = {"rows": 4, "letters": 2, "dry_run": False}
     responses: dict[str, Any] = {
         "/sources": {"sources": [SOURCE]},
-        "/sinks": {"sinks": [SINK]},
+        "/sinks": {"sinks": [SINK, PAUSED]},
+        "/sinks/rewind": {
+            "rewound": [
+                {
+                    "dataset": "Adult",
+                    "branches": ["main"],
+                    "from": {"0": 7, "1": 2},
+                    "messages": 12,
+                }
+            ],
+            "dry_run": False,
+        },
         "/sinks/pause": {},
         "/sinks/resume": {},
         "/sources/pause": {},
@@ -150,6 +169,16 @@ def test_sinks_are_listed_and_ordered_by_name(calls: Calls) -> None:
     for order in ("pause", "resume"):
         assert "hooks/rows" in run("sink", order, "hooks/rows").output
         assert calls[-1] == ("POST", f"/sinks/{order}", {}, {"sink": "hooks/rows"})
+    assert "hooks/gone  paused  no branch has it" in shown
+    assert "paused by ann" in shown
+
+
+def test_a_rewind_of_a_sink_shows_how_much_is_written_again(calls: Calls) -> None:
+    done = run("sink", "rewind", "hooks/rows", "--to", "earliest", "--duplicates-rows").output
+    assert "Writes up to 12 messages of Adult (branches: main) again" in done
+    assert "from the offsets 0: 7, 1: 2 on" in done
+    sent = {"sink": "hooks/rows", "to": "earliest", "duplicates_rows": True, "dry_run": False}
+    assert calls == [("POST", "/sinks/rewind", {}, sent)]
 
 
 def test_orders_about_a_source_name_it_and_show_what_they_do(calls: Calls) -> None:
@@ -199,7 +228,7 @@ def test_letters_are_dropped_after_a_confirmation_with_numbers(calls: Calls) -> 
 def test_help_names_every_order() -> None:
     for group, orders in (
         ("source", ("list", "pause", "resume", "test", "rewind")),
-        ("sink", ("list", "pause", "resume")),
+        ("sink", ("list", "pause", "resume", "rewind")),
         ("deadletters", ("list", "show", "replay", "drop")),
     ):
         shown = CliRunner().invoke(main, [group, "--help"]).output
