@@ -16,6 +16,7 @@ import pytest
 from fennel_core.apps.local import processes, status_requests
 from fennel_core.connections import s3
 from fennel_core.settings.model import Settings
+from tests.support.adults import ADULTS
 from tests.support.delta_log import read_rows
 from tests.support.executors import commit_of
 from tests.support.polling import eventually
@@ -23,46 +24,19 @@ from tests.support.workspaces import INLINE, Api
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(300)]
 LAKE = "test-lake"
-DEFINITIONS = """
-from datetime import datetime
-
-from fennel.connectors import S3, Webhook, sink, source
-from fennel.datasets import Dataset, dataset, field, pipeline
-from fennel.expr import col
-from fennel.lib import inputs, meta
-
-lake = S3(name="lake")
-
-
-@source(Webhook(name="door", retention="14d").endpoint("people"), disorder="14d", cdc="upsert")
-@meta(owner="tests@example.com")
-@dataset
-class Person:
-    name: str = field(key=True, erase_key=True)
-    age: int
-    at: datetime = field(timestamp=True)
-
-
-{sink}
-@meta(owner="tests@example.com")
-@dataset
-class Adult:
-    name: str = field(key=True, erase_key=True)
-    age: int
-    at: datetime = field(timestamp=True)
-
-    @pipeline
-    @inputs(Person)
-    def grown(cls, people: Dataset):
-        return people.filter(col("age") >= 18)
-"""
 
 
 def written(folder: Path, bucket: str, path: str | None) -> str:
     table = f'lake.bucket("{bucket}", path="{path}", format="delta")'
     sink = "" if path is None else f'@sink({table}, how="incremental", every="1s")'
     file = folder / "adults.py"
-    file.write_text(DEFINITIONS.format(sink=sink))
+    text = ADULTS.format(
+        imports="S3, Webhook, sink, source",
+        connector='lake = S3(name="lake")\n',
+        key="key=True, erase_key=True",
+        sink=sink,
+    )
+    file.write_text(text)
     return str(file)
 
 

@@ -17,6 +17,7 @@ from confluent_kafka.cimpl import NewTopic
 
 from fennel_core.apps.local import processes, status_requests
 from fennel_core.settings.model import Settings
+from tests.support.adults import ADULTS
 from tests.support.executors import commit_of
 from tests.support.http_receivers import Receiver, served
 from tests.support.polling import eventually
@@ -33,38 +34,6 @@ kafka = Kafka(
     sasl_plain_username=None,
     sasl_plain_password=None,
 )
-"""
-DEFINITIONS = """
-from datetime import datetime
-
-from fennel.connectors import HTTP, Certificate, Kafka, Webhook, sink, source
-from fennel.datasets import Dataset, dataset, field, pipeline
-from fennel.expr import col
-from fennel.lib import inputs, meta
-
-{connector}
-
-@source(Webhook(name="door", retention="14d").endpoint("people"), disorder="14d", cdc="upsert")
-@meta(owner="tests@example.com")
-@dataset
-class Person:
-    name: str = field(key=True)
-    age: int
-    at: datetime = field(timestamp=True)
-
-
-{sink}
-@meta(owner="tests@example.com")
-@dataset
-class Adult:
-    name: str = field(key=True, erase_key=True)
-    age: int
-    at: datetime = field(timestamp=True)
-
-    @pipeline
-    @inputs(Person)
-    def grown(cls, people: Dataset):
-        return people.filter(col("age") >= 18)
 """
 
 
@@ -113,7 +82,8 @@ def written(folder: Path, settings: Settings, topic: str | None) -> str:
 
 def file_of(folder: Path, connector: str, sink: str) -> str:
     file = folder / "adults.py"
-    file.write_text(DEFINITIONS.format(connector=connector, sink=sink))
+    imports = "HTTP, Certificate, Kafka, Webhook, sink, source"
+    file.write_text(ADULTS.format(imports=imports, connector=connector, key="key=True", sink=sink))
     return str(file)
 
 

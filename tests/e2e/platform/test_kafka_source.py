@@ -20,20 +20,16 @@ from confluent_kafka.cimpl import NewTopic
 from fennel_core.apps.local import processes, status_requests
 from fennel_core.settings.model import Settings
 from tests.support.executors import commit_of
+from tests.support.orders import orders
 from tests.support.polling import eventually
 from tests.support.workspaces import INLINE, Api
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(600)]
 NOW = "2026-01-01T00:00:00Z"
 PARTITIONS = 3
-DEFINITIONS = """
-from datetime import datetime
-
-from fennel.connectors import Kafka, source
-from fennel.datasets import Count, Dataset, Sum, dataset, field, index, pipeline
-from fennel.dtypes import Continuous
-from fennel.lib import inputs, meta
-
+DEFINITIONS = orders(
+    "Kafka, source",
+    """\
 kafka = Kafka(
     name="shop",
     bootstrap_servers="{bootstrap}",
@@ -41,35 +37,10 @@ kafka = Kafka(
     sasl_mechanism="PLAIN",
     sasl_plain_username=None,
     sasl_plain_password=None,
+)""",
+    """\
+@source(kafka.topic("{topic}"), disorder="14d", cdc="append")""",
 )
-
-
-@source(kafka.topic("{topic}"), disorder="14d", cdc="append")
-@meta(owner="tests@example.com")
-@dataset
-class Order:
-    city: str
-    amount: int
-    at: datetime = field(timestamp=True)
-
-
-@meta(owner="tests@example.com")
-@index
-@dataset
-class Sales:
-    city: str = field(key=True)
-    orders: int
-    amount: int
-    at: datetime = field(timestamp=True)
-
-    @pipeline
-    @inputs(Order)
-    def sold(cls, orders: Dataset):
-        return orders.groupby("city").aggregate(
-            orders=Count(window=Continuous("forever")),
-            amount=Sum(of="amount", window=Continuous("forever")),
-        )
-"""
 
 
 @pytest.fixture

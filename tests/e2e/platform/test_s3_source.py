@@ -21,6 +21,7 @@ from fennel_core.apps.local import processes, status_requests
 from fennel_core.connections import s3
 from fennel_core.settings.model import Settings
 from tests.support.executors import commit_of
+from tests.support.orders import orders
 from tests.support.polling import eventually
 from tests.support.workspaces import INLINE, Api
 
@@ -29,48 +30,18 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(600)]
 NOW = "2026-01-01T00:00:00Z"
-DEFINITIONS = """
-from datetime import datetime
-
-from fennel.connectors import CSV, S3, source
-from fennel.datasets import Count, Dataset, Sum, dataset, field, index, pipeline
-from fennel.dtypes import Continuous
-from fennel.lib import inputs, meta
-
+DEFINITIONS = orders(
+    "CSV, S3, source",
+    """\
 lake = S3(name="lake", aws_access_key_id="{key}", aws_secret_access_key="{secret}")
 csv = lake.bucket("{bucket}", path="csv/date=%Y-%m-%d/*.csv", format=CSV(delimiter=";"))
 json = lake.bucket("{bucket}", prefix="json/", format="json")
-parquet = lake.bucket("{bucket}", path="parquet/**/*.parquet", format="parquet", presorted=True)
-
-
+parquet = lake.bucket("{bucket}", path="parquet/**/*.parquet", format="parquet", presorted=True)""",
+    """\
 @source(csv, every="1s", disorder="14d", cdc="append")
 @source(json, every="1s", disorder="14d", cdc="append")
-@source(parquet, every="1s", disorder="14d", cdc="append")
-@meta(owner="tests@example.com")
-@dataset
-class Order:
-    city: str
-    amount: int
-    at: datetime = field(timestamp=True)
-
-
-@meta(owner="tests@example.com")
-@index
-@dataset
-class Sales:
-    city: str = field(key=True)
-    orders: int
-    amount: int
-    at: datetime = field(timestamp=True)
-
-    @pipeline
-    @inputs(Order)
-    def sold(cls, orders: Dataset):
-        return orders.groupby("city").aggregate(
-            orders=Count(window=Continuous("forever")),
-            amount=Sum(of="amount", window=Continuous("forever")),
-        )
-"""
+@source(parquet, every="1s", disorder="14d", cdc="append")""",
+)
 
 
 class Shop:
