@@ -227,6 +227,24 @@ def test_rows_of_erased_keys_leave_the_table_and_do_not_come_back(lake: Lake) ->
     assert read_log(lake.client, bucket, path).deleted, "a reader of change data sees the deletes"
 
 
+def test_many_rows_of_an_erased_key_leave_in_several_commits(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(delta, "DELETED_AT_ONCE", 2)
+    topic = MemoryTopic([[frame([(n % 2, n, n, n, 1)]) for n in range(10)]], lambda: 10)
+    lake.writer(topic).step(NO_ERASURES)
+    before = lake.version()
+    (key,) = key_bytes(frame([(1, 0, 0, 0, 1)]), ["user"])
+    erased = KeyErasures(4, [(4, ("user",), key)])
+    # A session that begins with it: all of the commits are its own.
+    lake.writer(topic).step(erased)
+    assert lake.shown() == [(0, "c", n) for n in range(0, 10, 2)]
+    assert lake.version() == before + 3
+    position = lake.log().open().position
+    assert position is not None
+    assert position.erased == 4
+
+
 def test_keys_of_every_type_are_erased(lake: Lake) -> None:
     keys = (Field("A", d.Str()), Field("b", d.Int()), Field("c", d.Decimal(2)))
     lake.of = Schema(keys, (Field("v", d.Int()),), "at")
