@@ -58,6 +58,7 @@ PAUSED = dict.fromkeys(SINK) | {
     "paused_at": "2026-01-01T00:00:00+00:00",
     "failures": 0,
 }
+REWOUND = {"dataset": "Adult", "branches": ["main"], "from": {"0": 7, "1": 2}, "messages": 12}
 Calls = list[tuple[str, str, dict[str, Any], dict[str, Any] | None]]
 
 
@@ -69,17 +70,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     responses: dict[str, Any] = {
         "/sources": {"sources": [SOURCE]},
         "/sinks": {"sinks": [SINK, PAUSED]},
-        "/sinks/rewind": {
-            "rewound": [
-                {
-                    "dataset": "Adult",
-                    "branches": ["main"],
-                    "from": {"0": 7, "1": 2},
-                    "messages": 12,
-                }
-            ],
-            "dry_run": False,
-        },
+        "/sinks/rewind": {"rewound": [REWOUND], "dry_run": False},
         "/sinks/pause": {},
         "/sinks/resume": {},
         "/sources/pause": {},
