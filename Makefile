@@ -6,19 +6,16 @@ PREPARE := bash fennel_core/apps/local/prepare.sh
 CLI := .venv/bin/python -m fennel_core.apps.cli
 PYTEST_ARGS ?=
 TESTS := .venv/bin/pytest -q --durations 20 --ignore tests/tidy --ignore tests/conformance
-# A file runs in one worker, so that its fixtures start their services once.
-PARALLEL := --dist loadfile --no-loadscope-reorder
-# Tests of the platform wait for it as long as they compute: two processes, each with a platform of its own,
-# beside two that compute.
-ALONE := -m "not platform and not long" -o cache_dir=.pytest_cache/alone
-PLATFORM := -m "platform and not long" -o cache_dir=.pytest_cache/platform
-PROCESSES := -n 2
-PASSED := .pytest_cache/passed
-# Two runs print at once, so each line says whose it is. Without the file that a run leaves which passed,
-# its failed tests run once more when the machine is free, and there have to be some.
-SAY = 2>&1 | sed -u 's/^/$(1) | /'
-RETRY = if [ ! -e $(PASSED).$(1) ]; then echo "Retrying the failed tests in isolation ($(1))"; \
-	$(TESTS) --last-failed --last-failed-no-failures none $(2) $(PYTEST_ARGS) tests; fi
+# A file runs in one worker, so that its fixtures start their services once. Tests wait for processes
+# about as long as they compute, so there is one worker more than cores.
+WORKERS ?= $(shell echo $$(( $$(nproc) < 8 ? $$(nproc) + 1 : 8 )))
+PARALLEL := -n $(WORKERS) --dist loadfile --no-loadscope-reorder
+# Tests of the platform wait for it more than they compute: two processes, each with a platform of its own.
+PLATFORMS := -n 2 --dist loadfile --no-loadscope-reorder
+ALONE := not platform and not long
+TOGETHER := platform and not long
+# Failures are printed, and the tests that failed run once more, alone.
+RETRY := echo "Retrying the failed tests in isolation" && $(TESTS) --last-failed --last-failed-no-failures none
 NAME ?=
 COMPOSE_ARGS ?=
 WORLD ?= engine
@@ -32,7 +29,7 @@ REQUESTS ?= 10000
 MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint scan format test test-alone test-platform proofs sim faults offline-faults connectors backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars demo up down status logs lint scan format test proofs sim faults offline-faults connectors backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -78,20 +75,10 @@ format: env ## Format the code and sort imports with ruff
 
 test: env jars ## Run everything that CI runs; leaves the platform running
 	@$(MAKE) --no-print-directory -j2 -O lint scan
-	@mkdir -p .pytest_cache && rm -f $(PASSED).*
-	@$(MAKE) --no-print-directory -k -j2 test-alone test-platform || true
-	@$(call RETRY,alone,$(ALONE))
-	@$(call RETRY,platform,$(PLATFORM))
+	$(TESTS) $(PARALLEL) -m "$(ALONE)" $(PYTEST_ARGS) tests || { $(RETRY) -m "$(ALONE)" $(PYTEST_ARGS) tests; }
+	$(TESTS) $(PLATFORMS) -m "$(TOGETHER)" $(PYTEST_ARGS) tests || { $(RETRY) -m "$(TOGETHER)" $(PYTEST_ARGS) tests; }
 	@$(CLI) up
 	.venv/bin/python -m tests.conformance.run --ratchet
-
-test-alone: env jars ## Run the tests that need no platform
-	@set -o pipefail; $(TESTS) $(PROCESSES) $(PARALLEL) $(ALONE) $(PYTEST_ARGS) tests $(call SAY,alone   )
-	@touch $(PASSED).alone
-
-test-platform: env jars ## Run the tests that need the platform, on two platforms
-	@set -o pipefail; $(TESTS) $(PROCESSES) $(PARALLEL) $(PLATFORM) $(PYTEST_ARGS) tests $(call SAY,platform)
-	@touch $(PASSED).platform
 
 proofs: env jars ## Run the long proofs that `make test` leaves out
 	$(TESTS) -m long $(PYTEST_ARGS) tests

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import urllib.error
 import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -94,6 +96,24 @@ class Airflow:
             "PATCH", f"{self.url}/dags/{dag}/dagRuns/{run_id}", {"state": "failed"}, self.token
         )
         assert status == 200, response
+
+    @contextmanager
+    def unscheduled(self, dag: str) -> Iterator[None]:
+        """Let a DAG start no run by its schedule meanwhile; wait for those that it has started."""
+        path = f"{self.url}/dags/{dag}"
+        status, response = call("PATCH", path, {"is_paused": True}, self.token)
+        assert status == 200, response
+        try:
+            eventually_sync(
+                lambda: all(run["state"] in ("success", "failed") for run in self.runs(dag)),
+                within_s=FINISHED_SECONDS,
+                interval_s=0.5,
+                what=lambda: f"no run of {dag} is under way: {self.runs(dag)[:3]}",
+            )
+            yield
+        finally:
+            status, response = call("PATCH", path, {"is_paused": False}, self.token)
+            assert status == 200, response
 
     def lines(
         self, run_id: str, task: str, dag: str = "commit", *, attempt: int = 1, mapped: int = -1

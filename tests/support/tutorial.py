@@ -29,7 +29,17 @@ def printed_training_data(page: str) -> list[str]:
 
 def printed_features(page: str) -> list[list[str]]:
     """Return the words of each line of the table of features that the query prints."""
-    (table,) = [
-        found[2] for found in FENCE.finditer(page) if found[2].lstrip().startswith("User.user_id")
+    return _tables_of_features(page)[0]
+
+
+def printed_past(page: str) -> list[list[str]]:
+    """Return the words of each line of the table that past.py prints."""
+    return _tables_of_features(page)[1]
+
+
+def _tables_of_features(page: str) -> list[list[list[str]]]:
+    return [
+        [line.split() for line in found[2].splitlines()]
+        for found in FENCE.finditer(page)
+        if found[2].lstrip().startswith("User.user_id")
     ]
-    return [line.split() for line in table.splitlines()]

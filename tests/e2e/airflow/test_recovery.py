@@ -6,6 +6,7 @@ import asyncio
 import hashlib
 import subprocess
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -190,8 +191,15 @@ def tampered(workspace: str, work: Path) -> int:
     return int(asyncio.run(made()))
 
 
+@pytest.fixture
+def no_scheduled_snapshots(airflow: Airflow) -> Iterator[None]:
+    """Let no newer snapshot hide the one that a test has damaged."""
+    with airflow.unscheduled("snapshot"):
+        yield
+
+
 def test_the_drill_dag_passes_healthy_states_and_detects_tampered_ones(
-    airflow: Airflow, workspace: str, shop: str, tmp_path: Path
+    airflow: Airflow, no_scheduled_snapshots: None, workspace: str, shop: str, tmp_path: Path
 ) -> None:
     def drilled(*partitions: int) -> tuple[str, str]:
         run = airflow.run("drill", workspace=workspace, dataset="Order", partitions=partitions)

@@ -16,7 +16,7 @@ from fennel_core.connections.installation import installation_of
 from fennel_core.settings.model import Settings
 from tests.support.workspaces import Api
 
-pytestmark = pytest.mark.platform
+pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform")]
 WITHIN_S = 60.0
 
 

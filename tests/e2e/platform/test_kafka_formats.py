@@ -199,11 +199,11 @@ async def test_avro_and_change_data_of_topics_become_rows(
     second = registry.memory.add(SECOND)
     cluster.send(orders, ("2", order(2, SECOND, second, note="late")))
 
-    async def parked() -> bool:
-        return bool((await source_of(api, orders))["state"] == "parked")
+    async def parked() -> str | None:
+        source = await source_of(api, orders)
+        return source["error"] if source["state"] == "parked" else None
 
-    await eventually(parked, within_s=60, interval_s=0.2)
-    assert registry.url in (await source_of(api, orders))["error"]
+    assert registry.url in await eventually(parked, within_s=60, interval_s=0.2)
     registry.statuses.clear()
     cluster.send(orders, ("3", order(3, FIRST, first)))
     await becomes(api, "Order", "number", [1, 2, 3], city=["Paris"] * 3, note=[None, "late", None])

@@ -17,6 +17,7 @@ from tests.support.polling import eventually
 from tests.support.tutorial import (
     TUTORIAL,
     printed_features,
+    printed_past,
     printed_training_data,
     tutorial_files,
 )
@@ -25,11 +26,11 @@ pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform")]
 RUN_S = 240.0
 
 
-def run(settings: Settings, folder: Path) -> subprocess.CompletedProcess[str]:
-    """Run run.py with the Python of the client's environment, as the page says."""
+def run(settings: Settings, folder: Path, file: str) -> subprocess.CompletedProcess[str]:
+    """Run a file with the Python of the client's environment, as the page says."""
     python = settings.executor_python.absolute()
     return subprocess.run(  # noqa: S603  # a program of this test, and no shell
-        [str(python), "run.py"],
+        [str(python), file],
         cwd=folder,
         capture_output=True,
         text=True,
@@ -61,11 +62,14 @@ async def test_the_tutorial_runs_and_prints_the_features_it_shows(tmp_path: Path
         adapted = adapted.replace(".fennel/env", str(settings.data_dir.absolute() / "env"))
         (tmp_path / name).write_text(adapted.replace("dev-tutorial", f"dev-{workspace}"))
     try:
-        done = await asyncio.to_thread(run, settings, tmp_path)
+        done = await asyncio.to_thread(run, settings, tmp_path, "run.py")
         assert done.returncode == 0, done.stdout + done.stderr
         assert re.search(r"^assets: \d+ created, 0 kept", done.stdout, re.M), done.stdout
         words = [line.split() for line in done.stdout.splitlines()]
         assert words[-len(printed_features(page)) :] == printed_features(page), done.stdout
+        past = await asyncio.to_thread(run, settings, tmp_path, "past.py")
+        words = [line.split() for line in past.stdout.splitlines()]
+        assert words[-len(printed_past(page)) :] == printed_past(page), past.stdout + past.stderr
         printed: list[str] = []
 
         async def training_data() -> bool:
