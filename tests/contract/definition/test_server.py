@@ -321,7 +321,7 @@ async def test_orders_about_dead_letters_are_audited_and_name_what_is_wrong(
     for path, body, code in (
         ("drop", {}, "dead-letters-all"),
         ("drop", {"since": "yesterday", "all": True}, "dead-letter-filter"),
-        ("drop", {"all": "yes"}, "dead-letter-filter"),
+        ("drop", {"all": "yes"}, "json-malformed"),
         ("replay", {"all": True}, "json-malformed"),
         ("replay", {"dataset": 1}, "dead-letter-filter"),
     ):
