@@ -29,7 +29,7 @@ REQUESTS ?= 10000
 MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars demo up down status logs lint scan format test proofs sim faults offline-faults connectors backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars jars-mysql demo up down status logs lint scan format test proofs sim faults offline-faults connectors backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -42,6 +42,9 @@ env: system ## Create both Python environments from requirements/*.lock
 
 jars: system ## Resolve the Kafka, S3 and Spark jars with Maven
 	@$(PREPARE) jars
+
+jars-mysql: jars ## Resolve the JDBC driver of MySQL and MariaDB, which only tables of these need
+	@$(PREPARE) jars-mysql
 
 demo: env jars ## Start the platform, commit a fraud-detection project, log data, query features
 	@$(CLI) up
@@ -93,8 +96,9 @@ offline-faults: up ## Kill jobs of offline queries and services beneath, and can
 	KILLS=$(KILLS) SEED=$(SEED) .venv/bin/pytest -q -s tests/e2e/offline/killed_jobs.py
 	SEED=$(SEED) .venv/bin/pytest -q -s tests/e2e/offline/cancelled.py tests/e2e/offline/outages.py
 
-connectors: up ## Run the complete set of connectors against real systems: the long forms of the tests of sources and sinks
-	.venv/bin/pytest -q -s -m platform tests/e2e/platform/table_source.py
+connectors: jars-mysql up ## Run the long tests of connectors against real systems; needs Debian's mariadb-server-core
+	.venv/bin/pytest -q -s tests/contract/sources/mysql_reads.py
+	.venv/bin/pytest -q -s -m platform tests/e2e/platform/table_source.py tests/e2e/platform/mysql_source.py
 
 backfill-test: env jars ## Recompute a million rows with Spark, and compare with a live run
 	BACKFILL_ROWS=10000 .venv/bin/pytest -q tests/e2e/engine/test_backfill.py

@@ -11,9 +11,9 @@ import json
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from fennel_core.wire.connectors import KafkaTopic, PostgresTable, S3Table, Table
+from fennel_core.wire.connectors import KafkaTopic, MySQLTable, PostgresTable, S3Table, Table
 
-StreamTable = KafkaTopic | S3Table | PostgresTable
+StreamTable = KafkaTopic | S3Table | PostgresTable | MySQLTable
 """The tables that are streams: one case in `stream_of` for each."""
 
 
@@ -41,11 +41,13 @@ def stream_of(table: StreamTable) -> Stream:
             return Stream("s3", f"{place}?{_form(table)}", f"S3 files `{place}`")
         case PostgresTable():
             return Stream("postgres", table.table, f"Postgres table `{table.table}`")
+        case MySQLTable():
+            return Stream("mysql", table.table, f"MySQL table `{table.table}`")
 
 
 def is_scheduled(table: StreamTable) -> bool:
     """Return whether a stream is read now and then, and not without end."""
-    return isinstance(table, PostgresTable)
+    return isinstance(table, PostgresTable | MySQLTable)
 
 
 def _form(table: S3Table) -> str:

@@ -196,6 +196,8 @@ class ExternalTable:
     """About how many there are, as when the table was last analyzed; -1: not known."""
     indexed: frozenset[str]
     """Columns by which an index returns the rows of the table in order."""
+    key: str = ""
+    """The column that orders rows of one value; empty: their place in the file does."""
 
     @property
     def identifier(self) -> sql.Identifier:
@@ -212,9 +214,12 @@ def without_index(table: ExternalTable, cursor: str) -> str | None:
         return None
     name = ".".join('"' + part.replace('"', '""') + '"' for part in (table.schema, table.name))
     column = cursor.replace('"', '""')
+    statement = f'CREATE INDEX CONCURRENTLY ON {name} ("{column}")'
+    if table.key:  # of MySQL
+        statement = f"CREATE INDEX by_{cursor} ON {table.schema}.{table.name} ({cursor})"
     return (
         f"has about {table.rows} rows and no index on its cursor `{cursor}`, so each page of a "
-        f'read sorts all of them; run `CREATE INDEX CONCURRENTLY ON {name} ("{column}")`'
+        f"read sorts all of them; run `{statement}`"
     )
 
 

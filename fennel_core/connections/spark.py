@@ -48,11 +48,16 @@ def kafka_jars(settings: Settings) -> list[str]:
     return jars
 
 
-def postgres_jars(settings: Settings) -> list[str]:
-    """Return the jar of Postgres' JDBC driver."""
+def table_jars(settings: Settings) -> list[str]:
+    """Return the JDBC drivers of the databases whose tables are read, as far as they are here."""
     jars = [str(path) for path in sorted((settings.jars_dir / "spark").glob(f"{POSTGRES_JAR}.jar"))]
     assert jars, "Postgres' JDBC driver is missing: run `make jars`"
-    return jars
+    return jars + mysql_jars(settings)
+
+
+def mysql_jars(settings: Settings) -> list[str]:
+    """Return the JDBC driver of MySQL and MariaDB; empty if it was not installed."""
+    return [str(path) for path in sorted((settings.jars_dir / "mysql").glob("*.jar"))]
 
 
 def session_builder(

@@ -146,7 +146,9 @@ class CommitChecker:
             *await source_problems(
                 added.streams, others, request.workspace, self._sealer, self._settings
             ),
-            *await table_problems(added.tables, others, request.workspace, self._sealer),
+            *await table_problems(
+                added.tables, others, request.workspace, self._sealer, self._settings
+            ),
             *await sink_problems(
                 added.sinks, others, request.workspace, self._sealer, allowed, self._settings
             ),

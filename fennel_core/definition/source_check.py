@@ -42,6 +42,7 @@ from fennel_core.wire.connectors import (
     JsonFormat,
     Kafka,
     KafkaTopic,
+    MySQLTable,
     PostgresTable,
     RecordFormat,
     S3Table,
@@ -170,7 +171,7 @@ def _not_allowed(table: StreamTable, settings: Settings | None) -> str | None:
                 return "cannot be read by a program without an installation"
             assert isinstance(table.db, S3), "validation refuses connectors by name"
             return external_s3.bucket_refused(table.db, table.bucket, settings)
-        case PostgresTable():
+        case PostgresTable() | MySQLTable():
             raise AssertionError("tables are checked in table_check")
         case unreachable:
             assert_never(unreachable)
@@ -231,7 +232,7 @@ def _reach(table: StreamTable, open_secret: OpenSecret, settings: Settings | Non
             assert isinstance(table.db, S3), "validation refuses connectors by name"
             assert settings is not None, "files are not allowed without an installation"
             external_s3.opened(table.db, table.bucket, settings, open_secret).check()
-        case PostgresTable():
+        case PostgresTable() | MySQLTable():
             raise AssertionError("tables are checked in table_check")
         case unreachable:
             assert_never(unreachable)

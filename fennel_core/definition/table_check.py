@@ -10,12 +10,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Final, assert_never
 
 from psycopg import sql
 
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.connections import secrets
+from fennel_core.connections import external_mysql, secrets
+from fennel_core.connections.external_kafka import OpenSecret
+from fennel_core.connections.external_mysql import ExternalMySQLUnusable
 from fennel_core.connections.external_postgres import (
     OWN_PREFIX,
     CursorKind,
@@ -30,17 +32,29 @@ from fennel_core.connections.external_postgres import (
     without_index,
 )
 from fennel_core.connections.secrets import Sealer
+from fennel_core.connections.spark import mysql_jars
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.settings.model import Settings
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dtypes import Dtype
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.problems import Problem
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import Postgres, PostgresTable, SealedSecret, Source
+from fennel_core.wire.connectors import (
+    MySQL,
+    MySQLTable,
+    Postgres,
+    PostgresTable,
+    SealedSecret,
+    Source,
+)
 
 REACHED_S: Final = 30.0
 """How long all tables of a commit may take together: a client waits for it."""
+
+
+DatabaseTable = PostgresTable | MySQLTable
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +65,7 @@ class AddedTable:
     """
 
     source: Source
-    table: PostgresTable
+    table: DatabaseTable
     schema: Schema
     beside: tuple[Source, ...]
 
@@ -61,7 +75,7 @@ def added_tables(graph: Graph, before: Sequence[Source]) -> list[AddedTable]:
     found = []
     for source in graph.sources:
         table, dataset = source.table, graph.dataset(source.dataset)
-        if source in before or not isinstance(table, PostgresTable):
+        if source in before or not isinstance(table, DatabaseTable):
             continue
         assert dataset is not None, "a valid source has a dataset"
         beside = tuple(each for each in graph.sources if _same(each, table))
@@ -74,13 +88,14 @@ async def table_problems(
     others: Mapping[BranchName, Catalog],
     workspace: WorkspaceId,
     sealer: Sealer | None,
+    settings: Settings | None = None,
 ) -> tuple[Problem, ...]:
     """Return a problem for each table that cannot be read, or not into its dataset.
 
     `others`: the catalogs of the workspace's other branches.
     """
     found = [problem for each in added for problem in _disagreements(each, others)]
-    checks = [asyncio.to_thread(_unreadable, each, workspace, sealer) for each in added]
+    checks = [asyncio.to_thread(_unreadable, each, workspace, sealer, settings) for each in added]
     try:
         async with asyncio.timeout(REACHED_S):
             results = await asyncio.gather(*checks)
@@ -91,10 +106,10 @@ async def table_problems(
     return (*found, *(problem for each in results for problem in each))
 
 
-def _same(source: Source, table: PostgresTable) -> bool:
+def _same(source: Source, table: DatabaseTable) -> bool:
     other = source.table
     return (
-        isinstance(other, PostgresTable)
+        isinstance(other, type(table))
         and other.db.name == table.db.name
         and other.table == table.table
     )
@@ -122,15 +137,16 @@ def _disagreements(added: AddedTable, others: Mapping[BranchName, Catalog]) -> I
 
 def _place(source: Source) -> str:
     table = source.table
-    assert isinstance(table, PostgresTable), "tables only"
-    assert isinstance(table.db, Postgres), "validation refuses connectors by name"
+    assert isinstance(table, DatabaseTable), "tables only"
+    assert isinstance(table.db, Postgres | MySQL), "validation refuses connectors by name"
     db = table.db
     return f"{db.host}:{db.port}/{db.database} by `{source.cursor}`"
 
 
-def _unreadable(added: AddedTable, workspace: WorkspaceId, sealer: Sealer | None) -> list[Problem]:
-    db, dataset = added.table.db, added.source.dataset
-    assert isinstance(db, Postgres), "validation refuses connectors by name"
+def _unreadable(
+    added: AddedTable, workspace: WorkspaceId, sealer: Sealer | None, settings: Settings | None
+) -> list[Problem]:
+    dataset = added.source.dataset
 
     def open_secret(secret: SealedSecret) -> str:
         if sealer is None:
@@ -138,14 +154,14 @@ def _unreadable(added: AddedTable, workspace: WorkspaceId, sealer: Sealer | None
         return sealer.open(workspace, secrets.CREDENTIAL, secret.token.encode("ascii"))
 
     try:
-        database = opened(db, open_secret)
-        with database.connect() as connection:
-            table = describe_table(database, connection, added.table.table)
-            transaction_clock(connection)
-            # The rights of the user, on the rows and on their transactions.
-            query = sql.SQL("SELECT t.*, t.xmin, t.ctid FROM {} t LIMIT 0")
-            connection.execute(query.format(table.identifier))
-    except ExternalPostgresUnusable as unusable:
+        match added.table:
+            case PostgresTable():
+                table = _described(added.table, open_secret)
+            case MySQLTable():
+                table = _described_by_mysql(added.table, open_secret, settings)
+            case unreachable:
+                assert_never(unreachable)
+    except (ExternalPostgresUnusable, ExternalMySQLUnusable) as unusable:
         text = f"Dataset `{dataset}`: {unusable}"
         return [Problem("source-unreachable", dataset, text)]
     return [
@@ -154,15 +170,51 @@ def _unreadable(added: AddedTable, workspace: WorkspaceId, sealer: Sealer | None
     ]
 
 
+def _described(table: PostgresTable, open_secret: OpenSecret) -> ExternalTable:
+    assert isinstance(table.db, Postgres), "validation refuses connectors by name"
+    database = opened(table.db, open_secret)
+    with database.connect() as connection:
+        found = describe_table(database, connection, table.table)
+        transaction_clock(connection)
+        # The rights of the user, on the rows and on their transactions.
+        query = sql.SQL("SELECT t.*, t.xmin, t.ctid FROM {} t LIMIT 0")
+        connection.execute(query.format(found.identifier))
+        return found
+
+
+def _described_by_mysql(
+    table: MySQLTable, open_secret: OpenSecret, settings: Settings | None
+) -> ExternalTable:
+    assert isinstance(table.db, MySQL), "validation refuses connectors by name"
+    if settings is not None and not mysql_jars(settings):
+        raise ExternalMySQLUnusable(
+            f"connector `{table.db.name}`: tables of MySQL and MariaDB need their JDBC driver, "
+            "which is not installed on this platform; its operator runs `make jars-mysql`"
+        )
+    database = external_mysql.opened(table.db, open_secret)
+    with database.connect() as connection:
+        found = external_mysql.describe_table(database, connection, table.table)
+        external_mysql.time_clock(database, connection)
+        external_mysql.require_readable(connection, found)
+        return found
+
+
 def unfit(table: ExternalTable, source: Source, schema: Schema) -> Iterator[str]:
     """Yield why rows of `table` do not fit the dataset, as sentences."""
-    title = f"Postgres table `{table.schema}.{table.name}`"
+    mysql = isinstance(source.table, MySQLTable)
+    title = f"{'MySQL' if mysql else 'Postgres'} table `{table.schema}.{table.name}`"
     cursor = table.column(source.cursor or "")
     if cursor is None:
         yield f"{title} has no column `{source.cursor}`, which is its cursor"
     elif cursor_kind(cursor) is None:
         kinds = ", ".join(kind.value for kind in CursorKind)
         yield f"{title} has the cursor `{cursor.name}` of type {cursor.type}; use one of {kinds}"
+    elif mysql and cursor_kind(cursor) is not CursorKind.TIME:
+        yield (
+            f"{title} has the cursor `{cursor.name}` of type {cursor.declared}; use a TIMESTAMP "
+            "that the server sets, as `TIMESTAMP(6) DEFAULT CURRENT_TIMESTAMP(6)`: only its times "
+            "say which rows are there"
+        )
     else:
         slow = without_index(table, cursor.name)
         if slow is not None:

@@ -66,7 +66,7 @@ from fennel_core.telemetry.endless_tasks import (
 )
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import TopicName, WorkspaceId
-from fennel_core.wire.connectors import KafkaTopic, PostgresTable, S3Table, SealedSecret
+from fennel_core.wire.connectors import KafkaTopic, MySQLTable, PostgresTable, S3Table, SealedSecret
 
 T = TypeVar("T")
 PROCESS: Final = "sources"
@@ -322,7 +322,7 @@ def start_feed(by: StartedBy) -> RunningFeed:
             return kafka_topics.start(by, table)
         case S3Table() as table:
             return s3_files.start(by, table)
-        case PostgresTable():
+        case PostgresTable() | MySQLTable():
             raise AssertionError("tables are read by runs of their own")
 
 

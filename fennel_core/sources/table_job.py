@@ -26,12 +26,7 @@ from pyspark.sql import SparkSession
 
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
-from fennel_core.connections.external_postgres import (
-    ExternalPostgres,
-    opened,
-    transaction_clock,
-)
-from fennel_core.connections.spark import JVM_EXIT_ERRORS, postgres_jars, session_builder
+from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder, table_jars
 from fennel_core.ingest.postgres import PostgresDirectory
 from fennel_core.settings.model import MIB, Settings
 from fennel_core.sources.errors import FeedRemoved, SourceError, StreamReplaced
@@ -49,9 +44,8 @@ from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.sources.spark import REASON_CHARS, reason_of
-from fennel_core.sources.table_inspection import begun, complaint, continued, settlement
-from fennel_core.sources.table_queries import page_query
-from fennel_core.sources.table_reads import TableCursor, TableRead, at_page, cursor_of, shown
+from fennel_core.sources.table_databases import ScheduledTable, TableDatabase, opened
+from fennel_core.sources.table_reads import TableCursor, TableRead, cursor_of, shown
 from fennel_core.sources.table_run_postgres import PostgresTableRuns
 from fennel_core.sources.table_runs import (
     LEASE,
@@ -67,7 +61,7 @@ from fennel_core.sources.table_runs import (
 from fennel_core.sources.table_task import WRITTEN_DDL, PageWork, page_task, settling_task
 from fennel_core.telemetry.logs import logger
 from fennel_core.vocab.ids import TopicName, WorkspaceId
-from fennel_core.wire.connectors import Postgres, PostgresTable, SealedSecret
+from fennel_core.wire.connectors import SealedSecret
 
 T = TypeVar("T")
 REPORT_S: Final = LEASE.total_seconds() / 6
@@ -97,7 +91,7 @@ class RunEnd(StrEnum):
 class BegunRead:
     """A read before its next page. `position`: as the run found it."""
 
-    database: ExternalPostgres
+    database: TableDatabase
     read: TableRead
     position: SourcePosition | None
     place: StreamPlace
@@ -259,7 +253,7 @@ class TableJob:
     def _begin(self) -> BegunRead:
         """Look at the table and the position. Raises what the user has to decide."""
         feed, table = self._feed, self._feed.table
-        assert isinstance(table, PostgresTable), "only tables of Postgres are read on a schedule"
+        assert isinstance(table, ScheduledTable), "only tables are read on a schedule"
         database = database_of(feed, self._settings)
         partition = feed.partition(0)
         position = read_positions(self._settings, feed.positions, partition.position_partition).get(
@@ -267,14 +261,14 @@ class TableJob:
         )
         with database.connect(STATEMENT_MS) as connection:
             [name, disorder_us] = cursor_and_disorder(self._view)
-            read = begun(database, connection, table.table, name, disorder_us)
+            read = database.begun(connection, table.table, name, disorder_us)
             if position is not None and position.origin != read.table.origin:
                 raise StreamReplaced(feed.title, position.origin, read.table.origin)
             place = (
                 StreamPlace() if position is None else StreamPlace(position.next, position.cursor)
             )
             before = cursor_of(place.cursor)
-            read, cursor = continued(
+            read, cursor = database.continued(
                 connection, read, before, partition.title, versioned=is_versioned(self._view)
             )
         if before is not None and cursor is None:
@@ -295,8 +289,8 @@ class TableJob:
     def _page(self, at: BegunRead) -> Page:
         assert self._spark is not None, "Spark is started before the first page"
         with at.database.connect() as connection:
-            read = at_page(at.read, transaction_clock(connection))
-        query = page_query(read, at.cursor, self._settings.source_page_rows + 1).as_string(None)
+            read = at.database.at_page(connection, at.read)
+        query = at.database.page_query(read, at.cursor, self._settings.source_page_rows + 1)
         written = (
             self._spark.read.format("jdbc")
             .options(**at.database.jdbc_options())
@@ -315,8 +309,8 @@ class TableJob:
         with at.database.connect(STATEMENT_MS) as connection:
             cursor = None
             if at.cursor is not None:
-                cursor = settlement(at.database, connection, at.read, at.cursor, title)
-            self._complaint = complaint(connection, at.read, self._feed.title)
+                cursor = at.database.settlement(connection, at.read, at.cursor, title)
+            self._complaint = at.database.complaint(connection, at.read, self._feed.title)
         if cursor is not None:
             task = settling_task(self._work(at, at.read), cursor)
             self._spark.range(0, 1, 1, 1).mapInArrow(task, WRITTEN_DDL).toArrow()
@@ -333,11 +327,10 @@ def page_of(written: pa.Table, after: StreamPlace) -> Page:
     return Page(sums["rows"], end, last["complete"], sums["accepted"], sums["late"], sums["dead"])
 
 
-def database_of(feed: Feed, settings: Settings) -> ExternalPostgres:
+def database_of(feed: Feed, settings: Settings) -> TableDatabase:
     """Return the database of a table with its credentials."""
     table = feed.table
-    assert isinstance(table, PostgresTable), "a table of Postgres"
-    assert isinstance(table.db, Postgres), "validation refuses connectors by name"
+    assert isinstance(table, ScheduledTable), "a table of a database"
     key_file = settings.secrets_key_file
     sealer = None if key_file is None else secrets.Sealer.from_file(key_file)
 
@@ -349,14 +342,14 @@ def database_of(feed: Feed, settings: Settings) -> ExternalPostgres:
             )
         return sealer.open(feed.workspace, secrets.CREDENTIAL, secret.token.encode("ascii"))
 
-    return opened(table.db, open_secret)
+    return opened(table, open_secret)
 
 
 def session(settings: Settings) -> SparkSession:
     """Return the Spark application of a run: one task at a time, in order."""
     return (
         session_builder(settings, app_name="fennel-table", local_master="local[1,2]")
-        .config("spark.jars", ",".join(postgres_jars(settings)))
+        .config("spark.jars", ",".join(table_jars(settings)))
         .config("spark.speculation", False)
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.executorEnv.POLARS_MAX_THREADS", 1)  # a task has one core

@@ -16,7 +16,6 @@ import numpy as np
 
 from fennel_core.admission.payload import Payload
 from fennel_core.admission.validator import CodeRunner, RowKind, Validator
-from fennel_core.connections import external_postgres
 from fennel_core.connections.erasures import Erased
 from fennel_core.connections.external_kafka import (
     ExternalKafka,
@@ -26,23 +25,25 @@ from fennel_core.connections.external_kafka import (
     newest_messages,
     opened,
 )
-from fennel_core.connections.external_postgres import ExternalPostgresUnusable
 from fennel_core.connections.external_s3 import ExternalBucketUnusable
 from fennel_core.connections.schema_registry import SchemaRegistryUnusable
 from fennel_core.connections.secrets import SecretUnreadable
 from fennel_core.executors.client import Callbacks
 from fennel_core.ingest.log_service import ReadSecret
+from fennel_core.sources import table_databases
 from fennel_core.sources.api_errors import SourceNotReadable
+from fennel_core.sources.errors import SourceError
 from fennel_core.sources.file_trial import FileRow, decoded_rows
 from fennel_core.sources.formats import decoder_of
 from fennel_core.sources.messages import DecodedMessages, decode_messages, is_expected
 from fennel_core.sources.overview import SourceView, cursor_and_disorder
 from fennel_core.sources.service import SourceService, topic_of
+from fennel_core.sources.table_databases import ScheduledTable, TableUnusable
 from fennel_core.sources.table_trial import newest_rows
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import Postgres, PostgresTable, S3Table, SealedSecret
+from fennel_core.wire.connectors import S3Table, SealedSecret
 from fennel_core.wire.json_data import json_table
 from fennel_core.wire.json_encode import encode_column
 
@@ -94,9 +95,8 @@ class SourceTrials:
                 rows = self._read_files(feed.table, open_secret, MESSAGES)
                 places = [_place(0, each.number) | {"file": each.key} for each in rows]
                 return places, decoded_rows(rows)
-            if isinstance(feed.table, PostgresTable):
-                assert isinstance(feed.table.db, Postgres), "validation refuses others"
-                database = external_postgres.opened(feed.table.db, open_secret)
+            if isinstance(feed.table, ScheduledTable):
+                database = table_databases.opened(feed.table, open_secret)
                 cursor, _ = cursor_and_disorder(view)
                 messages = newest_rows(database, feed.table.table, cursor, MESSAGES)
                 return _places(messages), decode_messages([each.value for each in messages])
@@ -106,8 +106,8 @@ class SourceTrials:
             return _places(messages), decode([message.value for message in messages])
 
         unusables = (
-            *(ExternalKafkaUnusable, ExternalPostgresUnusable, ExternalBucketUnusable),
-            *(SchemaRegistryUnusable, SecretUnreadable),
+            *(ExternalKafkaUnusable, ExternalBucketUnusable, *TableUnusable),
+            *(SchemaRegistryUnusable, SecretUnreadable, SourceError),
         )
         try:
             places, decoded = await asyncio.to_thread(read)

@@ -11,11 +11,10 @@ import pyarrow as pa
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from fennel_core.connections.external_postgres import ExternalPostgres, transaction_clock
+from fennel_core.connections.external_postgres import ExternalPostgres
 from fennel_core.sources.read_rows import StreamPlace
-from fennel_core.sources.table_inspection import begun, continued, settlement
+from fennel_core.sources.table_databases import PostgresDatabase, TableDatabase
 from fennel_core.sources.table_pages import PageChunk, chunks, row_batch
-from fennel_core.sources.table_queries import page_query
 from fennel_core.sources.table_reads import (
     BLOCK,
     FILE,
@@ -26,7 +25,6 @@ from fennel_core.sources.table_reads import (
     WRITER,
     TableCursor,
     TableRead,
-    at_page,
 )
 
 Connection = psycopg.Connection[tuple[Any, ...]]
@@ -53,7 +51,7 @@ class Reader:
 
     def __init__(
         self,
-        shop: ExternalPostgres,
+        shop: ExternalPostgres | TableDatabase,
         look_back: int = 0,
         near: int = NEAR_ROWS,
         *,
@@ -71,13 +69,15 @@ class Reader:
     def run(self, page: int = 10, chunk: int = 10, kill_after: int | None = None) -> None:
         """Read all that there is, in pages and chunks; end after `kill_after` chunks."""
         written = 0
-        with self.shop.connect() as connection:
+        database, versioned = self._database(), self.versioned
+        with database.connect() as connection:
             read = self.begin(connection)
-            versioned = self.versioned
-            read, before = continued(connection, read, self.cursor, "t", versioned=versioned)
+            read, before = database.continued(
+                connection, read, self.cursor, "t", versioned=versioned
+            )
             while True:
                 done = True
-                paged = at_page(read, transaction_clock(connection))
+                paged = database.at_page(connection, read)
                 batches = self._batches(connection, paged, before, page, chunk)
                 for each in chunks(batches, page, read.table.file, "t"):
                     if written == kill_after:
@@ -89,25 +89,28 @@ class Reader:
                     break
                 self.between()
             if before is not None and written != kill_after:
-                self.cursor = settlement(self.shop, connection, read, before, "t") or before
+                self.cursor = database.settlement(connection, read, before, "t") or before
 
-    def begin(self, connection: Connection) -> TableRead:
-        read = begun(self.shop, connection, "orders", "at", 0)
+    def _database(self) -> TableDatabase:
+        return PostgresDatabase(self.shop) if isinstance(self.shop, ExternalPostgres) else self.shop
+
+    def begin(self, connection: Any) -> TableRead:
+        read = self._database().begun(connection, "orders", "at", 0)
         clock = replace(read.clock, now_us=read.clock.now_us + self.clock_ahead_us)
         return replace(read, look_back=self.look_back, near=self.near, clock=clock)
 
     def _batches(
         self,
-        connection: Connection,
+        connection: Any,
         read: TableRead,
         before: TableCursor | None,
         page: int,
         chunk: int,
     ) -> Iterator[pa.RecordBatch]:
-        found = connection.execute(page_query(read, before, page + 1))
-        assert found.description is not None
-        names = [column.name for column in found.description]
-        rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
+        with connection.cursor() as found:
+            found.execute(self._database().page_query(read, before, page + 1))
+            names = [column[0] for column in found.description]
+            rows = [dict(zip(names, row, strict=True)) for row in found.fetchall()]
         kept = ("id", VALUE, BLOCK, OFFSET, PLACE, FILE, WRITER)
         for start in range(0, len(rows), chunk):
             part = rows[start : start + chunk]

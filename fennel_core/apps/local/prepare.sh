@@ -4,6 +4,7 @@
 #   prepare.sh system    Python 3.11, Java 17 and Maven: install Debian's packages as root, else print the command to run
 #   prepare.sh env       create .venv (platform) and .venv-executor (the client's environment) from requirements/*.lock
 #   prepare.sh jars      resolve the Kafka, S3 and Spark jars of fennel_core/apps/local/jars into .fennel/jars
+#   prepare.sh jars-mysql  as an extra, the JDBC driver of MySQL and MariaDB into .fennel/jars/mysql
 #   prepare.sh scan      create .venv-scan (scanners of `make scan`) from requirements/scan.lock
 #   prepare.sh lock      compile requirements/*.in to *.lock
 #
@@ -242,6 +243,20 @@ ensure_jars() {
   mv "$new" "$JARS"
 }
 
+ensure_mysql_jars() { # an extra: `jars` leaves it out, and removes it with the folder
+  ensure_jars
+  local want to="$JARS/mysql"
+  want="$(hash_of "$HERE"/jars/optional/mysql/*)"
+  is_fresh "$to/.made-from" "$want" && return 0
+  lock_preparation
+  say "Resolving the JDBC driver of MySQL and MariaDB with Maven into $to"
+  rm -rf "$to"
+  mvn -q -B -ntp -Dstyle.color=never -f "$HERE/jars/optional/mysql/pom.xml" -Dfennel.jars="$ROOT/$JARS" process-resources 2>&1 | sed 's/\x1b\[[0-9;]*m//g; /^$/d' \
+    || die "Maven could not resolve the driver (see its output above). Check that this machine reaches Maven Central, or set a mirror in ~/.m2/settings.xml."
+  (cd "$to" && sha256sum --quiet -c "$ROOT/$HERE/jars/optional/mysql/jars.sha256") || die "the driver does not match $HERE/jars/optional/mysql/jars.sha256. Do not use the repository it came from."
+  printf '%s' "$want" >"$to/.made-from"
+}
+
 # --- lock files -------------------------------------------------------------------------------------------------------
 
 compile_locks() {
@@ -258,7 +273,8 @@ case "${1:-}" in
   system) ensure_system ;;
   env) ensure_environments ;;
   jars) ensure_jars ;;
+  jars-mysql) ensure_mysql_jars ;;
   scan) ensure_scanners ;;
   lock) compile_locks ;;
-  *) die "usage: prepare.sh system | env | jars | scan | lock" ;;
+  *) die "usage: prepare.sh system | env | jars | jars-mysql | scan | lock" ;;
 esac

@@ -107,8 +107,8 @@ def source_not_served(dataset: str, table: c.Table) -> Problem:
     """Return the refusal of a source of a kind that is not read."""
     text = (
         f"Dataset `{dataset}` has a source of {table_title(table)}, which this platform does "
-        "not read yet: rows come from webhooks, Kafka topics, tables of Postgres, and csv, json "
-        "and parquet files on S3. Use a webhook and "
+        "not read yet: rows come from webhooks, Kafka topics, tables of Postgres and MySQL, and "
+        "csv, json and parquet files on S3. Use a webhook and "
         "send the rows with `client.log`, or give the source an `env` and commit with another one."
     )
     return Problem("source-not-served", dataset, text)

@@ -11,6 +11,7 @@ from fennel_core.vocab.problems import Problem
 from fennel_core.wire.connectors import (
     Database,
     KafkaTopic,
+    MySQLTable,
     PostgresTable,
     S3Table,
     Sink,
@@ -61,6 +62,8 @@ def _what(table: Table) -> str | None:
             return f"{table.format} files `{table.db.name}/{path}`"
         case PostgresTable():
             return f"Postgres table `{table.db.name}/{table.table}`"
+        case MySQLTable():
+            return f"MySQL table `{table.db.name}/{table.table}`"
         case _:
             return None
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from fennel_core.graph.entity_graph import Graph
-from fennel_core.graph.passes.tables import check_postgres_table
+from fennel_core.graph.passes.tables import check_table
 from fennel_core.graph.s3_paths import UnknownDirective, file_path
 from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
@@ -32,7 +32,7 @@ BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 def reads(table: c.Table) -> bool:
     """Return whether the platform reads the external stream `table`."""
     match table:
-        case c.KafkaTopic() | c.PostgresTable():
+        case c.KafkaTopic() | c.PostgresTable() | c.MySQLTable():
             return True
         case c.S3Table():
             return table.format in FILES
@@ -97,8 +97,8 @@ def without_order(table: c.S3Table) -> c.S3Table:
 def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
     """Yield one problem per option of a stream that is read, if the option cannot be served."""
     table = source.table
-    if isinstance(table, c.PostgresTable):
-        yield from check_postgres_table(dataset, source, table)
+    if isinstance(table, c.PostgresTable | c.MySQLTable):
+        yield from check_table(dataset, source, table)
         return
     assert isinstance(table, c.KafkaTopic | c.S3Table), "these kinds are read"
     match table:

@@ -1,4 +1,4 @@
-"""The options of tables of Postgres as sources: what would have no effect is refused by name."""
+"""The options of tables of databases as sources: what would have no effect is refused by name."""
 
 from __future__ import annotations
 
@@ -11,14 +11,16 @@ from fennel_core.wire import connectors as c
 from fennel_core.wire.entities import Dataset
 
 HOST: Final = re.compile(r"[A-Za-z0-9._-]+")
-"""One name or address: Postgres' clients read more out of other characters."""
+"""One name or address: clients read more out of other characters."""
 
 
-def check_postgres_table(
-    dataset: Dataset, source: c.Source, table: c.PostgresTable
+def check_table(
+    dataset: Dataset, source: c.Source, table: c.PostgresTable | c.MySQLTable
 ) -> Iterator[Problem]:
     """Yield one problem per option of a table that cannot be served."""
-    title = f"Dataset `{dataset.name}` has a source of Postgres table `{table.table}`"
+    postgres = isinstance(table, c.PostgresTable)
+    what = f"{'Postgres' if postgres else 'MySQL'} table `{table.table}`"
+    title = f"Dataset `{dataset.name}` has a source of {what}"
     if source.cdc not in (c.Cdc.APPEND, c.Cdc.UPSERT):
         text = (
             f"{title} with cdc `{source.cdc.value}`, which this platform does not decode yet. Use "
@@ -36,22 +38,19 @@ def check_postgres_table(
         yield Problem("source-option-not-served", dataset.name, text)
     without_effect = {
         "timestamp_field": source.timestamp_field not in (None, dataset.schema.timestamp),
-        "slot_name": table.slot_name is not None,
+        "slot_name": isinstance(table, c.PostgresTable) and table.slot_name is not None,
         "bounded": source.bounded,
     }
     for option, is_set in without_effect.items():
         if is_set:
             text = f"{title} with `{option}`, which this platform does not serve for tables"
             yield Problem("source-option-not-served", dataset.name, f"{text}; remove the option")
-    for what in _unusable(table.db):
-        text = (
-            f"Dataset `{dataset.name}`: connector `{table.db.name}` of Postgres table "
-            f"`{table.table}` {what}"
-        )
+    for why in _unusable(table.db):
+        text = f"Dataset `{dataset.name}`: connector `{table.db.name}` of {what} {why}"
         yield Problem("connector-not-served", dataset.name, text)
 
 
-def _unusable(db: c.Postgres | c.NamedReference) -> Iterator[str]:
+def _unusable(db: c.Postgres | c.MySQL | c.NamedReference) -> Iterator[str]:
     """Yield what about a connector cannot be served, as the end of a sentence about it."""
     if isinstance(db, c.NamedReference) or not db.host:
         yield (

@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from fennel_core.connections.external_postgres import ExternalColumn, ExternalTable
 from fennel_core.definition.table_check import AddedTable, added_tables, fits, table_problems, unfit
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.settings.model import Settings
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import Constant, Login, PlainSecret, Postgres, PostgresTable
+from fennel_core.wire.connectors import (
+    Constant,
+    Login,
+    MySQL,
+    MySQLTable,
+    PlainSecret,
+    Postgres,
+    PostgresTable,
+)
 from tests.support.ingest_world import KEYED, binding, catalog, source
 
 WORKSPACE = WorkspaceId("w")
@@ -66,6 +76,34 @@ async def test_parameters_that_are_not_used_are_refused() -> None:
     (problem,) = await table_problems([added(read(db=db))], {}, WORKSPACE, None)
     assert "sslmode=disable" in problem.text
     assert "ssl=true" not in problem.text
+
+
+MYSQL = MySQL("shop", "127.0.0.1", 1, "shop", None, Login(PlainSecret("ann"), PlainSecret("x")))
+
+
+def of_mysql(db: MySQL = MYSQL):
+    return source(table=MySQLTable(db, "users"), cursor="at")
+
+
+async def test_a_table_of_mysql_needs_the_driver_and_its_own_parameters(tmp_path: Path) -> None:
+    without = Settings(jars_dir=tmp_path)
+    (problem,) = await table_problems([added(of_mysql())], {}, WORKSPACE, None, without)
+    assert problem.code == "source-unreachable"
+    assert "its operator runs `make jars-mysql`" in problem.text
+    (problem,) = await table_problems([added(of_mysql())], {}, WORKSPACE, None)
+    assert "connector `shop`: database `shop` at 127.0.0.1:1 cannot be read" in problem.text
+    db = replace(MYSQL, jdbc_params=PlainSecret("sslmode=require"))
+    (problem,) = await table_problems([added(of_mysql(db))], {}, WORKSPACE, None)
+    assert "it uses sslMode=disable|trust|verify-full" in problem.text
+
+
+@pytest.mark.parametrize("type_", ["timestamp without time zone", "bigint", "date"])
+def test_only_a_time_with_a_zone_is_a_cursor_of_mysql(type_: str) -> None:
+    assert list(unfit(table(*GOOD), of_mysql(), KEYED)) == []
+    columns = (*GOOD[:2], ExternalColumn("at", "datetime(6)", type_, "D", True))
+    found = next(unfit(table(*columns), of_mysql(), KEYED))
+    assert found.startswith("MySQL table `public.users` has the cursor `at` of type datetime(6)")
+    assert "use a TIMESTAMP that the server sets" in found
 
 
 def test_only_tables_that_the_branch_does_not_have_are_checked() -> None:

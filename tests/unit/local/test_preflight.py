@@ -285,4 +285,4 @@ def test_a_small_disk_is_reported_before_anything_is_created(
 def test_an_unknown_word_is_refused_with_the_usage(tmp_path: Path) -> None:
     done = prepare(tmp_path, "everything")
     assert done.returncode == 1
-    assert "usage: prepare.sh system | env | jars | scan | lock" in done.stderr
+    assert "usage: prepare.sh system | env | jars | jars-mysql | scan | lock" in done.stderr

@@ -1,0 +1,264 @@
+"""Rows of a real MariaDB table are read once, below the times of what runs.
+
+`make connectors` runs this, as it needs Debian's package `mariadb-server-core`.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+import pytest
+from pymysql.connections import Connection
+
+from fennel_core.connections import external_mysql
+from fennel_core.connections.external_mysql import (
+    ExternalMySQL,
+    ExternalMySQLUnusable,
+    rows_of,
+)
+from fennel_core.sources.errors import SourceError
+from fennel_core.sources.table_databases import MySQLDatabase
+from fennel_core.sources.table_reads import HorizonWentBack
+from tests.support.mariadb import WORDS, connected, maria, mariadb_server
+from tests.support.table_reader import Reader
+
+__all__ = ["maria", "mariadb_server"]
+ORDERS = (
+    "CREATE TABLE orders (id bigint AUTO_INCREMENT PRIMARY KEY, n int, "
+    "at timestamp(3) NOT NULL DEFAULT current_timestamp(3) ON UPDATE current_timestamp(3))"
+)
+
+
+@pytest.fixture(autouse=True)
+def _short_delay(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server shows transactions as they were 100 ms ago."""
+    monkeypatch.setattr(external_mysql, "DELAY_US", 300_000)
+
+
+@pytest.fixture
+def owner(maria: ExternalMySQL) -> Iterator[Connection]:
+    with connected(maria.port, database=maria.database) as connection:
+        yield connection
+
+
+def do(connection: Connection, statement: str) -> None:
+    with connection.cursor() as cursor:
+        cursor.execute(statement)
+
+
+def reader(maria: ExternalMySQL) -> Reader:
+    return Reader(MySQLDatabase(maria))
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_each_committed_row_is_read_once(
+    maria: ExternalMySQL, owner: Connection, seed: int
+) -> None:
+    """Transactions overlap; many rows have one time; reads are killed."""
+    random_ = random.Random(seed)  # noqa: S311  # a test, no secret
+    do(owner, ORDERS)
+    found, committed, ids = reader(maria), set[int](), count(1)
+    open_rows = dict[int, list[int]]()
+    writers = [connected(maria.port, database="shop") for _ in range(3)]
+    for writer in writers:
+        writer.autocommit(False)
+    try:
+        for _ in range(80):
+            step, at = random_.random(), random_.randrange(3)
+            if step < 0.5:
+                rows = [next(ids) for _ in range(random_.randint(1, 4))]
+                open_rows.setdefault(at, []).extend(rows)
+                values = ", ".join(f"({n}, {n})" for n in rows)
+                do(writers[at], f"INSERT INTO orders (id, n) VALUES {values}")  # noqa: S608  # numbers
+            elif step < 0.75:
+                writers[at].commit()
+                committed |= set(open_rows.pop(at, []))
+            elif step < 0.8:
+                writers[at].rollback()
+                open_rows.pop(at, None)
+            else:
+                kill = random_.choice([None, 0, 1, 2, 5])
+                if random_.random() < 0.5:
+                    do(owner, "DO SLEEP(0.4)")
+                found.run(random_.randint(1, 9), random_.randint(1, 4), kill)
+                assert len(found.rows) == len(set(found.rows)), "a row was read twice"
+        for at, writer in enumerate(writers):
+            writer.commit()
+            committed |= set(open_rows.pop(at, []))
+        do(owner, "DO SLEEP(0.4)")
+        found.run(7, 3)
+        found.run(7, 3)
+        assert sorted(found.rows) == sorted(committed)
+    finally:
+        for writer in writers:
+            writer.close()
+
+
+def test_rows_of_an_open_transaction_hold_back_later_ones(
+    maria: ExternalMySQL, owner: Connection
+) -> None:
+    do(owner, ORDERS)
+    found = reader(maria)
+    do(owner, "INSERT INTO orders (n) VALUES (1)")
+    do(owner, "DO SLEEP(1.4)")
+    with connected(maria.port, database="shop") as late:
+        late.autocommit(False)
+        do(late, "INSERT INTO orders (n) VALUES (2)")
+        do(owner, "DO SLEEP(1.4)")
+        do(owner, "INSERT INTO orders (n) VALUES (3)")
+        do(owner, "DO SLEEP(1.4)")
+        found.run()
+        assert found.rows == [1]
+        late.commit()
+    do(owner, "DO SLEEP(0.2)")  # the server still shows the transaction
+    found.run()
+    assert found.rows == [1, 2, 3]
+    do(owner, "UPDATE orders SET n = 7 WHERE id = 1")
+    do(owner, "DO SLEEP(1.4)")
+    found.run()
+    assert found.rows[3:] == [1], "a changed row has a new time"
+
+
+def test_a_statement_that_waits_holds_back_later_rows(
+    maria: ExternalMySQL, owner: Connection
+) -> None:
+    """Its time is of its begin, and its transaction may not have begun."""
+    do(owner, ORDERS)
+    with connected(maria.port, database="shop") as slow:
+        slow.query_begun = slow._execute_command(3, "DO SLEEP(5)")  # a query without its result
+        do(owner, "DO SLEEP(2)")
+        do(owner, "INSERT INTO orders (n) VALUES (1)")
+        do(owner, "DO SLEEP(1.4)")
+        found = reader(maria)
+        found.run()
+        assert found.rows == []
+        slow._read_query_result()
+    found.run()
+    assert found.rows == [1]
+
+
+def test_a_row_is_not_read_before_its_delay(
+    maria: ExternalMySQL, owner: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_mysql, "DELAY_US", 2_500_000)
+    do(owner, ORDERS)
+    do(owner, "INSERT INTO orders (n) VALUES (1)")
+    found = reader(maria)
+    found.run()
+    assert found.rows == []
+    do(owner, "DO SLEEP(3)")
+    found.run()
+    assert found.rows == [1]
+
+
+def test_a_clock_that_went_back_is_an_error(maria: ExternalMySQL, owner: Connection) -> None:
+    do(owner, ORDERS)
+    do(owner, "INSERT INTO orders (n) VALUES (1)")
+    do(owner, "DO SLEEP(1.4)")
+    found = reader(maria)
+    found.run()
+    found.clock_ahead_us = -3_600_000_000
+    with pytest.raises(HorizonWentBack, match="it went back"):
+        found.run()
+
+
+TYPES = """
+    CREATE TABLE orders (id int unsigned AUTO_INCREMENT PRIMARY KEY,
+        at timestamp(6) NOT NULL DEFAULT current_timestamp(6), big bigint unsigned, vip tinyint(1),
+        weight float, ratio double, price decimal(10, 2), made datetime(6), day date,
+        city varchar(20) CHARACTER SET latin1, note json, kind enum('a', 'b'), raw blob, y year)
+"""
+
+
+def test_values_are_carried_as_they_are(maria: ExternalMySQL, owner: Connection) -> None:
+    do(owner, TYPES)
+    do(
+        owner,
+        "INSERT INTO orders SET at = from_unixtime(1700000000.123456), big = 18446744073709551615, "
+        "vip = 1, weight = 0.1, ratio = 0.25, price = 12.5, made = '2024-02-29 23:59:59.5', "
+        "day = '2024-02-29', city = 'Zürich', note = '{\"n\": 1}', kind = 'b', raw = 'x', y = 2024",
+    )
+    database = MySQLDatabase(maria)
+    with database.connect() as connection:
+        read = database.begun(connection, "orders", "at", 0)
+        [row] = database.newest(connection, read, 5)
+        values = dict(zip((each.name for each in read.columns), row, strict=True))
+    assert values == {
+        "id": 1,
+        "at": "2023-11-14T22:13:20.123456Z",
+        "big": "18446744073709551615",
+        "vip": 1,
+        "weight": 0.1,
+        "ratio": 0.25,
+        "price": "12.50",
+        "made": "2024-02-29T23:59:59.500000Z",
+        "day": "2024-02-29",
+        "city": "Zürich",
+        "note": '{"n": 1}',
+        "kind": "b",
+        "y": 2024,
+    }
+
+
+def begin(database: MySQLDatabase, cursor: str = "at") -> None:
+    with database.connect() as connection:
+        database.begun(connection, "orders", cursor, 0)
+
+
+@pytest.mark.parametrize(
+    ("made", "error", "text"),
+    [
+        ("CREATE VIEW orders AS SELECT 1 AS at", ExternalMySQLUnusable, "is a view"),
+        ("CREATE TABLE orders (at timestamp) ENGINE=Aria", ExternalMySQLUnusable, "engine Aria"),
+        ("CREATE TABLE orders (at timestamp)", ExternalMySQLUnusable, "no primary key"),
+        (
+            "CREATE TABLE orders (id char(36) PRIMARY KEY, at timestamp)",
+            ExternalMySQLUnusable,
+            "no primary key of one integer",
+        ),
+        ("CREATE TABLE orders (id int PRIMARY KEY, at datetime)", SourceError, "type TIMESTAMP"),
+        ("CREATE TABLE orders (id int PRIMARY KEY, at int)", SourceError, "type TIMESTAMP"),
+        ("DO 1", ExternalMySQLUnusable, "has no table `orders`"),
+    ],
+)
+def test_what_cannot_be_read_in_order_is_refused(
+    maria: ExternalMySQL, owner: Connection, made: str, error: type[Exception], text: str
+) -> None:
+    do(owner, made)
+    with pytest.raises(error, match=text):
+        begin(MySQLDatabase(maria))
+
+
+def test_a_replica_and_a_user_who_does_not_see_what_runs_are_refused(
+    maria: ExternalMySQL, owner: Connection
+) -> None:
+    do(owner, ORDERS)
+    do(owner, "SET GLOBAL read_only = 1")
+    try:
+        with pytest.raises(ExternalMySQLUnusable, match="is read only, as a replica is"):
+            begin(MySQLDatabase(maria))
+    finally:
+        do(owner, "SET GLOBAL read_only = 0")
+    do(owner, f"CREATE OR REPLACE USER blind@'%' IDENTIFIED BY '{WORDS}'")
+    do(owner, "GRANT SELECT ON shop.* TO blind@'%'")
+    at: dict[str, Any] = {"name": "shop", "host": "127.0.0.1", "port": maria.port}
+    blind = ExternalMySQL(**at, database="shop", user="blind", password=WORDS)
+    with pytest.raises(ExternalMySQLUnusable, match="PROCESS") as refused:
+        begin(MySQLDatabase(blind))
+    assert WORDS not in f"{refused.value}"
+
+
+def test_rows_without_a_time_are_counted(maria: ExternalMySQL, owner: Connection) -> None:
+    do(owner, "CREATE TABLE orders (id int PRIMARY KEY, at timestamp NULL)")
+    do(owner, "INSERT INTO orders VALUES (1, NULL), (2, '2024-01-01')")
+    found, database = reader(maria), MySQLDatabase(maria)
+    found.run()
+    assert found.rows == [2]
+    with database.connect() as connection:
+        said = database.complaint(connection, found.begin(connection), "`orders`")
+        assert rows_of(connection, "SELECT @@session.time_zone") == [("+00:00",)]
+    assert said is not None
+    assert said.startswith("`orders`: 1 rows have no `at` (null)")
