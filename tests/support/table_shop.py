@@ -147,7 +147,7 @@ async def sold(api: Api, connection: Shop) -> None:
     listed = partial(api.good, "GET", "/sources")
     try:
         await eventually(all_there, within_s=150, interval_s=0.5)
-    except TimeoutError:
+    except AssertionError:
         raise AssertionError(f"{row[0]} orders: {await listed()}") from None
     await api.settled(within_s=60)
     found = await lookup(api, "Sales", city="Paris")

@@ -111,7 +111,7 @@ async def counted(api: Api, orders: int) -> None:
     try:
         # A row is read a minute after it was written.
         await eventually(all_there, within_s=240, interval_s=0.5)
-    except TimeoutError:
+    except AssertionError:
         raise AssertionError(await api.good("GET", "/sources")) from None
     await api.settled(within_s=60)
     found = await lookup(api, "Sales", city="Zürich")
