@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 import polars as pl
 
@@ -48,6 +48,14 @@ def located(messages: Sequence[tuple[int, int, pl.DataFrame]], of: Schema = USER
         pl.lit(0, pl.Int64).alias(PART), pl.lit(0, pl.Int64).alias(OFFSET)
     )
     return pl.concat([nothing, *found])
+
+
+class ReadableTopic(Protocol):
+    """What the writers of a sink read."""
+
+    def open(self, following: Mapping[int, int]) -> ChangeReader:
+        """Return a reader that begins at the next offset of each partition (absent: 0)."""
+        ...
 
 
 @dataclass
@@ -114,7 +122,7 @@ class FaultySession:
 class SinkWorld:
     """Writers of one sink, over one topic and one cluster."""
 
-    topic: MemoryTopic
+    topic: ReadableTopic
     of: Schema = USERS
     fault: Callable[[], str | None] = lambda: None
     log: MemorySinkLog = field(default_factory=MemorySinkLog)

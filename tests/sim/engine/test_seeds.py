@@ -8,6 +8,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import msgspec
 import pytest
 
 from fennel_core.bank.memory_registry import MemoryRegistry
@@ -21,6 +22,9 @@ from fennel_core.engine.owned_producer import OwnedProducer
 from fennel_core.engine.replay import ReplaylogReplay
 from fennel_core.engine.supervisor import Supervisor
 from fennel_core.replaylog.marker import EpochMarker, encode_marker
+from fennel_core.sinks.debezium import SinkRecord
+from fennel_core.sinks.positions import SinkPosition
+from fennel_core.sinks.store import MemorySinkLog, MemorySinkSession
 from fennel_core.snapshots.memory import MemoryPointers
 from fennel_core.vocab.ids import (
     Epoch,
@@ -204,6 +208,34 @@ def test_a_dead_letter_that_is_written_apart_from_its_iteration_is_caught(
 
     monkeypatch.setattr(OwnedProducer, "commit", apart)
     assert is_caught("dead: too much", first=39)
+
+
+def test_a_writer_of_a_sink_that_is_not_fenced_is_caught(monkeypatch: pytest.MonkeyPatch) -> None:
+    def unfenced(
+        self: MemorySinkSession, batch: Sequence[SinkRecord] | None, position: SinkPosition
+    ) -> None:
+        self.owner.records += batch or ()
+        self.owner.positions.append(position)
+        self.position = position
+
+    monkeypatch.setattr(MemorySinkSession, "commit", unfenced)
+    assert is_caught("is written twice", first=1)
+
+
+def test_a_sink_that_begins_again_behind_its_position_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    open_session = MemorySinkLog.open
+
+    def forgetful(self: MemorySinkLog, *, first: bool = True) -> MemorySinkSession:
+        session = open_session(self, first=first)
+        if session.position is not None:
+            ahead = {part: at + 1 for part, at in session.position.next.items()}
+            session.position = msgspec.structs.replace(session.position, next=ahead)
+        return session
+
+    monkeypatch.setattr(MemorySinkLog, "open", forgetful)
+    assert is_caught("sink of", first=0)
 
 
 def is_caught(law: str, first: int) -> bool:

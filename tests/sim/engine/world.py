@@ -5,10 +5,10 @@ partition, and the epochs of a replaylog's iterations never decrease. What a loo
 recompute of exactly the records that its job partition reports as applied. What a snapshot's
 pointer leads to is intact, and pointers never go back to an earlier owner.
 
-When the faults stop, everything settles. Then outputs and lookups equal a naive recompute over the
-accepted rows, no record was written twice, and a machine with an empty disk rebuilds states with
-equal hashes (from snapshots, or from the log alone) without writing a data record. A seed always
-produces the same run.
+When the faults stop, everything settles. Then outputs, lookups and sinks equal a naive recompute
+over the accepted rows, no record was written twice, and a machine with an empty disk rebuilds
+states with equal hashes (from snapshots, or from the log alone) without writing a data record. A
+seed always produces the same run.
 """
 
 from __future__ import annotations
@@ -63,6 +63,7 @@ from tests.sim.engine.laws import REMOVED_JOB, Laws, LawViolated
 from tests.sim.engine.model_archive import ModelArchive
 from tests.sim.engine.model_log import ModelLog
 from tests.sim.engine.readers import Client, Readers
+from tests.sim.engine.sinks import SimSinks
 from tests.sim.engine.slots import LEASE_MS, POLL_MS, LiveSlot, RecordingRegistry, SimRunnerFactory
 from tests.sim.engine.virtual_time import now_ms, run
 
@@ -103,6 +104,7 @@ class World:
         self.jobs = job_chain.jobs(self.partitions)
         self.feed = RowSource(chosen, self.partitions)
         self.readers = Readers(self.log, chosen, self.partitions)
+        self.sinks = SimSinks(self.log, self.seed, self.partitions)
         self.as_user_code = chosen.random() < 0.5
         self.limits = ConsumerLimits(
             buffer_bytes=chosen.choice([2_000, 10_000, 16_000_000]),
@@ -242,6 +244,7 @@ class World:
         await self._settle()
         self._raise_violation()
         self.laws.check()
+        self.broken += self.sinks.flaws(self.feed)
         await self.laws.check_scans()
         await self.laws.check_archive()
         await dags.drilled_all()
@@ -307,6 +310,7 @@ class World:
             )
         if chosen.random() < 0.5:
             await self._feed()
+        self.sinks.turn()
         self._raise_violation()
         if not self.slots:
             self.start(chosen.choice(self.machines))
