@@ -29,7 +29,7 @@ REQUESTS ?= 10000
 MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars jars-mysql demo up down status logs lint scan format test proofs sim faults offline-faults connectors backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars jars-mysql demo up down status logs lint scan format test proofs sim faults offline-faults connectors connector-faults backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -99,6 +99,9 @@ offline-faults: up ## Kill jobs of offline queries and services beneath, and can
 connectors: jars-mysql up ## Run the long tests of connectors against real systems; needs Debian's mariadb-server-core
 	.venv/bin/pytest -q -s tests/contract/sources/mysql_reads.py
 	.venv/bin/pytest -q -s -m platform tests/e2e/platform/table_source.py tests/e2e/platform/mysql_source.py
+
+connector-faults: env jars ## Kill all between three sources and two sinks, and compare: `make connector-faults KILLS=30 ROWS=1000000 SEED=1`
+	.venv/bin/python -m tests.chaos.connectors --rows $(ROWS) --kills $(KILLS) --seed $(SEED)
 
 backfill-test: env jars ## Recompute a million rows with Spark, and compare with a live run
 	BACKFILL_ROWS=10000 .venv/bin/pytest -q tests/e2e/engine/test_backfill.py

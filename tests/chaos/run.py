@@ -25,7 +25,7 @@ import aiohttp
 from fennel_core.apps.local.platform import load_context
 from fennel_core.apps.local.services import service_table
 from fennel_core.settings.model import Settings
-from tests.chaos.strikes import Recoveries, Striker, plan_strikes
+from tests.chaos.strikes import TRAFFIC_KINDS, Recoveries, Striker, plan_strikes
 from tests.chaos.traffic import Rows, Traffic
 from tests.support.executors import commit_of
 from tests.support.platform_settings import ENV_COMMAND
@@ -75,7 +75,8 @@ async def chaos(arguments: argparse.Namespace) -> int:
             asyncio.create_task(traffic.query_until_over(PAUSE_S)),
             asyncio.create_task(traffic.commit_until_over(COMMIT_PAUSE_S)),
         ]
-        await striker.run(plan_strikes(arguments.seed, arguments.seconds, arguments.per_minute))
+        count = max(1, round(arguments.seconds * arguments.per_minute / 60))
+        await striker.run(plan_strikes(arguments.seed, arguments.seconds, count, TRAFFIC_KINDS))
         traffic.over.set()
         await asyncio.gather(*clients)
         began = time.monotonic()

@@ -12,7 +12,7 @@ import os
 import random
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import StrEnum
@@ -30,6 +30,9 @@ FROZEN_S: Final = (1.0, 15.0)
 CHECK_S: Final = 0.2
 LONGEST_RECOVERY_S: Final = 180.0
 """Without another strike on the part, or on a part that it needs."""
+LONGEST_RUN_S: Final = 600.0
+"""As long as a run that is killed before it reports is believed to start, and the next one takes.
+"""
 
 
 class Kind(StrEnum):
@@ -46,9 +49,22 @@ class Kind(StrEnum):
     QUERY_HELPER = "query-helper"
     DEFINITION = "definition"
     SCHEDULER = "airflow-scheduler"
+    SOURCES = "sources"
+    SOURCES_WORKER = "sources-worker"
+    TABLE_RUN = "table-run"
 
 
 ENGINE_KINDS: Final = frozenset({Kind.SLOT, Kind.JVM, Kind.ENGINE})
+CONNECTOR_KINDS: Final = (Kind.SOURCES, Kind.SOURCES_WORKER, Kind.TABLE_RUN)
+"""Parts that only work where there are sources and sinks."""
+TRAFFIC_KINDS: Final = tuple(kind for kind in Kind if kind not in CONNECTOR_KINDS)
+PART_OF: Final = {
+    Kind.QUERY_HELPER: Kind.QUERY,
+    Kind.SOURCES_WORKER: Kind.SOURCES,
+    Kind.TABLE_RUN: Kind.DEFINITION,
+}
+TABLE_PROGRAM: Final = "scheduled_source.py"
+"""The program of a run of a table's source, a process of the definition server without Airflow."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +80,12 @@ class Strike:
     choice: int
 
 
-def plan_strikes(seed: int, seconds: float, per_minute: float) -> list[Strike]:
-    """Return the faults of a run in the order of their times."""
+def plan_strikes(seed: int, seconds: float, count: int, of: Sequence[Kind]) -> list[Strike]:
+    """Return `count` faults of these kinds in the order of their times."""
     luck = random.Random(seed)  # noqa: S311  # repeatable, and no secret
-    count = max(1, round(seconds * per_minute / 60))
     kinds: list[Kind] = []
     while len(kinds) < count:
-        deck = list(Kind)
+        deck = list(of)
         luck.shuffle(deck)
         kinds += deck
     times = sorted(luck.uniform(0.0, seconds) for _ in range(count))
@@ -106,8 +121,17 @@ class Recoveries:
 class Striker:
     """Carries out strikes on the services of one local platform."""
 
-    def __init__(self, layout: FileLayout, services: Sequence[Service]) -> None:
-        self._layout = layout
+    def __init__(
+        self,
+        layout: FileLayout,
+        services: Sequence[Service],
+        unhealthy: Callable[[Kind], str | None] = lambda _: None,
+        patience_s: float = 0.0,
+    ) -> None:
+        """`unhealthy`: what else is wrong after a strike on a kind; may block. `patience_s`: how
+        long a strike waits for a process of its part.
+        """
+        self._layout, self._unhealthy, self._patience_s = layout, unhealthy, patience_s
         self._services: Mapping[str, Service] = {each.name: each for each in services}
         self._over_at: dict[str, float] = {}
         self.result = Recoveries()
@@ -122,7 +146,7 @@ class Striker:
 
     async def _strike(self, strike: Strike) -> None:
         service = self._service_of(strike)
-        pids = self._pids_of(strike, service)
+        pids = await self._found(strike, service)
         if not pids:
             self.result.skipped += 1
             return
@@ -144,15 +168,23 @@ class Striker:
         finally:
             self.result.open -= 1
 
+    async def _found(self, strike: Strike, service: Service) -> list[int]:
+        give_up = time.monotonic() + self._patience_s
+        while not (pids := self._pids_of(strike, service)) and time.monotonic() < give_up:
+            await asyncio.sleep(CHECK_S)
+        return pids
+
     async def _ready_again(self, strike: Strike, service: Service) -> None:
         began = time.monotonic()
         why: str | None = "not checked"
         await asyncio.sleep(CHECK_S)  # until the process table shows the kill
         while why is not None:
-            if time.monotonic() - self._undisturbed_since(service) > LONGEST_RECOVERY_S:
+            longest_s = LONGEST_RUN_S if strike.kind is Kind.TABLE_RUN else LONGEST_RECOVERY_S
+            if time.monotonic() - self._undisturbed_since(service) > longest_s:
                 self.result.lost.append(f"{service.name} after {strike.kind} was struck: {why}")
                 return
             why = await asyncio.to_thread(self._problem, service)
+            why = why or await asyncio.to_thread(self._unhealthy, strike.kind)
             await asyncio.sleep(CHECK_S)
         self.result.seconds.setdefault(strike.kind, []).append(time.monotonic() - began)
 
@@ -168,8 +200,8 @@ class Striker:
         return check_readiness(service.readiness, processes.began_at(record))
 
     def _service_of(self, strike: Strike) -> Service:
-        if strike.kind is Kind.QUERY_HELPER:
-            return self._services[Kind.QUERY]
+        if strike.kind in PART_OF:
+            return self._services[PART_OF[strike.kind]]
         if strike.kind not in ENGINE_KINDS:
             return self._services[strike.kind]
         engines = [
@@ -187,12 +219,30 @@ class Striker:
                 return [pid for pid in members if "SparkSubmit" in _command(pid)][:1]
             case Kind.QUERY_HELPER:
                 return [pid for pid in members if "--helper" in _command(pid)][:1]
-            case Kind.SLOT:
+            case Kind.SLOT | Kind.SOURCES_WORKER:
                 daemons = [pid for pid in members if "pyspark.daemon" in _command(pid)]
                 slots = sorted(pid for pid in daemons if _parent(pid) in daemons)
                 return [slots[strike.choice // 2 % len(slots)]] if slots else []
+            case Kind.TABLE_RUN:
+                return [
+                    pid
+                    for root in _family([record.pid])
+                    if TABLE_PROGRAM in _command(root)
+                    for pid in _family([root])
+                ]
+            case Kind.POSTGRES:  # its processes have sessions of their own
+                return _family(members)
             case _:
                 return members
+
+
+def _family(pids: Sequence[int]) -> list[int]:
+    """Return the processes and all that they have started, each once."""
+    found = dict.fromkeys(pids)
+    for pid in pids:
+        with suppress(psutil.Error):
+            found |= {each.pid: None for each in psutil.Process(pid).children(recursive=True)}
+    return list(found)
 
 
 def _signal(pids: Sequence[int], number: signal.Signals) -> None:

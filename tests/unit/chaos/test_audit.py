@@ -3,7 +3,8 @@
 from collections import Counter
 
 from tests.chaos.audit import recompute
-from tests.chaos.strikes import Kind, plan_strikes
+from tests.chaos.connectors import KINDS
+from tests.chaos.strikes import TRAFFIC_KINDS, plan_strikes
 from tests.chaos.traffic import Rows
 
 
@@ -31,11 +32,15 @@ def test_orders_join_the_versions_of_their_own_time_and_count_once() -> None:
 
 
 def test_every_kind_is_struck_equally_often_and_the_seed_determines_the_plan() -> None:
-    plan = plan_strikes(3, seconds=330.0, per_minute=20.0)
-    assert plan == plan_strikes(3, seconds=330.0, per_minute=20.0)
-    assert set(Counter(strike.kind for strike in plan).values()) == {110 // len(Kind)}
-    assert any(strike.frozen_s is None for strike in plan)
-    assert any(strike.frozen_s is not None for strike in plan)
+    for kinds in (TRAFFIC_KINDS, KINDS):
+        plan = plan_strikes(3, 330.0, 110, kinds)
+        assert plan == plan_strikes(3, 330.0, 110, kinds)
+        counts = Counter(strike.kind for strike in plan)
+        assert counts.keys() == set(kinds)
+        assert max(counts.values()) - min(counts.values()) <= 1
+        assert [strike.at_s for strike in plan] == sorted(strike.at_s for strike in plan)
+        assert any(strike.frozen_s is None for strike in plan)
+        assert any(strike.frozen_s is not None for strike in plan)
 
 
 def test_no_two_rows_have_the_same_time() -> None:
