@@ -58,6 +58,7 @@ from fennel_core.sinks.rewinds import SinkRewinds, read_times
 from fennel_core.sinks.routes import router as sinks_router
 from fennel_core.sources.file_trial import newest_file_rows
 from fennel_core.sources.kafka import KafkaSourceLog, positions_of_feeds
+from fennel_core.sources.kinesis_orders import newest_stream_rows, stream_state
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.rewind import SourceRewinds
 from fennel_core.sources.routes import router as sources_router
@@ -208,6 +209,7 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
         SecretUses(pool, sealer).read,
         open_secret,
         partial(newest_file_rows, settings),
+        partial(newest_stream_rows, settings),
     )
     app.state.source_rewinds = SourceRewinds(
         sources,
@@ -215,6 +217,7 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
         KafkaSourceLog(settings, threads),
         open_secret,
         stream_bounds,
+        partial(stream_state, settings),
         commit_within_s,
     )
     return app

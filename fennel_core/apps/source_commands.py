@@ -42,6 +42,8 @@ def source_list(caller: Caller, branch: str | None, as_json: bool) -> None:
 
 def _print(row: dict[str, Any]) -> None:
     behind = "" if row["behind"] is None else f", {row['behind']} messages behind"
+    if row.get("behind_ms") is not None:
+        behind = f", {row['behind_ms'] / 1000:.1f} s behind"
     click.echo(
         f"{row['source']}  {row['kind']}  {row['state']}{behind}  "
         f"(branches: {', '.join(row['branches'])})"
@@ -126,7 +128,7 @@ def source_test(caller: Caller, name: str, as_json: bool) -> None:
     required=True,
     metavar="PLACE",
     help="earliest, latest, a time (2026-01-31T12:00:00Z), or offsets by partition (0:12,3:40); "
-    "of a table earliest or current.",
+    "of a table earliest or current, of a Kinesis stream no offsets.",
 )
 @click.option(
     "--duplicates-rows", is_flag=True, help="Rows of datasets without keys may be there twice."
@@ -154,5 +156,6 @@ def source_rewind(
         click.echo(f"partition {move['partition']}: from {move['from']} to {move['to']}")
     click.echo(
         f"{'Would move' if dry_run else 'Moved'} {len(done['moves'])} partitions: "
-        f"{done['read_again']} messages are read again, {done['skipped']} are skipped."
+        f"{done['read_again']} messages are read again, "
+        f"{'an unknown number' if done['skipped'] is None else done['skipped']} are skipped."
     )

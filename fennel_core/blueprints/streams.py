@@ -11,9 +11,16 @@ import json
 from dataclasses import dataclass
 from typing import TypeGuard
 
-from fennel_core.wire.connectors import KafkaTopic, MySQLTable, PostgresTable, S3Table, Table
+from fennel_core.wire.connectors import (
+    KafkaTopic,
+    KinesisStream,
+    MySQLTable,
+    PostgresTable,
+    S3Table,
+    Table,
+)
 
-StreamTable = KafkaTopic | S3Table | PostgresTable | MySQLTable
+StreamTable = KafkaTopic | S3Table | KinesisStream | PostgresTable | MySQLTable
 """The tables that are streams: one case in `stream_of` for each."""
 
 
@@ -39,6 +46,10 @@ def stream_of(table: StreamTable) -> Stream:
         case S3Table():
             place = f"{table.bucket}/{table.prefix}{table.suffix}"
             return Stream("s3", f"{place}?{_form(table)}", f"S3 files `{place}`")
+        case KinesisStream():
+            # The ARN: streams of one name in two regions are two streams.
+            name = table.stream_arn.rpartition("/")[2]
+            return Stream("kinesis", table.stream_arn, f"Kinesis stream `{name}`")
         case PostgresTable():
             return Stream("postgres", table.table, f"Postgres table `{table.table}`")
         case MySQLTable():

@@ -18,12 +18,17 @@ from typing import Final, assert_never
 from fennel_core.blueprints.asset_names import is_asset_name
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.blueprints.streams import StreamTable, is_scheduled, is_stream, stream_of
-from fennel_core.connections import external_kafka, external_s3, secrets
+from fennel_core.connections import external_kafka, external_kinesis, external_s3, secrets
 from fennel_core.connections.external_kafka import (
     ExternalKafkaAway,
     ExternalKafkaUnusable,
     OpenSecret,
     describe_topic,
+)
+from fennel_core.connections.external_kinesis import (
+    ExternalKinesis,
+    ExternalStreamUnusable,
+    StreamThrottled,
 )
 from fennel_core.connections.external_s3 import ExternalBucketUnusable
 from fennel_core.connections.schema_registry import RegistryClient, SchemaRegistryUnusable
@@ -39,9 +44,12 @@ from fennel_core.vocab.problems import Problem
 from fennel_core.wire.connectors import (
     S3,
     AvroFormat,
+    FromTimestamp,
     JsonFormat,
     Kafka,
     KafkaTopic,
+    Kinesis,
+    KinesisStream,
     MySQLTable,
     PostgresTable,
     RecordFormat,
@@ -50,6 +58,8 @@ from fennel_core.wire.connectors import (
     Source,
 )
 
+CLOCKS_US: Final = 60_000_000
+"""How far the clocks of a user and of AWS may differ."""
 NOT_READ: Final = ("__", AUDIT_PREFIX)
 """The prefixes of Kafka's own topics, as `__consumer_offsets`, and of audit logs."""
 
@@ -171,6 +181,11 @@ def _not_allowed(table: StreamTable, settings: Settings | None) -> str | None:
                 return "cannot be read by a program without an installation"
             assert isinstance(table.db, S3), "validation refuses connectors by name"
             return external_s3.bucket_refused(table.db, table.bucket, settings)
+        case KinesisStream():
+            if settings is None:
+                return "cannot be read by a program without an installation"
+            assert isinstance(table.db, Kinesis), "validation refuses connectors by name"
+            return external_kinesis.role_refused(table.db, settings)
         case PostgresTable() | MySQLTable():
             raise AssertionError("tables are checked in table_check")
         case unreachable:
@@ -208,8 +223,11 @@ def _unreachable_of(
         try:
             if away is not None:
                 raise away
-            _reach(table, open_secret, settings)
-        except (ExternalKafkaUnusable, ExternalBucketUnusable) as unusable:
+            _reach(table, open_secret, settings, workspace)
+        except (
+            *(ExternalKafkaUnusable, ExternalBucketUnusable),
+            *(ExternalStreamUnusable, StreamThrottled),
+        ) as unusable:
             away = unusable if isinstance(unusable, ExternalKafkaAway) else None
             text = f"Dataset `{source.dataset}`: {unusable}"
             found.append(Problem("source-unreachable", source.dataset, text))
@@ -222,8 +240,12 @@ def _unreachable_of(
     return found
 
 
-def _reach(table: StreamTable, open_secret: OpenSecret, settings: Settings | None) -> None:
-    """Reach a stream. Raises `ExternalKafkaUnusable` and `ExternalBucketUnusable`."""
+def _reach(
+    table: StreamTable, open_secret: OpenSecret, settings: Settings | None, workspace: WorkspaceId
+) -> None:
+    """Reach a stream. Raises `ExternalKafkaUnusable`, `ExternalBucketUnusable`,
+    `ExternalStreamUnusable` and `StreamThrottled`.
+    """
     match table:
         case KafkaTopic():
             assert isinstance(table.db, Kafka), "validation refuses connectors by name"
@@ -232,10 +254,25 @@ def _reach(table: StreamTable, open_secret: OpenSecret, settings: Settings | Non
             assert isinstance(table.db, S3), "validation refuses connectors by name"
             assert settings is not None, "files are not allowed without an installation"
             external_s3.opened(table.db, table.bucket, settings, open_secret).check()
+        case KinesisStream():
+            assert isinstance(table.db, Kinesis), "validation refuses connectors by name"
+            assert settings is not None, "streams are not allowed without an installation"
+            stream = external_kinesis.opened(table.db, table.stream_arn, settings, workspace)
+            _reach_kinesis(table, stream)
         case PostgresTable() | MySQLTable():
             raise AssertionError("tables are checked in table_check")
         case unreachable:
             assert_never(unreachable)
+
+
+def _reach_kinesis(table: KinesisStream, stream: ExternalKinesis) -> None:
+    """Reach a stream of Kinesis. Raises `ExternalStreamUnusable` and `StreamThrottled`."""
+    facts, first = stream.check(), table.init_position
+    if isinstance(first, FromTimestamp) and first.at_us > facts.now_us + CLOCKS_US:
+        raise ExternalStreamUnusable(
+            f"connector `{stream.connector}`: the `init_position` of stream `{stream.name}` is in "
+            "the future; give `latest`, or a time that has come"
+        )
 
 
 def _check_registry(record_format: RecordFormat, open_secret: OpenSecret) -> None:

@@ -68,10 +68,13 @@ class SourceRows:
     """For people: `Kafka topic `orders`[3]`."""
     places: npt.NDArray[np.int64]
     """Per row: its offset in the partition."""
+    names: Sequence[str] = ()
+    """Per row: what people know its place by; empty where that is its offset."""
 
     def text(self, numbers: npt.NDArray[np.int64]) -> str:
         """Return where the rows with these numbers are, for people."""
-        named = ", ".join(str(place) for place in self.places[numbers[:NAMED_PLACES]])
+        first = numbers[:NAMED_PLACES].tolist()
+        named = ", ".join(self.names[n] if self.names else str(self.places[n]) for n in first)
         rest = len(numbers) - NAMED_PLACES
         return f"{self.title} at {named}" + (f" and {rest} more" if rest > 0 else "")
 

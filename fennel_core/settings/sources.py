@@ -1,6 +1,6 @@
 """Settings of the streaming sources, which read topics and files of users."""
 
-from pydantic import Field
+from pydantic import Field, SecretStr
 
 from fennel_core.settings.sinks import SinkSettings
 
@@ -43,6 +43,23 @@ class SourceSettings(SinkSettings):
         2,
         gt=0,
         description="Concurrent Spark tasks of the streaming sources, one Python process each.",
+    )
+    source_roles: tuple[str, ...] = Field(
+        (),
+        description="ARNs of the roles of AWS that sources of every workspace may be read with, as "
+        "JSON. The platform assumes them with `fennel-` and the workspace as the external id.",
+    )
+    aws_access_key: str = Field(
+        "",
+        description="Access key of the user that assumes the roles of Kinesis sources; empty: what "
+        "AWS gives to the machine or its environment.",
+    )
+    aws_secret_key: SecretStr = Field(SecretStr(""), description="Secret key of that user.")
+    kinesis_endpoint: str = Field(
+        "", description="URL of Kinesis, as a VPC endpoint; empty: that of the stream's region."
+    )
+    sts_endpoint: str = Field(
+        "", description="URL of STS, as a VPC endpoint; empty: that of the stream's region."
     )
     sink_shared_buckets: tuple[str, ...] = Field(
         (),

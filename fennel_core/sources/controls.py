@@ -31,7 +31,7 @@ class FeedNews:
     """What the process says about a source now. `reason`: why it is parked, else None.
 
     `behind`: messages that are not read yet; None if not known. `retry_s`: seconds from now until a
-    parked source is tried again.
+    parked source is tried again. `behind_ms`: how far it is behind where messages have no numbers.
     """
 
     raw_topic: TopicName
@@ -39,6 +39,7 @@ class FeedNews:
     behind: int | None
     reason: str | None
     retry_s: float | None
+    behind_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +51,7 @@ class FeedStatus:
     reason: str | None
     retry_at: datetime | None
     age_s: float
+    behind_ms: int | None = None
 
 
 class SourceControls(Protocol):
@@ -130,6 +132,7 @@ class MemorySourceControls:
                 news.reason,
                 None if news.retry_s is None else at + timedelta(seconds=news.retry_s),
                 (now - at).total_seconds(),
+                news.behind_ms,
             )
             for topic, (news, at) in self._news.items()
         }

@@ -112,6 +112,8 @@ class FeedProgress:
 
     behind: int | None
     """Messages in the stream that were not read yet; None if the query did not report it."""
+    behind_ms: int | None = None
+    """How old the last record is beside the newest one, where messages cannot be counted."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,6 +126,8 @@ class Reading:
     total_failures: int
     behind: int | None = None
     """Messages that were left at the end of the last batch; None before the first."""
+    behind_ms: int | None = None
+    """As that of `FeedProgress`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,6 +162,8 @@ class FeedReport:
     reason: str | None
     paused: bool = False
     """A user has paused it, so it is not read."""
+    behind_ms: int | None = None
+    """As that of `FeedProgress`."""
 
 
 def report_of(states: States, paused: Iterable[Feed] = ()) -> list[FeedReport]:
@@ -175,6 +181,7 @@ def report_of(states: States, paused: Iterable[Feed] = ()) -> list[FeedReport]:
             state.total_failures,
             state.behind if isinstance(state, Reading) else None,
             state.reason if isinstance(state, Broken) else None,
+            behind_ms=state.behind_ms if isinstance(state, Reading) else None,
         )
         for state in states.values()
     ]
@@ -208,6 +215,7 @@ def news_of(states: States, now_s: float) -> list[FeedNews]:
             state.behind if isinstance(state, Reading) else None,
             state.reason if isinstance(state, Broken) else None,
             max(0.0, state.retry_s - now_s) if isinstance(state, Broken) else None,
+            state.behind_ms if isinstance(state, Reading) else None,
         )
         for topic, state in sorted(states.items())
     ]
@@ -226,8 +234,10 @@ def seen(state: Reading, progress: FeedProgress | None, now_s: float) -> Reading
     a row: a stream without messages has no batches.
     """
     well = progress is not None or now_s - state.since_s > LONGEST_PAUSE_S
-    behind = state.behind if progress is None else progress.behind
-    return replace(state, failures=0 if well else state.failures, behind=behind)
+    failures = 0 if well else state.failures
+    if progress is None:
+        return replace(state, failures=failures)
+    return replace(state, failures=failures, behind=progress.behind, behind_ms=progress.behind_ms)
 
 
 def broken(feed: Feed, before: FeedState | None, reason: str, now_s: float) -> Broken:

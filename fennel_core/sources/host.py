@@ -18,13 +18,14 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
 import structlog
 from confluent_kafka import KafkaException
+from prometheus_client import Gauge
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
@@ -35,7 +36,7 @@ from fennel_core.connections.postgres import ListenStarted, Pool
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, has_exited
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
-from fennel_core.sources import kafka_topics, s3_files
+from fennel_core.sources import kafka_topics, kinesis, s3_files
 from fennel_core.sources import spark as sources_spark
 from fennel_core.sources.controls import FeedNews, SourceControls
 from fennel_core.sources.errors import SourceError
@@ -66,7 +67,14 @@ from fennel_core.telemetry.endless_tasks import (
 )
 from fennel_core.telemetry.health import HealthEndpoint
 from fennel_core.vocab.ids import TopicName, WorkspaceId
-from fennel_core.wire.connectors import KafkaTopic, MySQLTable, PostgresTable, S3Table, SealedSecret
+from fennel_core.wire.connectors import (
+    KafkaTopic,
+    KinesisStream,
+    MySQLTable,
+    PostgresTable,
+    S3Table,
+    SealedSecret,
+)
 
 T = TypeVar("T")
 PROCESS: Final = "sources"
@@ -93,6 +101,11 @@ BEHIND = metrics.gauge(
     "Messages of a stream that were not read at the end of its last batch.",
     ("workspace", "source"),
 )
+BEHIND_S = metrics.gauge(
+    "fennel_stream_behind_seconds",
+    "How long before the newest record of a Kinesis stream the last one that was read arrived.",
+    ("workspace", "source"),
+)
 log = structlog.get_logger(__name__)
 
 
@@ -113,7 +126,7 @@ class SourceHost:
         self._paused: list[Feed] = []
         self._controls: SourceControls = PostgresSourceControls(pool)
         self._told: tuple[float, list[FeedNews]] = (-math.inf, [])
-        self._measured: set[tuple[str, str]] = set()
+        self._measured: dict[Gauge, set[tuple[str, str]]] = {}
         self._free = asyncio.Semaphore(STARTS)
         self.problem: str | None = "the catalogs were not read yet"
 
@@ -193,16 +206,21 @@ class SourceHost:
         FEEDS.labels("broken").set(down)
         FEEDS.labels("paused").set(len(self._paused))
         FEEDS.labels("running").set(len(self._states) - down)
-        behind = {
-            (str(state.feed.workspace), state.feed.title): state.behind
-            for state in self._states.values()
-            if isinstance(state, Reading) and state.behind is not None
+        reading = [each for each in self._states.values() if isinstance(each, Reading)]
+        self._set(BEHIND, [(each.feed, each.behind) for each in reading])
+        lags = [(e.feed, None if e.behind_ms is None else e.behind_ms / 1000) for e in reading]
+        self._set(BEHIND_S, lags)
+
+    def _set(self, gauge: Gauge, found: Sequence[tuple[Feed, float | None]]) -> None:
+        """Set a gauge of feeds, and remove it of those of which nothing is known."""
+        known = {
+            (str(feed.workspace), feed.title): value for feed, value in found if value is not None
         }
-        for labels in self._measured - behind.keys():
-            BEHIND.remove(*labels)
-        for labels, messages in behind.items():
-            BEHIND.labels(*labels).set(messages)
-        self._measured = set(behind)
+        for labels in self._measured.get(gauge, set()) - known.keys():
+            gauge.remove(*labels)
+        for labels, value in known.items():
+            gauge.labels(*labels).set(value)
+        self._measured[gauge] = set(known)
 
     def _begin(self, feed: Feed, work: Coroutine[None, None, None]) -> None:
         """Run `work` on a feed, unless other work on it is still running."""
@@ -322,6 +340,8 @@ def start_feed(by: StartedBy) -> RunningFeed:
             return kafka_topics.start(by, table)
         case S3Table() as table:
             return s3_files.start(by, table)
+        case KinesisStream() as table:
+            return kinesis.start(by, table)
         case PostgresTable() | MySQLTable():
             raise AssertionError("tables are read by runs of their own")
 

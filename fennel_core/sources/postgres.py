@@ -1,4 +1,4 @@
-"""Pauses and statuses of sources in Postgres (migration 0020); see `controls.py`."""
+"""Pauses and statuses of sources in Postgres (migrations 0020, 0028); see `controls.py`."""
 
 from __future__ import annotations
 
@@ -27,18 +27,21 @@ BEGIN_GENERATION: Final[LiteralString] = """
 """
 GENERATIONS: Final[LiteralString] = "SELECT raw_topic, generation FROM source_rewind"
 REPORT: Final[LiteralString] = """
-    INSERT INTO source_status (raw_topic, failures, behind, reason, retry_at, reported_at)
-    SELECT a.id, n.failures, n.behind, n.reason, now() + make_interval(secs => n.retry_s), now()
+    INSERT INTO source_status
+        (raw_topic, failures, behind, behind_ms, reason, retry_at, reported_at)
+    SELECT a.id, n.failures, n.behind, n.behind_ms, n.reason,
+        now() + make_interval(secs => n.retry_s), now()
     FROM unnest(%(topics)s::text[], %(failures)s::integer[], %(behind)s::bigint[],
-        %(reasons)s::text[], %(retry_s)s::float8[])
-        AS n (topic, failures, behind, reason, retry_s)
+        %(behind_ms)s::bigint[], %(reasons)s::text[], %(retry_s)s::float8[])
+        AS n (topic, failures, behind, behind_ms, reason, retry_s)
     JOIN asset a ON a.id = n.topic ORDER BY a.id
     ON CONFLICT (raw_topic) DO UPDATE SET failures = excluded.failures, behind = excluded.behind,
+        behind_ms = excluded.behind_ms,
         reason = excluded.reason, retry_at = excluded.retry_at, reported_at = excluded.reported_at
 """
 STATUSES: Final[LiteralString] = """
     SELECT raw_topic, failures, behind, reason, retry_at,
-        extract(epoch FROM now() - reported_at)::float8
+        extract(epoch FROM now() - reported_at)::float8, behind_ms
     FROM source_status
 """
 
@@ -71,6 +74,7 @@ class PostgresSourceControls:
             "topics": [each.raw_topic for each in news],
             "failures": [each.failures for each in news],
             "behind": [each.behind for each in news],
+            "behind_ms": [each.behind_ms for each in news],
             "reasons": [None if e.reason is None else e.reason.replace("\0", "") for e in news],
             "retry_s": [each.retry_s for each in news],
         }

@@ -61,20 +61,25 @@ class ArrowRows:
 
 @dataclass(frozen=True, slots=True)
 class MessageRows:
-    """Messages, or lines, that are one row each."""
+    """Messages, or lines, that are one row each; `names` as those of `SourceRows`."""
 
     title: str
     messages: MessageBatch
+    names: Sequence[str] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class UnreadableRows:
-    """What could not be read as rows, for one reason: a text of each, and its place."""
+    """What could not be read as rows, for one reason: a text of each, and its place.
+
+    `names` as those of `SourceRows`.
+    """
 
     title: str
     reason: str
     texts: Sequence[str]
     places: npt.NDArray[np.int64]
+    names: Sequence[str] = ()
 
 
 ReadPart = ArrowRows | MessageRows | UnreadableRows
@@ -129,10 +134,10 @@ def requests_of(
     match part:
         case ArrowRows():
             yield from _of_table(name, stream, part)
-        case MessageRows(title, messages):
-            yield from _of_messages(name, stream, title, messages, decode)
-        case UnreadableRows(title, reason, texts, places):
-            yield _refused(title, reason, texts, places)
+        case MessageRows():
+            yield from _of_messages(name, stream, part, decode)
+        case UnreadableRows(title, reason, texts, places, names):
+            yield _refused(title, reason, texts, places, names)
 
 
 def _of_table(name: str, stream: str, part: ArrowRows) -> Iterator[RowRequest | RefusedRows]:
@@ -202,24 +207,33 @@ def _halves(name: str, stream: str, part: ArrowRows) -> Iterator[RowRequest | Re
 
 
 def _of_messages(
-    name: str, stream: str, title: str, messages: MessageBatch, decode: Decode
+    name: str, stream: str, part: MessageRows, decode: Decode
 ) -> Iterator[RowRequest | RefusedRows]:
+    title, messages = part.title, part.messages
     decoded = decode(messages.values)
+
+    def names(numbers: Sequence[int]) -> list[str]:
+        return [part.names[number] for number in numbers] if part.names else []
+
     for cut in decoded.tables():
         rows, numbers = decoded.rows[cut], decoded.numbers[cut]
         yield RowRequest(
             raw_body(name, stream, decoded.texts[cut]),
             Payload(json_table(rows).columns, np.arange(len(rows), dtype=np.int64)),
-            SourceRows(title, messages.offsets[numbers]),
+            SourceRows(title, messages.offsets[numbers], names(numbers.tolist())),
         )
     for unreadable in decoded.unreadable:
         texts = [shown(messages.values[n]) for n in unreadable.numbers]
         places = messages.offsets[np.array(unreadable.numbers, dtype=np.int64)]
-        yield _refused(title, unreadable.reason, texts, places)
+        yield _refused(title, unreadable.reason, texts, places, names(unreadable.numbers))
 
 
 def _refused(
-    title: str, reason: str, texts: Sequence[str], places: npt.NDArray[np.int64]
+    title: str,
+    reason: str,
+    texts: Sequence[str],
+    places: npt.NDArray[np.int64],
+    names: Sequence[str] = (),
 ) -> RefusedRows:
     payload = Payload({VALUE: list(texts)}, np.arange(len(texts), dtype=np.int64))
-    return RefusedRows(reason, payload, SourceRows(title, places))
+    return RefusedRows(reason, payload, SourceRows(title, places, names))

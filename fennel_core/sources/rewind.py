@@ -35,6 +35,7 @@ from fennel_core.connections.external_kafka import (
     StreamBounds,
     opened,
 )
+from fennel_core.connections.external_kinesis import ExternalStreamUnusable, StreamThrottled
 from fennel_core.connections.secrets import SecretUnreadable
 from fennel_core.ingest.store import boot_s
 from fennel_core.sources.api_errors import (
@@ -47,6 +48,7 @@ from fennel_core.sources.api_errors import (
 from fennel_core.sources.controls import SourceControls
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import Feed
+from fennel_core.sources.kinesis_orders import ShardMove, StreamState, shard_moves
 from fennel_core.sources.overview import SourceView
 from fennel_core.sources.positions import SourcePosition, restarted, rewound
 from fennel_core.sources.service import ReadTopic, SourceService, topic_of
@@ -54,7 +56,7 @@ from fennel_core.sources.store import SourceLog
 from fennel_core.sources.table_reads import decode, encode, taken
 from fennel_core.sources.trial import OpenSecret
 from fennel_core.vocab.ids import WorkspaceId
-from fennel_core.wire.connectors import S3Table
+from fennel_core.wire.connectors import KinesisStream, S3Table
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -65,6 +67,8 @@ RESTART_PAUSE_S: Final = 1.0
 """Between attempts to move a source that is read in rounds, which end soon after a pause."""
 ReadBounds = Callable[[ExternalKafka, str, int | None], StreamBounds]
 """See `stream_bounds`."""
+ReadStream = Callable[[KinesisStream, WorkspaceId], StreamState]
+"""See `kinesis_orders.stream_state`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -162,6 +166,21 @@ def taken_position(position: SourcePosition) -> SourcePosition:
     return rewound(position, position.next, cursor)
 
 
+def _start_us(to: str, state: StreamState) -> int | None:
+    """Return the time that a place in a Kinesis stream names; None for its oldest record."""
+    time_ms = time_of(to)
+    if to == EARLIEST:
+        return None
+    if to == LATEST:
+        return state.facts.now_us
+    if time_ms is None or time_ms * 1000 > state.facts.now_us:
+        raise RewindPlaceInvalid(
+            f"`{to}` is no place in a Kinesis stream; use earliest, latest, or a time that has "
+            "come, like 2026-01-31T12:00:00Z"
+        )
+    return time_ms * 1000
+
+
 class SourceRewinds:
     """Moves positions. Use from one event loop. `commit_within_s` as for `ingest.committer`."""
 
@@ -172,8 +191,10 @@ class SourceRewinds:
         log: SourceLog,
         open_secret: OpenSecret,
         read: ReadBounds,
+        read_stream: ReadStream,
         commit_within_s: float,
     ) -> None:
+        self._read_stream = read_stream
         self._sources, self._controls, self._log = sources, controls, log
         self._open, self._read, self._commit_within_s = open_secret, read, commit_within_s
 
@@ -186,6 +207,8 @@ class SourceRewinds:
         RewindPlaceInvalid, RewindNeedsConsent and RewindEndedEarly.
         """
         view, feed = await self._sources.feed(workspace, name, "rewind")
+        if isinstance(feed.table, KinesisStream):
+            return await self._shards(view, feed, feed.table, to, consent, dry_run=dry_run)
         if feed.scheduled or isinstance(feed.table, S3Table):
             return await self._from_beginning(view, feed, to, consent, dry_run=dry_run)
         topic = topic_of(name, feed, "rewind")
@@ -212,6 +235,70 @@ class SourceRewinds:
             "skipped": skipped,
             "dry_run": dry_run,
         }
+
+    async def _shards(
+        self,
+        view: SourceView,
+        feed: Feed,
+        table: KinesisStream,
+        to: str,
+        consent: Consent,
+        *,
+        dry_run: bool,
+    ) -> dict[str, Any]:
+        """Move the shards of a Kinesis stream, whose records have no numbers that count them."""
+        if not dry_run and feed.raw_topic not in await self._controls.pauses():
+            raise SourceNotPaused(view.name)
+        try:
+            state = await asyncio.to_thread(self._read_stream, table, feed.workspace)
+        except (ExternalStreamUnusable, StreamThrottled) as unusable:
+            raise SourceNotReadable(view.name, str(unusable)) from unusable
+        positions = await self._sources.positions(feed)
+        for number, position in positions.items():
+            if position.origin != state.origin:
+                title = feed.partition(number).title
+                replaced = StreamReplaced(title, position.origin, state.origin)
+                raise SourceNotReadable(view.name, str(replaced))
+        moves = shard_moves(state, positions, _start_us(to, state))
+        skips = any(move.skips for move in moves)
+        if not dry_run:
+            numbered = [Move(move.shard, move.again, 0) for move in moves]
+            require_consent(view, numbered, consent)
+            if skips and not consent.skips_messages:
+                raise RewindNeedsConsent(
+                    f"records of `{view.name}` that were not read yet would never be read, and "
+                    "Kinesis does not say how many they are; say `skips_messages` "
+                    "(--skips-messages) if they may be lost"
+                )
+            await self._begin_generation(view.name, feed)
+            await self._move_shards(feed, moves)
+            await self._begin_generation(view.name, feed)
+        return {
+            "source": view.name,
+            "moves": [
+                {"partition": m.shard, "from": m.before.next, "to": m.before.next - m.again}
+                for m in moves
+            ],
+            "read_again": sum(move.again for move in moves),
+            "skipped": None if skips else 0,
+            "dry_run": dry_run,
+        }
+
+    async def _move_shards(self, feed: Feed, moves: list[ShardMove]) -> None:
+        for done, move in enumerate(moves):
+            try:
+                session = await self._log.open(feed.partition(move.shard))
+                try:
+                    if (session.position or move.before) != move.before:
+                        raise TransactionAborted(f"a reader has just moved shard {move.shard}")
+                    deadline_s = boot_s() + self._commit_within_s
+                    await session.commit((), move.after, deadline_s)
+                finally:
+                    session.close()
+            except (TransactionAborted, TransactionOutcomeUnknown, SystemUnavailable) as failed:
+                raise RewindEndedEarly(
+                    f"{done} of {len(moves)} shards were moved, then: {failed}; repeat the order"
+                ) from failed
 
     async def _from_beginning(
         self, view: SourceView, feed: Feed, to: str, consent: Consent, *, dry_run: bool

@@ -8,8 +8,6 @@ from its beginning, and knows a file by its name only.
 
 from __future__ import annotations
 
-import threading
-import time
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -17,9 +15,6 @@ from typing import Final
 
 import pyarrow as pa
 import structlog
-from py4j.protocol import Py4JError
-from pyspark import InheritableThread
-from pyspark.errors import PySparkException
 
 from fennel_core.connections.external_s3 import ExternalBucket, ListedFile
 from fennel_core.graph.s3_paths import file_path
@@ -32,8 +27,7 @@ from fennel_core.sources.file_rows import FilePiece
 from fennel_core.sources.files import FILES
 from fennel_core.sources.kafka import read_positions
 from fennel_core.sources.kinds import StartedBy
-from fennel_core.sources.round_turns import Turns, worker_turns
-from fennel_core.sources.spark import reason_of
+from fennel_core.sources.rounds import Rounds
 from fennel_core.sources.store import FeedPartition
 from fennel_core.sources.task import COUNTS, COUNTS_DDL, task_process
 from fennel_core.sources.writer import PartitionWriter
@@ -41,8 +35,6 @@ from fennel_core.wire.connectors import JsonFormat, S3Table
 
 ROUND_S: Final = 20.0
 """How long a round reads before it gives way to other sources."""
-STOP_S: Final = 60.0
-"""How long the end of a feed waits for its round."""
 LEFT, WAITING, UNREAD = "left", "waiting", "unread"
 ROUND_DDL: Final = f"{COUNTS_DDL}, {LEFT} bigint, {WAITING} bigint, {UNREAD} array<string>"
 ROUND: Final = pa.schema(
@@ -111,77 +103,33 @@ def start(by: StartedBy, table: S3Table) -> FileRounds:
     return FileRounds(by, work, pause_s)
 
 
-class FileRounds:
-    """Runs the rounds of a feed in a thread of its own; see `kinds.RunningFeed`."""
+class FileRounds(Rounds):
+    """Runs the rounds of a feed of files."""
 
     def __init__(self, by: StartedBy, work: FileRound, pause_s: float) -> None:
-        self._by, self._pause_s = by, pause_s
-        self._task, self._group = round_task(work), str(work.partition.raw_topic)
-        self._turns = _turns(by.settings.source_workers)
-        self._stopped = threading.Event()
-        self._progress: FeedProgress | None = None
-        self._reason: str | None = None
-        self._thread = InheritableThread(target=self._run, name=f"files-{self._group}", daemon=True)
-        self._thread.start()
+        self._pause_s, self._task, self._more = pause_s, round_task(work), False
+        super().__init__(by, str(work.partition.raw_topic))
 
-    def progress(self) -> FeedProgress | None:
-        return self._progress
-
-    def failure(self) -> str | None:
-        return self._reason
-
-    def stop(self) -> None:
-        """Cancel the round; one that ends after `STOP_S` is fenced by the next reader."""
-        self._stopped.set()
-        try:
-            self._by.spark.sparkContext.cancelJobGroup(self._group)
-        except (PySparkException, Py4JError) as failed:
-            log.warning("a round could not be cancelled", reason=reason_of(str(failed)))
-        self._thread.join(STOP_S)
-
-    def _run(self) -> None:
-        context = self._by.spark.sparkContext
-        try:
-            context.setJobGroup(self._group, self._by.feed.title, interruptOnCancel=True)
-            context.setLocalProperty("spark.scheduler.pool", self._group)
-            while not self._stopped.is_set():
-                begun_s = time.monotonic()
-                with self._turns.turn(self._stopped.is_set) as given:
-                    if not given:
-                        return
-                    left, waiting = self._round()
-                self._progress = FeedProgress(left)
-                more = left > waiting
-                pause_s = 0.0 if more else self._pause_s - (time.monotonic() - begun_s)
-                self._stopped.wait(max(0.0, pause_s))
-        except (PySparkException, Py4JError) as failed:
-            self._reason = reason_of(str(failed)) or type(failed).__name__
-        except Exception as unexpected:  # last line of defence: the host parks the feed
-            log.exception("unexpected error of a source", source=self._by.feed.title)
-            self._reason = f"{type(unexpected).__name__}: {unexpected}"
-
-    def _round(self) -> tuple[int, int]:
-        """Run a round; return how many files are left, and how many of them cannot be read now."""
-        frame = self._by.spark.range(1, numPartitions=1).mapInArrow(self._task, ROUND_DDL)
+    def read(self) -> FeedProgress:
+        """Run a round; what is left of the files that can be read is read at once."""
+        frame = self.by.spark.range(1, numPartitions=1).mapInArrow(self._task, ROUND_DDL)
         found = frame.toArrow()
         left = found.column(LEFT)
-        self._by.count_rows(found.filter(left.is_null()).select(COUNTS.names))
+        self.by.count_rows(found.filter(left.is_null()).select(COUNTS.names))
         (end,) = found.filter(left.is_valid()).select([LEFT, WAITING, UNREAD]).to_pylist()
         if end[WAITING]:
             log.warning(
                 "files of a source could not be read; they are tried again",
-                source=self._by.feed.title,
-                workspace=self._by.feed.workspace,
+                source=self.by.feed.title,
+                workspace=self.by.feed.workspace,
                 files=end[WAITING],
                 reasons=end[UNREAD],
             )
-        return end[LEFT], end[WAITING]
+        self._more = end[LEFT] > end[WAITING]
+        return FeedProgress(end[LEFT])
 
-
-@lru_cache(maxsize=1)
-def _turns(workers: int) -> Turns:
-    """Return the turns of all sources of this process."""
-    return worker_turns(workers)
+    def rest(self, took_s: float) -> None:
+        self.stopped.wait(0.0 if self._more else max(0.0, self._pause_s - took_s))
 
 
 def round_task(work: FileRound) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:

@@ -25,6 +25,11 @@ from fennel_core.connections.external_kafka import (
     newest_messages,
     opened,
 )
+from fennel_core.connections.external_kinesis import (
+    ExternalStreamUnusable,
+    IteratorExpired,
+    StreamThrottled,
+)
 from fennel_core.connections.external_s3 import ExternalBucketUnusable
 from fennel_core.connections.schema_registry import SchemaRegistryUnusable
 from fennel_core.connections.secrets import SecretUnreadable
@@ -35,6 +40,7 @@ from fennel_core.sources.api_errors import SourceNotReadable
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.file_trial import FileRow, decoded_rows
 from fennel_core.sources.formats import decoder_of
+from fennel_core.sources.kinesis_orders import StreamRow
 from fennel_core.sources.messages import DecodedMessages, decode_messages, is_expected
 from fennel_core.sources.overview import SourceView, cursor_and_disorder
 from fennel_core.sources.service import SourceService, topic_of
@@ -43,7 +49,7 @@ from fennel_core.sources.table_trial import newest_rows
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import S3Table, SealedSecret
+from fennel_core.wire.connectors import KinesisStream, S3Table, SealedSecret
 from fennel_core.wire.json_data import json_table
 from fennel_core.wire.json_encode import encode_column
 
@@ -55,8 +61,12 @@ ReadNewest = Callable[[ExternalKafka, str, int], list[ExternalMessage]]
 """
 ReadFiles = Callable[[S3Table, Callable[[SealedSecret], str], int], list[FileRow]]
 """Returns rows of the newest files of a source. Blocks; raises `ExternalBucketUnusable`."""
+ReadStreams = Callable[[KinesisStream, WorkspaceId, int], list[StreamRow]]
+"""Returns rows of the newest records of a stream. Blocks; raises `ExternalStreamUnusable`."""
 Place = dict[str, Any]
-"""Where a row is, as the response has it: partition and offset, and of files the file."""
+"""Where a row is, as the response has it: partition and offset, and of files the file. The offset
+of a record of Kinesis is a text.
+"""
 
 
 def read_newest(kafka: ExternalKafka, topic: str, count: int) -> list[ExternalMessage]:
@@ -74,10 +84,12 @@ class SourceTrials:
         secret: ReadSecret,
         open_secret: OpenSecret,
         read_files: ReadFiles,
+        read_streams: ReadStreams,
         read: ReadNewest = read_newest,
     ) -> None:
         self._sources, self._executors, self._secret = sources, executors, secret
         self._open, self._read, self._read_files = open_secret, read, read_files
+        self._read_streams = read_streams
 
     async def run(self, workspace: WorkspaceId, name: str) -> dict[str, Any]:
         """Return what would become of the newest messages of a stream.
@@ -95,6 +107,10 @@ class SourceTrials:
                 rows = self._read_files(feed.table, open_secret, MESSAGES)
                 places = [_place(0, each.number) | {"file": each.key} for each in rows]
                 return places, decoded_rows(rows)
+            if isinstance(feed.table, KinesisStream):
+                held = self._read_streams(feed.table, workspace, MESSAGES)
+                places = [{"partition": each.shard, "offset": each.sequence} for each in held]
+                return places, decode_messages([each.value for each in held])
             if isinstance(feed.table, ScheduledTable):
                 database = table_databases.opened(feed.table, open_secret)
                 cursor, _ = cursor_and_disorder(view)
@@ -107,6 +123,7 @@ class SourceTrials:
 
         unusables = (
             *(ExternalKafkaUnusable, ExternalBucketUnusable, *TableUnusable),
+            *(ExternalStreamUnusable, StreamThrottled, IteratorExpired),
             *(SchemaRegistryUnusable, SecretUnreadable, SourceError),
         )
         try:

@@ -415,6 +415,14 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
             highlight=False,
             markup=False,
         )
+    late = sorted((row for row in sources or () if row.get("behind_ms")), key=_by_time)
+    for row in late[:MAX_ROWS]:
+        _console().print(
+            f"Stream {row['source']} of {row['workspace']} is {row['behind_ms'] / 1000:.1f} s "
+            "behind",
+            highlight=False,
+            markup=False,
+        )
     for row in paused[:MAX_ROWS]:
         _console().print(
             f"Stream {row['source']} of {row['workspace']} is paused",
@@ -429,6 +437,10 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
             highlight=False,
             markup=False,
         )
+
+
+def _by_time(row: AlarmRow) -> int:
+    return -int(row["behind_ms"])
 
 
 def _by_backlog(row: AlarmRow) -> int:

@@ -16,6 +16,7 @@ from fennel_core.graph.derived_schemas import derive_known_schemas
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.passes.delta_sinks import check_delta_sink
 from fennel_core.graph.passes.http_sinks import unusable_http
+from fennel_core.graph.passes.kinesis import check_starts
 from fennel_core.graph.passes.streams import (
     check_formats,
     check_orders,
@@ -50,6 +51,7 @@ def refuse_unserved(graph: Graph, before: Graph | None) -> Iterator[Problem]:
             yield from _sink(graph, dataset, sink)
     yield from check_formats(graph)
     yield from check_orders(graph)
+    yield from check_starts(graph)
     for pipeline in graph.pipelines:
         yield from _operators(graph, pipeline)
 
@@ -107,9 +109,9 @@ def source_not_served(dataset: str, table: c.Table) -> Problem:
     """Return the refusal of a source of a kind that is not read."""
     text = (
         f"Dataset `{dataset}` has a source of {table_title(table)}, which this platform does "
-        "not read yet: rows come from webhooks, Kafka topics, tables of Postgres and MySQL, and "
-        "csv, json and parquet files on S3. Use a webhook and "
-        "send the rows with `client.log`, or give the source an `env` and commit with another one."
+        "not read yet: rows come from webhooks, Kafka topics, Kinesis streams, tables of Postgres "
+        "and MySQL, and csv, json and parquet files on S3. Use a webhook and send the rows with "
+        "`client.log`, or give the source an `env` and commit with another one."
     )
     return Problem("source-not-served", dataset, text)
 

@@ -11,6 +11,7 @@ from fennel_core.vocab.problems import Problem
 from fennel_core.wire.connectors import (
     Database,
     KafkaTopic,
+    KinesisStream,
     MySQLTable,
     PostgresTable,
     S3Table,
@@ -57,6 +58,8 @@ def _what(table: Table) -> str | None:
             return f"webhook endpoint `{table.db.name}/{table.endpoint}`"
         case KafkaTopic():
             return f"Kafka topic `{table.db.name}/{table.topic}`"
+        case KinesisStream():
+            return f"Kinesis stream `{table.db.name}/{table.stream_arn}`"
         case S3Table():
             path = f"{table.bucket}/{table.prefix}{table.suffix}"
             return f"{table.format} files `{table.db.name}/{path}`"

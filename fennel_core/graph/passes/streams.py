@@ -12,6 +12,7 @@ from dataclasses import replace
 from typing import Final, assert_never
 
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.kinesis import unusable_stream
 from fennel_core.graph.passes.tables import check_table
 from fennel_core.graph.s3_paths import UnknownDirective, file_path
 from fennel_core.vocab.problems import Problem
@@ -32,7 +33,7 @@ BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 def reads(table: c.Table) -> bool:
     """Return whether the platform reads the external stream `table`."""
     match table:
-        case c.KafkaTopic() | c.PostgresTable() | c.MySQLTable():
+        case c.KafkaTopic() | c.KinesisStream() | c.PostgresTable() | c.MySQLTable():
             return True
         case c.S3Table():
             return table.format in FILES
@@ -100,7 +101,7 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
     if isinstance(table, c.PostgresTable | c.MySQLTable):
         yield from check_table(dataset, source, table)
         return
-    assert isinstance(table, c.KafkaTopic | c.S3Table), "these kinds are read"
+    assert isinstance(table, c.KafkaTopic | c.KinesisStream | c.S3Table), "these kinds are read"
     match table:
         case c.KafkaTopic():
             what, where = f"Kafka topic `{table.topic}`", "Kafka"
@@ -113,6 +114,14 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
             if source.cdc is c.Cdc.DEBEZIUM and isinstance(table.format, c.ProtobufFormat):
                 served -= {c.Cdc.DEBEZIUM}
                 hint = "which is not read from Protobuf. Let Debezium write JSON or Avro."
+        case c.KinesisStream():
+            what, where = f"Kinesis stream `{table.stream_arn}`", "Kinesis"
+            polled = {"every": source.every_us is not None}
+            served = {c.Cdc.APPEND, c.Cdc.UPSERT, c.Cdc.DEBEZIUM}
+            hint = (
+                "which a stream does not have: it is for tables that record their changes "
+                "themselves. Use `append`, `upsert` or `debezium`."
+            )
         case c.S3Table():
             what, where = f"{table.format} files in S3 bucket `{table.bucket}`", "files on S3"
             # Every file is read, whatever time its path has: nothing could be left out by it.
@@ -146,7 +155,9 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
     yield from connector_problems(dataset, table)
 
 
-def connector_problems(dataset: Dataset, table: c.KafkaTopic | c.S3Table) -> Iterator[Problem]:
+def connector_problems(
+    dataset: Dataset, table: c.KafkaTopic | c.KinesisStream | c.S3Table
+) -> Iterator[Problem]:
     """Yield one problem per property of a connector with which nothing can be reached."""
     reasons: tuple[str, ...]
     match table:
@@ -158,6 +169,8 @@ def connector_problems(dataset: Dataset, table: c.KafkaTopic | c.S3Table) -> Ite
                     *_unusable_registry(table.format),
                 ),
             )
+        case c.KinesisStream():
+            what, reasons = f"Kinesis stream `{table.stream_arn}`", (*unusable_stream(table),)
         case c.S3Table():
             what = f"{table.format} files in S3 bucket `{table.bucket}`"
             reasons = (*_unusable_bucket(table),)

@@ -16,9 +16,12 @@ from fennel_core.wire.connectors import (
     S3,
     AvroFormat,
     BasicAuth,
+    FromLatest,
     JsonFormat,
     Kafka,
     KafkaTopic,
+    Kinesis,
+    KinesisStream,
     Login,
     PlainSecret,
     ProtobufFormat,
@@ -178,3 +181,31 @@ async def test_branches_must_agree_on_the_order_of_files_that_they_share() -> No
     for agreed in (sorted_, replace(own, table=replace(own.table, prefix="out/")), elsewhere):
         (other,) = await source_problems((agreed,), main, WORKSPACE, None, settings)
         assert other.code == "source-unreachable"
+
+
+@pytest.mark.parametrize(
+    ("settings", "code", "text"),
+    [
+        (None, "connector-not-served", "without an installation"),
+        (Settings(), "connector-not-served", "FENNEL_SOURCE_ROLES"),
+        (
+            Settings(
+                source_roles=("arn:aws:iam::123456789012:role/reader",),
+                aws_access_key="test",
+                kinesis_endpoint="http://127.0.0.1:1",
+                sts_endpoint="http://127.0.0.1:1",
+            ),
+            "source-unreachable",
+            "AWS cannot be used",
+        ),
+    ],
+)
+async def test_a_stream_of_kinesis_is_reached_with_a_role_that_the_operator_names(
+    settings: Settings | None, code: str, text: str
+) -> None:
+    role = Kinesis("shop", "arn:aws:iam::123456789012:role/reader")
+    arn = "arn:aws:kinesis:eu-west-1:123456789012:stream/orders"
+    of = source("Orders", table=KinesisStream(role, arn, FromLatest(), "json"))
+    (problem,) = await source_problems((of,), {}, WORKSPACE, None, settings)
+    assert (problem.code, problem.entity) == (code, "Orders")
+    assert text in problem.text

@@ -144,10 +144,10 @@ def test_a_sink_needs_a_dataset_with_changes_and_options_with_an_effect():
 
 def test_a_webhook_beside_another_source_does_not_hide_it():
     g = graph("connectors")
-    kinesis = next(s for s in g.sources if s.table.__class__.__name__ == "KinesisStream")
-    stacked = replace(served(g), sources=(*served(g).sources, kinesis))
+    pubsub = next(s for s in g.sources if s.table.__class__.__name__ == "PubSubTopic")
+    stacked = replace(served(g), sources=(*served(g).sources, pubsub))
     assert [(p.code, p.entity) for p in validate(stacked, None)] == [
-        ("source-not-served", kinesis.dataset)
+        ("source-not-served", pubsub.dataset)
     ]
 
 

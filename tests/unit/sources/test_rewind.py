@@ -22,6 +22,7 @@ from fennel_core.sources.api_errors import (
 )
 from fennel_core.sources.controls import MemorySourceControls
 from fennel_core.sources.errors import SourceRewound
+from fennel_core.sources.kinesis_orders import StreamState
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.sources.rewind import Consent, SourceRewinds
@@ -90,8 +91,13 @@ class Rewinding:
             assert topic == "orders"
             return self.bounds
 
+        def no_stream(*_: object) -> StreamState:
+            raise AssertionError("not of Kinesis")
+
         sources = SourceService(self.sources.world.directory, self.controls, read)
-        rewinds = SourceRewinds(sources, self.controls, self.sources, lambda *_: "", bounds, 60.0)
+        rewinds = SourceRewinds(
+            sources, self.controls, self.sources, lambda *_: "", bounds, no_stream, 60.0
+        )
         return await rewinds.run(WORKSPACE, name, to, consent, dry_run=dry_run)
 
     async def paused(self) -> Rewinding:

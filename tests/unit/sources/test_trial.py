@@ -17,11 +17,12 @@ from fennel_core.ingest.store import MemoryDirectory
 from fennel_core.sources.api_errors import SourceIsSent, SourceNotReadable
 from fennel_core.sources.controls import MemorySourceControls
 from fennel_core.sources.file_trial import FileRow
+from fennel_core.sources.kinesis_orders import StreamRow
 from fennel_core.sources.service import SourceService
 from fennel_core.sources.trial import SourceTrials
 from fennel_core.vocab.ids import DatasetName, Identity, TopicName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.wire.connectors import S3, Login, S3Table
+from fennel_core.wire.connectors import S3, FromLatest, Kinesis, KinesisStream, Login, S3Table
 from tests.support.ingest_world import KEYED, WORKSPACE, NoExecutors, binding, branches, catalog
 from tests.support.source_world import message, stream_source
 
@@ -46,6 +47,16 @@ FILE_ROWS = [
     FileRow("in/b", 1, "the message is not JSON"),
     FileRow("in/a", 0, {"user": "bob", "age": "old", "at": AT}),
 ]
+STREAM = KinesisStream(
+    Kinesis("shop", "arn:aws:iam::123456789012:role/reader"),
+    "arn:aws:kinesis:eu-west-1:123456789012:stream/orders",
+    FromLatest(),
+    "json",
+)
+STREAM_ROWS = [
+    StreamRow(3, "4959033827", message(user="ann", age=31, at=AT)),
+    StreamRow(4, "4959033828", b"no json"),
+]
 
 
 async def secret(_: WorkspaceId, code: str, name: str) -> str | None:
@@ -69,7 +80,13 @@ def trials(world: object = WORLD, reads: list[object] | None = None) -> SourceTr
         assert (table, count) == (LAKE, 5)
         return FILE_ROWS
 
-    return SourceTrials(sources, NoExecutors(), secret, lambda *_: "", read_files, read)
+    def read_streams(table: KinesisStream, workspace: str, count: int) -> list[StreamRow]:
+        assert (table, workspace, count) == (STREAM, WORKSPACE, 5)
+        return STREAM_ROWS
+
+    return SourceTrials(
+        sources, NoExecutors(), secret, lambda *_: "", read_files, read_streams, read
+    )
 
 
 async def test_messages_are_shown_typed_or_with_the_reason() -> None:
@@ -97,6 +114,14 @@ async def test_rows_of_files_are_shown_typed_or_with_the_reason() -> None:
     assert second["error"] == "the message is not JSON"
     assert third["file"] == "in/a"
     assert "age" in third["error"]
+
+
+async def test_records_of_kinesis_are_shown_with_shard_and_sequence_number() -> None:
+    world = branches("1", main=catalog(stream_source(table=STREAM)))
+    found = await trials(world).run(WORKSPACE, "kafka/orders")
+    first, second = found["datasets"][0]["messages"]
+    assert (first["partition"], first["offset"], first["row"]["user"]) == (3, "4959033827", "ann")
+    assert second == {"partition": 4, "offset": "4959033828", "error": "the message is not JSON"}
 
 
 async def test_erased_keys_are_left_out() -> None:

@@ -1,0 +1,94 @@
+"""A feed that is read in rounds: Spark jobs of one task, one after the other, in turns.
+
+Each round reads for some seconds in a worker of the application that hosts all streams. There is no
+streaming query: what Spark would plan and remember of one is in the position.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from functools import lru_cache
+from typing import Final
+
+import structlog
+from py4j.protocol import Py4JError
+from pyspark import InheritableThread
+from pyspark.errors import PySparkException
+
+from fennel_core.connections.errors import ConnectionsError
+from fennel_core.sources.errors import SourceError
+from fennel_core.sources.feeds import FeedProgress
+from fennel_core.sources.kinds import StartedBy
+from fennel_core.sources.round_turns import Turns, worker_turns
+from fennel_core.sources.spark import reason_of
+
+STOP_S: Final = 60.0
+"""How long the end of a feed waits for its round."""
+log = structlog.get_logger(__name__)
+
+
+class Rounds(ABC):
+    """Runs the rounds of a feed in a thread of its own; see `kinds.RunningFeed`.
+
+    The thread begins with the constructor, so a subclass calls it last.
+    """
+
+    def __init__(self, by: StartedBy, group: str) -> None:
+        self.by, self._group = by, group
+        self.stopped = threading.Event()
+        self._turns = _turns(by.settings.source_workers)
+        self._progress: FeedProgress | None = None
+        self._reason: str | None = None
+        self._thread = InheritableThread(target=self._run, name=f"rounds-{group}", daemon=True)
+        self._thread.start()
+
+    @abstractmethod
+    def read(self) -> FeedProgress:
+        """Run a round; raise for whatever breaks the source."""
+
+    @abstractmethod
+    def rest(self, took_s: float) -> None:
+        """Wait for the next round, or until `stopped` is set; the last one took so long."""
+
+    def progress(self) -> FeedProgress | None:
+        return self._progress
+
+    def failure(self) -> str | None:
+        return self._reason
+
+    def stop(self) -> None:
+        """Cancel the round; one that ends after `STOP_S` is fenced by the next reader."""
+        self.stopped.set()
+        try:
+            self.by.spark.sparkContext.cancelJobGroup(self._group)
+        except (PySparkException, Py4JError) as failed:
+            log.warning("a round could not be cancelled", reason=reason_of(str(failed)))
+        self._thread.join(STOP_S)
+
+    def _run(self) -> None:
+        context = self.by.spark.sparkContext
+        try:
+            context.setJobGroup(self._group, self.by.feed.title, interruptOnCancel=True)
+            context.setLocalProperty("spark.scheduler.pool", self._group)
+            while not self.stopped.is_set():
+                begun_s = time.monotonic()
+                with self._turns.turn(self.stopped.is_set) as given:
+                    if not given:
+                        return
+                    self._progress = self.read()
+                self.rest(time.monotonic() - begun_s)
+        except (PySparkException, Py4JError) as failed:
+            self._reason = reason_of(str(failed)) or type(failed).__name__
+        except (ConnectionsError, SourceError) as failed:
+            self._reason = str(failed)
+        except Exception as unexpected:  # last line of defence: the host parks the feed
+            log.exception("unexpected error of a source", source=self.by.feed.title)
+            self._reason = f"{type(unexpected).__name__}: {unexpected}"
+
+
+@lru_cache(maxsize=1)
+def _turns(workers: int) -> Turns:
+    """Return the turns of all sources of this process."""
+    return worker_turns(workers)

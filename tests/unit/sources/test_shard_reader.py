@@ -1,0 +1,140 @@
+"""What a reader of a Kinesis stream does at its edges: the start, losses, aggregated records."""
+
+from __future__ import annotations
+
+from fennel_core.connections.external_kinesis import StreamThrottled
+from fennel_core.sources.aggregated import DAMAGED, MAGIC
+from fennel_core.sources.shards import decode_cursor
+from fennel_core.vocab.ids import Micros
+from fennel_core.wire.connectors import (
+    FromLatest,
+    FromTimestamp,
+)
+from tests.support.kinesis_reading import HOUR_US, Reading
+from tests.support.kinesis_streams import THROTTLED, aggregated
+
+
+async def test_latest_is_where_reading_began_whatever_is_killed() -> None:
+    reading = Reading(FromLatest())
+    reading.put(2)
+    reading.pass_hours(0.1)
+    await reading.process().round(1)
+    reading.put(3)
+    reading.stream.split(0)
+    reading.pass_hours(0.1)
+    reading.put(4)
+    await reading.process().round(1e9)
+    assert reading.ages() == list(range(3, 10))
+
+
+async def test_a_time_is_where_reading_begins_in_every_shard() -> None:
+    reading = Reading()
+    reading.put(2)
+    reading.pass_hours(1)
+    since = reading.stream.now_us
+    reading.put(2)
+    reading.stream.split(0)
+    reading.put(2)
+    reading._first = FromTimestamp(Micros(since))
+    await reading.process().round(1e9)
+    assert reading.ages() == [3, 4, 5, 6]
+    assert reading.letters() == []
+
+
+async def test_a_position_counts_more_than_where_reading_should_begin() -> None:
+    reading = Reading()
+    reading.put(2)
+    await reading.process().round(1)
+    reading.put(2)
+    reading._first = FromLatest()
+    reading.pass_hours(1)
+    await reading.process().round(1)
+    assert reading.ages() == [1, 2, 3, 4]
+
+
+async def test_records_that_were_deleted_before_they_were_read_are_reported_once() -> None:
+    reading = Reading()
+    reading.put(2)
+    await reading.process().round(1)
+    reading.put(3)
+    reading.pass_hours(25)
+    reading.put(1)
+    (end,) = await reading.process().round(1)
+    assert end.lost
+    await reading.process().round(1)
+    assert reading.ages() == [1, 2, 6]
+    (letter,) = reading.letters()
+    assert "shardId-000000000000" in letter
+    assert "from 2023-11-14T22:13:20Z to 2023-11-15T23:13:20Z are lost, if there were any" in letter
+
+
+async def test_nothing_is_reported_where_the_last_record_is_still_there() -> None:
+    reading = Reading()
+    reading.put(2)
+    await reading.process().round(1)
+    reading.put(3)
+    reading.stream.now_us += 25 * HOUR_US  # Kinesis deletes when it likes
+    await reading.process().round(1)
+    assert (reading.ages(), reading.letters()) == ([1, 2, 3, 4, 5], [])
+
+
+async def test_an_idle_shard_loses_nothing_as_long_as_it_is_looked_at() -> None:
+    reading = Reading()
+    reading.put(2)
+    reader = reading.process()
+    for _ in range(30):
+        await reader.round(1)
+        reading.pass_hours(2)
+    reading.put(1)
+    await reading.process().round(1)
+    assert (reading.ages(), reading.letters()) == ([1, 2, 3], [])
+
+
+async def test_a_shard_that_is_gone_with_records_is_reported_and_its_children_are_read() -> None:
+    reading = Reading()
+    reading.put(2)
+    await reading.process().round(1)
+    reading.put(1)
+    reading.stream.split(0)
+    reading.pass_hours(30)
+    reading.put(1)
+    await reading.process().round(1e9)
+    await reading.process().round(1e9)
+    assert reading.ages() == [1, 2, 4]
+    assert any("the shard ended before they were read" in each for each in reading.letters())
+
+
+async def test_what_an_aggregated_record_holds_are_rows_and_damaged_ones_are_dead_letters() -> None:
+    reading = Reading()
+    reading.stream.put(aggregated([("a", reading.row()), ("b", reading.row())]))
+    sequence = reading.stream.put(MAGIC + b"damaged")
+    reading.stream.put(aggregated([("a", reading.row()), ("b", b"no json")]))
+    await reading.process().round(1)
+    assert reading.ages() == [1, 2, 3]
+    damaged, text = sorted(reading.letters(), key=lambda each: DAMAGED not in each)
+    assert damaged == f"Kinesis stream `orders`, shardId-000000000000 at {sequence}: {DAMAGED}"
+    assert "the message is not JSON" in text
+
+
+async def test_a_throttled_shard_is_asked_later_and_later_and_then_left() -> None:
+    reading = Reading()
+    reading.put(1)
+    reading.stream.fault = lambda: THROTTLED
+    (end,) = await reading.process().round(10)
+    assert end.throttled
+    assert reading.slept == [1, 2, 4]
+    reading.stream.fault = lambda: None
+    await reading.process().round(10)
+    assert reading.ages() == [1]
+    assert THROTTLED.error is StreamThrottled
+
+
+async def test_an_empty_closed_shard_is_done() -> None:
+    reading = Reading()
+    reading.stream.split(0)
+    reader = reading.process()
+    ends = await reader.round(1e9)
+    assert [end.shard for end in ends] == [0, 1, 2]
+    cursor = decode_cursor(reader.places[0].cursor)
+    assert cursor is not None
+    assert cursor.done
