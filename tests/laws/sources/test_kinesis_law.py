@@ -11,6 +11,7 @@ import asyncio
 import itertools
 from collections import defaultdict
 
+import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
@@ -166,20 +167,7 @@ async def run(todo, limit, turns, faults, requests) -> tuple[SourceWorld, Shop]:
     return sources, shop
 
 
-@settings(deadline=None)
-@given(
-    steps,
-    st.integers(1, 4),
-    st.integers(1, 3),
-    st.lists(st.integers(0, 3), max_size=60),
-    st.lists(outcomes, max_size=12),
-    st.lists(answers, max_size=12),
-)
-@example([("pack", ["a", "b", "c"]), ("read", [0])], 4, 1, [], [KILLED[1], None, None], [])
-@example([("put", ["a"] * 5), ("split", 0), ("put", ["a"])], 1, 3, [], [], [])
-def test_every_record_enters_once_in_the_order_of_its_key(
-    todo, limit, cut, turns, faults, requests
-) -> None:
+def check(todo, limit, cut, turns, faults, requests) -> None:
     before = shard_reader.TRANSACTION_ROWS
     shard_reader.TRANSACTION_ROWS = cut  # so that transactions end inside of aggregated records
     try:
@@ -193,3 +181,32 @@ def test_every_record_enters_once_in_the_order_of_its_key(
     assert read == shop.put
     assert sorted(row["age"] for row in sources.read()) == list(range(shop.rows))
     assert sources.world.rows("w.dead.1") == []
+
+
+history = (
+    steps,
+    st.integers(1, 4),
+    st.integers(1, 3),
+    st.lists(st.integers(0, 3), max_size=60),
+    st.lists(outcomes, max_size=12),
+    st.lists(answers, max_size=12),
+)
+
+
+@settings(deadline=None, max_examples=25)
+@given(*history)
+@example([("pack", ["a", "b", "c"]), ("read", [0])], 4, 1, [], [KILLED[1], None, None], [])
+@example([("put", ["a"] * 5), ("split", 0), ("put", ["a"])], 1, 3, [], [], [])
+def test_every_record_enters_once_in_the_order_of_its_key(
+    todo, limit, cut, turns, faults, requests
+) -> None:
+    check(todo, limit, cut, turns, faults, requests)
+
+
+@pytest.mark.long
+@settings(deadline=None, max_examples=2_000)
+@given(*history)
+def test_every_record_of_many_histories_enters_once(
+    todo, limit, cut, turns, faults, requests
+) -> None:
+    check(todo, limit, cut, turns, faults, requests)
