@@ -18,6 +18,7 @@ from fennel_core import __version__
 from fennel_core.apps.admin_commands import purge, token, workspace
 from fennel_core.apps.backup_commands import backup, restore
 from fennel_core.apps.command_context import fail, names_of, select
+from fennel_core.apps.connector_commands import connector
 from fennel_core.apps.export_commands import export
 from fennel_core.apps.kafka_commands import kafka_access
 from fennel_core.apps.letter_commands import deadletters
@@ -416,7 +417,10 @@ def reseal() -> None:
         done = reseal_installation(select(())[0].settings)
     except state_commands.FAILURES as error:
         fail(state_commands.failure_text(error))
-    click.echo(f"encrypted again: {done.secrets} secrets, {done.commits} commits")
+    click.echo(
+        f"encrypted again: {done.secrets} secrets, {done.commits} commits, "
+        f"{done.connectors} connectors"
+    )
 
 
 @main.command()
@@ -579,6 +583,7 @@ main.add_command(restore)
 main.add_command(offline)
 main.add_command(source)
 main.add_command(sink)
+main.add_command(connector)
 main.add_command(deadletters)
 main.add_command(export)
 

@@ -23,6 +23,7 @@ from fennel_core.connections.kafka import COMMIT_WITHIN_TRANSACTIONS
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.secret_uses import SecretUses
 from fennel_core.connections.workspace_limits import WorkspaceLimits
+from fennel_core.connectors.postgres import PostgresConnectorStore
 from fennel_core.dataframes.read_service import DataframeReads, ReadStores
 from fennel_core.dataframes.routes import router as dataframes_router
 from fennel_core.dead_letters.kafka import KafkaDeadLetters
@@ -32,6 +33,7 @@ from fennel_core.definition.audit_export import AuditExport
 from fennel_core.definition.commit_changes import NotifiedChanges
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import build_commit_steps
+from fennel_core.definition.connector_orders import ConnectorOrders, users_of
 from fennel_core.definition.dead_letter_check import DeadLetterCheck
 from fennel_core.definition.drill_check import FailedDrillCheck
 from fennel_core.definition.errors import SecretsNotConfigured
@@ -170,10 +172,15 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
     commit_within_s = COMMIT_WITHIN_TRANSACTIONS * settings.transaction_timeout_ms / 1000
     threads = ThreadPoolExecutor(8, thread_name_prefix="orders")
     directory, controls = PostgresDirectory(pool), PostgresSourceControls(pool)
+    connectors = PostgresConnectorStore(pool)
     sources = SourceService(
         directory,
         controls,
         lambda feeds: positions_of_feeds(settings, feeds),
+        connectors,
+    )
+    app.state.connector_orders = ConnectorOrders(
+        connectors, partial(users_of, state.ledger_context.ledger), sealer, settings
     )
 
     def open_secret(workspace: WorkspaceId, secret: SealedSecret) -> str:

@@ -22,8 +22,10 @@ from deltalake import DeltaTable
 from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundError
 from deltalake.schema import Schema as DeltaSchema
 
+from fennel_core.connections import external_s3
 from fennel_core.connections.errors import ConnectionsError
-from fennel_core.connections.external_s3 import ExternalBucket
+from fennel_core.connections.external_s3 import ExternalBucket, OpenSecret
+from fennel_core.connections.stored_connectors import required
 from fennel_core.settings.model import Settings
 from fennel_core.wire.connectors import S3, S3Table
 
@@ -145,20 +147,13 @@ class ExternalDelta:
             raise ExternalTableUnusable(f"{self.title} {what}: {text_of(failed)}") from failed
 
 
-def delta_place(table: S3Table, settings: Settings) -> ExternalDelta:
-    """Return the place of a table that is reached with the keys of the platform.
+def delta_place(table: S3Table, settings: Settings, open_secret: OpenSecret) -> ExternalDelta:
+    """Return the place of a table: with the keys of its stored connector, else the platform's.
 
-    Which buckets may be used (`delta_refused`) the caller checks.
+    Which buckets may be used (`delta_refused`) the caller checks. Raises `SecretUnreadable` and
+    `ConnectorNotStored`.
     """
-    assert isinstance(table.db, S3), "validation refuses connectors by name"
-    bucket = ExternalBucket(
-        table.db.name,
-        table.bucket,
-        settings.s3_endpoint,
-        settings.s3_region,
-        settings.s3_access_key,
-        settings.s3_secret_key,
-    )
+    bucket = external_s3.opened(required(S3, table.db), table.bucket, settings, open_secret)
     return ExternalDelta(bucket, table.prefix.strip("/"))
 
 
@@ -166,10 +161,12 @@ def delta_refused(table: S3Table, settings: Settings) -> str | None:
     """Return why a table may not be written, as the end of a sentence about it."""
     if table.bucket == settings.s3_bucket:
         return "is in the bucket of the platform itself; write to a bucket of your own"
-    if table.bucket not in settings.sink_shared_buckets:
+    has_keys = isinstance(table.db, S3) and table.db.login.user is not None
+    if not has_keys and table.bucket not in settings.sink_shared_buckets:
         return (
             "would be written with the platform's S3 keys (the client allows a sink no others), "
-            f"so ask your operator to name bucket `{table.bucket}` in FENNEL_SINK_SHARED_BUCKETS"
+            f"so ask your operator to name bucket `{table.bucket}` in FENNEL_SINK_SHARED_BUCKETS, "
+            f"or store keys: fennel-core connector add {table.db.name} s3"
         )
     return None
 

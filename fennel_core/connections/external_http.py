@@ -27,6 +27,7 @@ import httpx
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.external_kafka import OpenSecret, secret_text
 from fennel_core.connections.http_addresses import AllowedHosts, HttpOrigin, Resolve, resolved
+from fennel_core.connections.stored_connectors import required
 from fennel_core.wire.connectors import Http, HttpPath, PlainSecret
 
 CONNECT_S: Final = 5.0
@@ -143,13 +144,13 @@ def http_url(connector: Http, path: str) -> str:
 
 def opened_http(table: HttpPath, title: str, open_secret: OpenSecret) -> ExternalHttp:
     """Return the endpoint of a definition. Raises `SecretUnreadable`."""
-    assert isinstance(table.db, Http), "validation refuses connectors by name"
+    db = required(Http, table.db)
     return ExternalHttp(
         title,
-        http_url(table.db, table.endpoint),
-        http_url(table.db, table.db.healthz),
+        http_url(db, table.endpoint),
+        http_url(db, db.healthz),
         tuple((name, secret_text(value, open_secret)) for name, value in table.headers),
-        secret_text(table.db.ca_cert, open_secret),
+        secret_text(db.ca_cert, open_secret),
     )
 
 

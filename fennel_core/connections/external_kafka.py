@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Final
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, TopicCollection
 from confluent_kafka import TopicPartition as RdTopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, ClusterMetadata
 
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.kafka import jaas_config
@@ -296,9 +296,31 @@ class TopicInspector:
         kafka, topic, client = self._kafka, self._topic, self._client
         if client is None:
             raise ExternalKafkaUnusable(f"connector `{kafka.name}`: `{topic}` is not read any more")
+        metadata = self._metadata(client, topic)
+        found = metadata.topics.get(topic)
+        if found is None or found.error is not None:
+            reason = "" if found is None or found.error is None else f" ({found.error.str()})"
+            raise _no_topic(kafka, topic, reason)
+        request = client.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_S)[topic]
+        try:
+            described = request.result(REQUEST_S)
+        except (KafkaException, TimeoutError) as failed:
+            raise _no_topic(kafka, topic, f" ({failed})") from failed
+        return ExternalTopic(f"{metadata.cluster_id}/{described.topic_id}", len(found.partitions))
+
+    def reach(self) -> None:
+        """Return if the cluster accepts the credentials, whatever topics it has.
+
+        Raises `ExternalKafkaUnusable`; blocks for at most `REQUEST_S`.
+        """
+        assert self._client is not None, "asked before it is closed"
+        self._metadata(self._client, self._topic)
+
+    def _metadata(self, client: AdminClient, topic: str) -> ClusterMetadata:
+        kafka = self._kafka
         self._failures.clear()
         try:
-            metadata = client.list_topics(topic, timeout=REQUEST_S)
+            return client.list_topics(topic, timeout=REQUEST_S)
         except KafkaException as failed:
             # The call only says that it timed out; why is in the errors of its connections.
             client.poll(0)
@@ -311,16 +333,12 @@ class TopicInspector:
                 f"connector `{kafka.name}`: Kafka at `{kafka.bootstrap_servers}` cannot be used: "
                 f"{reason}; check its address, security protocol and credentials"
             ) from failed
-        found = metadata.topics.get(topic)
-        if found is None or found.error is not None:
-            reason = "" if found is None or found.error is None else f" ({found.error.str()})"
-            raise _no_topic(kafka, topic, reason)
-        request = client.describe_topics(TopicCollection([topic]), request_timeout=REQUEST_S)[topic]
-        try:
-            described = request.result(REQUEST_S)
-        except (KafkaException, TimeoutError) as failed:
-            raise _no_topic(kafka, topic, f" ({failed})") from failed
-        return ExternalTopic(f"{metadata.cluster_id}/{described.topic_id}", len(found.partitions))
+
+
+def check_cluster(kafka: ExternalKafka) -> None:
+    """Return if a cluster accepts the credentials. Raises `ExternalKafkaUnusable`; blocks."""
+    # The name of no topic: the cluster says that it has none, which is enough.
+    TopicInspector(kafka, "fennel-reached").reach()
 
 
 def _no_topic(kafka: ExternalKafka, topic: str, reason: str) -> ExternalKafkaUnusable:

@@ -8,19 +8,18 @@ holds no lock, so it may have to be repeated; `graph/rebase.py` says what a repe
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.connections.http_addresses import AllowedHosts
 from fennel_core.connections.secrets import Sealer
+from fennel_core.connectors.references import Stored, resolved_catalog
+from fennel_core.connectors.store import ConnectorStore, connectors_of
 from fennel_core.definition.commit_request import CommitRequest, digest_of
+from fennel_core.definition.connector_check import connector_problems
 from fennel_core.definition.errors import WindowSpecsUnavailable
+from fennel_core.definition.external_uses import ExternalUses, added_uses, use_problems
 from fennel_core.definition.sealed_request import seal_request
-from fennel_core.definition.sink_check import AddedSink, added_sinks, sink_problems
-from fennel_core.definition.source_check import added_streams, source_problems
-from fennel_core.definition.table_check import AddedTable, added_tables, table_problems
 from fennel_core.definition.validation import (
     CheckedDefinitions,
     DecodedCommit,
@@ -36,8 +35,7 @@ from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.store import Commit, LedgerTransaction
 from fennel_core.ledger.transitions import open_branch
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import BranchName, CommitId
-from fennel_core.wire.connectors import Source
+from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,19 +50,11 @@ class CheckedRequest:
     definitions: CheckedDefinitions
 
 
-@dataclass(frozen=True, slots=True)
-class AddedStreams:
-    """What a commit adds of streams, tables and sinks, which is reached before it is accepted."""
-
-    streams: Sequence[Source]
-    tables: Sequence[AddedTable]
-    sinks: Sequence[AddedSink]
-
-
 class CommitChecker:
     """Validates commits. `run_program` runs user code in the client's environment.
 
     `sealer` None: commits with plain secrets are refused. `settings` None: so are files on S3.
+    `connectors` None: no connector is stored.
     """
 
     def __init__(
@@ -73,11 +63,13 @@ class CommitChecker:
         run_program: RunProgram,
         sealer: Sealer | None = None,
         settings: Settings | None = None,
+        connectors: ConnectorStore | None = None,
     ) -> None:
         self._context = context
         self._run_program = run_program
         self._sealer = sealer
         self._settings = settings
+        self._connectors = connectors
 
     async def check(self, request: CommitRequest) -> CheckedRequest:
         """Validate a request against its branch, and reach the sources that it adds.
@@ -115,19 +107,20 @@ class CommitChecker:
         definitions = await asyncio.to_thread(
             validate_definitions, received, before, incremental=incremental
         )
-        known = () if before is None else before.request.sources
-        known_sinks = () if before is None else before.request.sinks
-        graph = definitions.graph
-        added = AddedStreams(
-            added_streams(graph, known), added_tables(graph, known), added_sinks(graph, known_sinks)
-        )
-        await self._reach(added, request)
+        stored = await self._stored(request.workspace)
+        earlier = None if before is None else before.request
+        await self._reach(added_uses(definitions.graph, earlier, stored), stored, request)
         digest = digest_of(request, sealed.comparable)
         return CheckedRequest(completed, digest, CheckedDefinitions(target, definitions))
 
-    async def _reach(self, added: AddedStreams, request: CommitRequest) -> None:
+    async def _stored(self, workspace: WorkspaceId) -> Stored:
+        if self._connectors is None:
+            return {}
+        return connectors_of(await self._connectors.of(workspace))
+
+    async def _reach(self, added: ExternalUses, stored: Stored, request: CommitRequest) -> None:
         """Check that streams can be read and sinks written. Raises ApiError with all problems."""
-        if not (added.streams or added.tables or added.sinks):
+        if not added:
             return
 
         async def catalogs(tx: LedgerTransaction) -> dict[BranchName, bytes]:
@@ -139,18 +132,14 @@ class CommitChecker:
                     found[branch.name] = encoded
             return found
 
-        stored = await self._context.ledger.run(catalogs)
-        others = {name: stored_names.loads(encoded, Catalog) for name, encoded in stored.items()}
-        allowed = AllowedHosts() if self._settings is None else AllowedHosts.of(self._settings)
+        others = {
+            name: resolved_catalog(stored_names.loads(encoded, Catalog), stored)
+            for name, encoded in (await self._context.ledger.run(catalogs)).items()
+        }
         problems = [
-            *await source_problems(
-                added.streams, others, request.workspace, self._sealer, self._settings
-            ),
-            *await table_problems(
-                added.tables, others, request.workspace, self._sealer, self._settings
-            ),
-            *await sink_problems(
-                added.sinks, others, request.workspace, self._sealer, allowed, self._settings
+            *connector_problems(added.definitions, stored),
+            *await use_problems(
+                added.with_address(), others, request.workspace, self._sealer, self._settings
             ),
         ]
         if problems:

@@ -27,6 +27,8 @@ from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.kafka import LATE_REQUEST_TRANSACTIONS
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.secrets import Sealer
+from fennel_core.connectors.postgres import PostgresConnectorStore
+from fennel_core.connectors.store import ConnectorStore
 from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.commit_checker import CommitChecker
 from fennel_core.definition.commit_report import CommitReport
@@ -94,9 +96,10 @@ class CommitSteps:
         warm_seconds: float,
         sealer: Sealer | None = None,
         settings: Settings | None = None,
+        connectors: ConnectorStore | None = None,
     ) -> None:
         self.context = context
-        self.checker = CommitChecker(context, run_program, sealer, settings)
+        self.checker = CommitChecker(context, run_program, sealer, settings, connectors)
         self._new_workspace_partitions = new_workspace_partitions
         self._warm_seconds = warm_seconds
         self._checked: dict[CommitId, CheckedDefinitions] = {}
@@ -339,6 +342,7 @@ def build_commit_steps(pool: Pool, settings: Settings) -> CommitSteps:
         warm_seconds=settings.warm_timeout_s,
         sealer=None if key_file is None else Sealer.from_file(key_file),
         settings=settings,
+        connectors=PostgresConnectorStore(pool),
     )
 
 

@@ -1,9 +1,9 @@
 """Encrypt everything that is stored encrypted again, after a change of the key.
 
 These are the secrets that users have stored by name, and the connectors' secrets inside commits
-(`sealed_request.py`) and inside their catalogs, from which sources are read. The servers must use
-the new key before: what they store while this runs is then encrypted with it. A commit is one
-transaction, so an interruption loses nothing, and running again continues.
+(`sealed_request.py`), inside their catalogs, from which sources are read, and stored connectors.
+The servers must use the new key before: what they store while this runs is then encrypted with it.
+A commit is one transaction, so an interruption loses nothing, and running again continues.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fennel_core.connections.audit_events import Action, audited, user_of_this_m
 from fennel_core.connections.postgres import AsyncConnection, Pool, connection_of, in_transaction
 from fennel_core.connections.secrets import CREDENTIAL, Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
-from fennel_core.definition.sealed_request import reseal_body
+from fennel_core.definition.sealed_request import reseal_body, reseal_connector
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.connectors import SealedSecret
@@ -37,10 +37,11 @@ WITH_SECRETS: Final[LiteralString] = """
 
 @dataclass(frozen=True, slots=True)
 class Resealed:
-    """How many stored secrets and commits were encrypted again."""
+    """How many stored secrets, commits and connectors were encrypted again."""
 
     secrets: int
     commits: int
+    connectors: int
 
 
 async def reseal(pool: Pool, sealer: Sealer) -> Resealed:
@@ -53,7 +54,20 @@ async def reseal(pool: Pool, sealer: Sealer) -> Resealed:
         rows = await (await connection.execute(WITH_SECRETS)).fetchall()
     for (id_,) in rows:
         await in_transaction(pool, partial(_reseal_commit, commit=str(id_), sealer=sealer))
-    return Resealed(stored, len(rows))
+    connectors = await in_transaction(pool, partial(_reseal_connectors, sealer=sealer))
+    return Resealed(stored, len(rows), connectors)
+
+
+async def _reseal_connectors(connection: AsyncConnection, sealer: Sealer) -> int:
+    cursor = await connection.execute("SELECT workspace, name, message FROM connector FOR UPDATE")
+    rows = cast(list[tuple[str, str, bytes]], await cursor.fetchall())
+    for workspace, name, message in rows:
+        again = await asyncio.to_thread(reseal_connector, message, WorkspaceId(workspace), sealer)
+        await connection.execute(
+            "UPDATE connector SET message = %s WHERE workspace = %s AND name = %s",
+            (again, workspace, name),
+        )
+    return len(rows)
 
 
 async def _reseal_commit(connection: AsyncConnection, commit: str, sealer: Sealer) -> None:

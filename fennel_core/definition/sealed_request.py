@@ -23,7 +23,7 @@ from fennel_core.connections.secrets import CREDENTIAL, Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.connectors import SealedSecret
-from fennel_core.wire.gen import services_pb2
+from fennel_core.wire.gen import connector_pb2, services_pb2
 
 SECRET_FIELDS: Final = frozenset(
     {
@@ -60,16 +60,7 @@ def seal_request(body: bytes, workspace: WorkspaceId, sealer: Sealer | None) -> 
     except DecodeError:
         return SealedBody(body, body)  # decoding the commit reports what is wrong
     found: dict[str, SealedSecret] = {}
-
-    def seal(value: str) -> str:
-        if sealer is None:
-            raise SecretsNotConfigured
-        if value not in found:
-            token = sealer.seal(workspace, CREDENTIAL, value).decode("ascii")
-            found[value] = SealedSecret(sealer.fingerprint(workspace, value), token)
-        return found[value].text
-
-    _replace_secrets(message, seal)
+    _replace_secrets(message, _sealing(workspace, sealer, found))
     if not found:
         return SealedBody(body, body)
     stored = bytes(message.SerializeToString(deterministic=True))
@@ -83,7 +74,46 @@ def reseal_body(body: bytes, workspace: WorkspaceId, sealer: Sealer) -> bytes:
     Raises SecretUnreadable if no key of `sealer` opens one of them.
     """
     message = services_pb2.SyncRequest.FromString(body)
+    _replace_secrets(message, _sealing_again(workspace, sealer))
+    return bytes(message.SerializeToString(deterministic=True))
 
+
+def seal_connector(
+    connector: connector_pb2.ExtDatabase, workspace: WorkspaceId, sealer: Sealer | None
+) -> bytes:
+    """Return a connector as it is stored; secrets of it that are sealed already stay as they are.
+
+    Raises SecretsNotConfigured if there is a plain secret and no key.
+    """
+    seal = _sealing(workspace, sealer, {})
+    _replace_in(connector, lambda text: text if SealedSecret.parse(text) else seal(text))
+    return bytes(connector.SerializeToString(deterministic=True))
+
+
+def reseal_connector(stored: bytes, workspace: WorkspaceId, sealer: Sealer) -> bytes:
+    """Return a stored connector with its secrets encrypted again; see `reseal_body`."""
+    message = connector_pb2.ExtDatabase.FromString(stored)
+    _replace_in(message, _sealing_again(workspace, sealer))
+    return bytes(message.SerializeToString(deterministic=True))
+
+
+def _sealing(
+    workspace: WorkspaceId, sealer: Sealer | None, found: dict[str, SealedSecret]
+) -> Callable[[str], str]:
+    """Return a function that seals a text, and notes it in `found`."""
+
+    def seal(value: str) -> str:
+        if sealer is None:
+            raise SecretsNotConfigured
+        if value not in found:
+            token = sealer.seal(workspace, CREDENTIAL, value).decode("ascii")
+            found[value] = SealedSecret(sealer.fingerprint(workspace, value), token)
+        return found[value].text
+
+    return seal
+
+
+def _sealing_again(workspace: WorkspaceId, sealer: Sealer) -> Callable[[str], str]:
     def again(text: str) -> str:
         sealed = SealedSecret.parse(text)
         assert sealed is not None, "every stored secret is sealed"
@@ -91,8 +121,7 @@ def reseal_body(body: bytes, workspace: WorkspaceId, sealer: Sealer) -> bytes:
         token = sealer.seal(workspace, CREDENTIAL, value).decode("ascii")
         return SealedSecret(sealer.fingerprint(workspace, value), token).text
 
-    _replace_secrets(message, again)
-    return bytes(message.SerializeToString(deterministic=True))
+    return again
 
 
 def _without_token(text: str) -> str:

@@ -129,10 +129,10 @@ def _table(sink: Sink) -> SinkTable:
 def _address(table: SinkTable) -> str:
     match table:
         case KafkaTopic(db=db):
-            assert isinstance(db, Kafka), "validation refuses connectors by name"
+            assert isinstance(db, Kafka), "names are resolved before"
             return db.bootstrap_servers
         case HttpPath(db=db):
-            assert isinstance(db, Http), "validation refuses connectors by name"
+            assert isinstance(db, Http), "names are resolved before"
             return http_url(db, "/")
         case S3Table():
             return ""  # that of the installation
@@ -196,7 +196,7 @@ def _reach(
 ) -> None:
     match table:
         case KafkaTopic(db=db):
-            assert isinstance(db, Kafka), "validation refuses connectors by name"
+            assert isinstance(db, Kafka), "names are resolved before"
             check_sink_topic(opened(db, open_secret), table.topic)
         case HttpPath():
             title = f"connector `{table.db.name}`"
@@ -207,7 +207,7 @@ def _reach(
                 endpoint.close()
         case S3Table():
             assert settings is not None, "tables are not allowed without an installation"
-            _check_table(delta_place(table, settings), schema)
+            _check_table(delta_place(table, settings, open_secret), schema)
         case unreachable:
             assert_never(unreachable)
 

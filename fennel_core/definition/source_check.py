@@ -163,7 +163,7 @@ def _other_orders(
 
 def _address(table: KafkaTopic) -> str:
     """Return what readers of a topic must agree on, for people."""
-    assert isinstance(table.db, Kafka), "validation refuses connectors by name"
+    assert isinstance(table.db, Kafka), "names are resolved before"
     return f"{table.db.bootstrap_servers}{format_title(table.format)}"
 
 
@@ -179,7 +179,7 @@ def _not_allowed(table: StreamTable, settings: Settings | None) -> str | None:
         case S3Table():
             if settings is None:
                 return "cannot be read by a program without an installation"
-            assert isinstance(table.db, S3), "validation refuses connectors by name"
+            assert isinstance(table.db, S3), "names are resolved before"
             return external_s3.bucket_refused(table.db, table.bucket, settings)
         case KinesisStream():
             if settings is None:
@@ -248,10 +248,10 @@ def _reach(
     """
     match table:
         case KafkaTopic():
-            assert isinstance(table.db, Kafka), "validation refuses connectors by name"
+            assert isinstance(table.db, Kafka), "names are resolved before"
             describe_topic(external_kafka.opened(table.db, open_secret), table.topic)
         case S3Table():
-            assert isinstance(table.db, S3), "validation refuses connectors by name"
+            assert isinstance(table.db, S3), "names are resolved before"
             assert settings is not None, "files are not allowed without an installation"
             external_s3.opened(table.db, table.bucket, settings, open_secret).check()
         case KinesisStream():

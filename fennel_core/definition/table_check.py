@@ -138,7 +138,7 @@ def _disagreements(added: AddedTable, others: Mapping[BranchName, Catalog]) -> I
 def _place(source: Source) -> str:
     table = source.table
     assert isinstance(table, DatabaseTable), "tables only"
-    assert isinstance(table.db, Postgres | MySQL), "validation refuses connectors by name"
+    assert isinstance(table.db, Postgres | MySQL), "names are resolved before"
     db = table.db
     return f"{db.host}:{db.port}/{db.database} by `{source.cursor}`"
 
@@ -171,7 +171,7 @@ def _unreadable(
 
 
 def _described(table: PostgresTable, open_secret: OpenSecret) -> ExternalTable:
-    assert isinstance(table.db, Postgres), "validation refuses connectors by name"
+    assert isinstance(table.db, Postgres), "names are resolved before"
     database = opened(table.db, open_secret)
     with database.connect() as connection:
         found = describe_table(database, connection, table.table)
@@ -185,7 +185,7 @@ def _described(table: PostgresTable, open_secret: OpenSecret) -> ExternalTable:
 def _described_by_mysql(
     table: MySQLTable, open_secret: OpenSecret, settings: Settings | None
 ) -> ExternalTable:
-    assert isinstance(table.db, MySQL), "validation refuses connectors by name"
+    assert isinstance(table.db, MySQL), "names are resolved before"
     if settings is not None and not mysql_jars(settings):
         raise ExternalMySQLUnusable(
             f"connector `{table.db.name}`: tables of MySQL and MariaDB need their JDBC driver, "

@@ -13,6 +13,7 @@ import threading
 import time
 from collections.abc import Coroutine, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any, Final, TypeVar, assert_never
 
 import structlog
@@ -26,6 +27,9 @@ from fennel_core.connections.external_kafka import opened
 from fennel_core.connections.http_addresses import AllowedHosts
 from fennel_core.connections.installation import installation_of
 from fennel_core.connections.postgres import Pool
+from fennel_core.connections.stored_connectors import required
+from fennel_core.connectors import postgres as connectors
+from fennel_core.connectors.references import remedy
 from fennel_core.history.topic_slices import TopicSlice, plan_slices
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.controls import SinkControls
@@ -113,8 +117,15 @@ class SinkHost:
             else replace(thread.report, reason="its thread has ended; it is started again")
             for thread in self._running.values()
         ]
-        found += self._paused
+        found = [
+            each if each.reason is None else replace(each, remedy=self._remedy(each))
+            for each in (*found, *self._paused)
+        ]
         return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.sink))
+
+    def _remedy(self, report: SinkReport) -> str:
+        name = report.connector
+        return remedy(name, stored=self._catalogs.is_stored(report.workspace, name))
 
     async def run(self) -> None:
         """Follow the catalogs and the erasures until cancelled."""
@@ -148,7 +159,7 @@ class SinkHost:
     async def _wake(self, changed: asyncio.Event) -> None:
         """Set `changed` when a catalog or an erasure may have changed."""
         dsn = self._settings.postgres_dsn.get_secret_value()
-        channels = ("catalog", erasures.CHANNEL, CHANNEL)
+        channels = ("catalog", erasures.CHANNEL, CHANNEL, connectors.CHANNEL)
         async for _ in postgres.listen(dsn, channels, name="fennel-sinks-wakeups"):
             changed.set()
 
@@ -224,11 +235,13 @@ class SinkHost:
         """Return the form of what a sink writes, where to, and the copy of its position."""
         installation = self.wait(installation_of(self._pool))
         copy = KafkaPositionCopy(self._settings, target.name, target.topic)
+        open_secret = partial(self._open, target.workspace)
         form: SinkForm[Any]
         match target.table:
             case KafkaTopic(db=db, topic=topic):
-                assert isinstance(db, Kafka), "validation refuses connectors by name"
-                kafka = opened(db, lambda sealed: self._open(target.workspace, sealed))
+                kafka = opened(
+                    required(Kafka, db), lambda sealed: self._open(target.workspace, sealed)
+                )
                 log = KafkaSinkLog(kafka, topic, installation, target.name, target.topic)
                 form = DebeziumForm(target.source, lambda: int(time.time() * MILLIS))
                 return form, log, copy
@@ -236,7 +249,7 @@ class SinkHost:
                 form = DebeziumForm(target.source, no_time)
                 return form, self._http_log(target, target.table, installation, stopping), None
             case S3Table():
-                place = delta_place(target.table, self._settings)
+                place = delta_place(target.table, self._settings, open_secret)
                 names = (installation, target.name, target.topic)
                 return DeltaForm(target.schema), DeltaSinkLog(place, target.schema, *names), copy
             case unreachable:
@@ -307,7 +320,9 @@ class SinkThread(threading.Thread):
         self._host, self.target = host, target
         self._stopping = threading.Event()
         self.labels = (str(target.workspace), str(target.dataset), target.title)
-        self.report = SinkReport(target.workspace, target.dataset, target.title)
+        self.report = SinkReport(
+            target.workspace, target.dataset, target.title, connector=target.table.db.name
+        )
         """Replaced as a whole, so other threads may read it."""
 
     def stop(self) -> None:

@@ -15,6 +15,7 @@ from fennel_core.connections.external_s3 import (
     bucket_refused,
     opened,
 )
+from fennel_core.connections.stored_connectors import required
 from fennel_core.settings.model import Settings
 from fennel_core.sources.file_rows import FileFormat, FilePiece, file_pieces
 from fennel_core.wire.connectors import S3, S3Table
@@ -24,13 +25,16 @@ if TYPE_CHECKING:
 
 
 def opened_bucket(table: S3Table, settings: Settings, open_secret: OpenSecret) -> ExternalBucket:
-    """Return the bucket of files. Raises `ExternalBucketUnusable` and `SecretUnreadable`."""
-    assert isinstance(table.db, S3), "validation refuses connectors by name"
+    """Return the bucket of files.
+
+    Raises `ExternalBucketUnusable`, `SecretUnreadable` and `ConnectorNotStored`.
+    """
+    db = required(S3, table.db)
     # Settings and definitions may have changed since the commit that added the source.
-    refused = bucket_refused(table.db, table.bucket, settings)
+    refused = bucket_refused(db, table.bucket, settings)
     if refused is not None:
         raise ExternalBucketUnusable(f"{stream_of(table).title} {refused}")
-    return opened(table.db, table.bucket, settings, open_secret)
+    return opened(db, table.bucket, settings, open_secret)
 
 
 def pieces_of(

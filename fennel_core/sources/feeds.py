@@ -18,7 +18,7 @@ source starts when its commit switches and ends when the last version that has i
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Final
 
 from fennel_core.blueprints.spec import Catalog
@@ -164,12 +164,17 @@ class FeedReport:
     """A user has paused it, so it is not read."""
     behind_ms: int | None = None
     """As that of `FeedProgress`."""
+    connector: str = field(default="", compare=False)
+    remedy: str | None = field(default=None, compare=False)
+    """What to do about a broken one if the credentials of its connector have changed."""
 
 
 def report_of(states: States, paused: Iterable[Feed] = ()) -> list[FeedReport]:
     """Return a report of each feed, the broken ones first, and those that are `paused`."""
     found = [
-        FeedReport(feed.workspace, feed.title, 0, 0, None, None, paused=True)
+        FeedReport(
+            feed.workspace, feed.title, 0, 0, None, None, paused=True, connector=feed.table.db.name
+        )
         for feed in paused
         if feed.raw_topic not in states
     ]
@@ -182,6 +187,7 @@ def report_of(states: States, paused: Iterable[Feed] = ()) -> list[FeedReport]:
             state.behind if isinstance(state, Reading) else None,
             state.reason if isinstance(state, Broken) else None,
             behind_ms=state.behind_ms if isinstance(state, Reading) else None,
+            connector=state.feed.table.db.name,
         )
         for state in states.values()
     ]
@@ -201,7 +207,16 @@ def scheduled_report(
         stops = topic in paused
         reason = None if status is None or stops else status.reason
         found.append(
-            FeedReport(feed.workspace, feed.title, failures, failures, None, reason, paused=stops)
+            FeedReport(
+                feed.workspace,
+                feed.title,
+                failures,
+                failures,
+                None,
+                reason,
+                paused=stops,
+                connector=feed.table.db.name,
+            )
         )
     return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.source))
 

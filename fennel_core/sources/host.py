@@ -34,6 +34,8 @@ from fennel_core.connections.errors import ConnectionsError, JvmExited, SystemUn
 from fennel_core.connections.installation import require_ownership
 from fennel_core.connections.postgres import ListenStarted, Pool
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, has_exited
+from fennel_core.connectors import postgres as connectors
+from fennel_core.connectors.references import remedy
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
 from fennel_core.sources import kafka_topics, kinesis, s3_files
@@ -132,7 +134,14 @@ class SourceHost:
 
     def report(self) -> list[FeedReport]:
         """Return what is known of each feed."""
-        return [*self._tables, *report_of(self._states, self._paused)]
+        return [
+            each if each.reason is None else replace(each, remedy=self._remedy(each))
+            for each in (*self._tables, *report_of(self._states, self._paused))
+        ]
+
+    def _remedy(self, report: FeedReport) -> str:
+        name = report.connector
+        return remedy(name, stored=self._catalogs.is_stored(report.workspace, name))
 
     async def run(self, changed: asyncio.Event) -> None:
         """Follow the catalogs; raises only when Spark cannot be started or its JVM has exited."""
@@ -408,7 +417,9 @@ async def run_sources(settings: Settings, companion: Callable[[Settings, Pool], 
 
 
 async def _wake(dsn: str, changed: asyncio.Event) -> None:
-    """Set `changed` when a commit or branch may have changed a catalog."""
-    async for wakeup in postgres.listen(dsn, ("catalog",), name="fennel-sources-wakeups"):
+    """Set `changed` when a catalog or a stored connector may have changed."""
+    async for wakeup in postgres.listen(
+        dsn, ("catalog", connectors.CHANNEL), name="fennel-sources-wakeups"
+    ):
         if not isinstance(wakeup, ListenStarted):
             changed.set()

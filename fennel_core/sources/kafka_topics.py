@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from fennel_core.connections.external_kafka import describe_topic, opened
+from fennel_core.connections.stored_connectors import required
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.kafka import read_positions
 from fennel_core.sources.kinds import StartedBy
@@ -16,9 +17,8 @@ def start(by: StartedBy, table: KafkaTopic) -> FeedQuery:
 
     Raises `ConnectionsError`, `SourceError` and the errors of Spark and Kafka.
     """
-    assert isinstance(table.db, Kafka), "validation refuses connectors by name"
     feed = by.feed
-    kafka = opened(table.db, lambda secret: by.open_secret(feed.workspace, secret))
+    kafka = opened(required(Kafka, table.db), lambda secret: by.open_secret(feed.workspace, secret))
     topic = describe_topic(kafka, table.topic)
     positions: dict[bytes, SourcePosition] = {}
     for number in range(min(feed.partitions, topic.partitions)):

@@ -5,10 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.connectors.references import resolved_catalog
+from fennel_core.connectors.store import ConnectorStore, connectors_of
 from fennel_core.ingest.store import Branches, CatalogDirectory
 from fennel_core.sources.api_errors import OrderNotServed, SourceIsSent, SourceUnknown
 from fennel_core.sources.controls import SourceControls
@@ -48,9 +50,15 @@ class SourceService:
     """Serves the calls. Use from one event loop."""
 
     def __init__(
-        self, directory: CatalogDirectory, controls: SourceControls, read: ReadPositions
+        self,
+        directory: CatalogDirectory,
+        controls: SourceControls,
+        read: ReadPositions,
+        connectors: ConnectorStore | None = None,
     ) -> None:
+        """`connectors`: None if none are stored."""
         self._directory, self._controls, self._read = directory, controls, read
+        self._connectors = connectors
         self._known: OrderedDict[WorkspaceId, dict[CommitId, Catalog]] = OrderedDict()
 
     async def rows(self, workspace: WorkspaceId, branch: BranchName | None) -> list[dict[str, Any]]:
@@ -105,11 +113,26 @@ class SourceService:
         return (await asyncio.to_thread(self._read, [feed])).get(feed.raw_topic, {})
 
     async def branches(self, workspace: WorkspaceId) -> Branches:
-        """Return the branches of a workspace; catalogs that were read before are read once."""
+        """Return the branches of a workspace with the stored connectors that they name.
+
+        Catalogs that were read before are read once.
+        """
         known: Mapping[CommitId, Catalog] = self._known.get(workspace, {})
         found = await self._directory.read(workspace, known)
         self._known[workspace] = {each.commit: each.catalog for each in found.branches}
         self._known.move_to_end(workspace)
         while len(self._known) > WORKSPACES_KEPT:
             self._known.popitem(last=False)
-        return found
+        return found if self._connectors is None else await resolved(found, self._connectors)
+
+
+async def resolved(branches: Branches, connectors: ConnectorStore) -> Branches:
+    """Return the branches of a workspace with the stored connectors that they name."""
+    if not branches.branches:
+        return branches
+    workspace = branches.branches[0].catalog.workspace
+    stored = connectors_of(await connectors.of(workspace))
+    found = [
+        replace(each, catalog=resolved_catalog(each.catalog, stored)) for each in branches.branches
+    ]
+    return replace(branches, branches=tuple(found))

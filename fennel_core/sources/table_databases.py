@@ -15,6 +15,7 @@ from fennel_core.connections import external_mysql, external_postgres
 from fennel_core.connections.external_kafka import OpenSecret
 from fennel_core.connections.external_mysql import ExternalMySQL, ExternalMySQLUnusable
 from fennel_core.connections.external_postgres import ExternalPostgres, ExternalPostgresUnusable
+from fennel_core.connections.stored_connectors import required
 from fennel_core.sources import (
     mysql_inspection,
     mysql_queries,
@@ -209,10 +210,8 @@ def opened(table: ScheduledTable, open_secret: OpenSecret) -> TableDatabase:
     """Return the database of a table. Raises `SecretUnreadable`, and one of `TableUnusable`."""
     match table:
         case PostgresTable(db=db):
-            assert isinstance(db, Postgres), "validation refuses connectors by name"
-            return PostgresDatabase(external_postgres.opened(db, open_secret))
+            return PostgresDatabase(external_postgres.opened(required(Postgres, db), open_secret))
         case MySQLTable(db=mysql):
-            assert isinstance(mysql, MySQL), "validation refuses connectors by name"
-            return MySQLDatabase(external_mysql.opened(mysql, open_secret))
+            return MySQLDatabase(external_mysql.opened(required(MySQL, mysql), open_secret))
         case unreachable:
             assert_never(unreachable)

@@ -27,6 +27,7 @@ from pyspark.sql import SparkSession
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder, table_jars
+from fennel_core.connectors.postgres import PostgresConnectorStore
 from fennel_core.ingest.postgres import PostgresDirectory
 from fennel_core.settings.model import MIB, Settings
 from fennel_core.sources.errors import FeedRemoved, SourceError, StreamReplaced
@@ -43,6 +44,7 @@ from fennel_core.sources.overview import (
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.read_rows import StreamPlace
+from fennel_core.sources.service import resolved
 from fennel_core.sources.spark import REASON_CHARS, reason_of
 from fennel_core.sources.table_databases import ScheduledTable, TableDatabase, opened
 from fennel_core.sources.table_reads import TableCursor, TableRead, cursor_of, shown
@@ -116,7 +118,9 @@ async def run_table_source(settings: Settings, topic: TopicName, run: str) -> Ru
     async with postgres.pool(dsn, name="fennel-table", size=2) as pool:
         runs, controls = PostgresTableRuns(pool), PostgresSourceControls(pool)
         workspace = WorkspaceId(topic.partition(".")[0])
-        branches = await PostgresDirectory(pool).read(workspace, {})
+        branches = await resolved(
+            await PostgresDirectory(pool).read(workspace, {}), PostgresConnectorStore(pool)
+        )
         views = [
             view
             for view in source_views(branches)

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from fennel_core.blueprints.spec import Catalog
+from fennel_core.blueprints.streams import StreamTable
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.spark import table_jars
 from fennel_core.definition.airflow import AirflowOrchestrator
@@ -36,12 +37,15 @@ from fennel_core.sources.overview import interval_of
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.table_run_postgres import PostgresTableRuns
 from fennel_core.sources.table_runs import (
+    RunState,
     TableRun,
     TableRuns,
     claimed,
     due,
     failed,
     overdue,
+    state_of,
+    stopped,
 )
 from fennel_core.sources.target_catalogs import TargetCatalogs
 from fennel_core.telemetry import metrics
@@ -160,6 +164,8 @@ class TableSchedule:
         self._at_once = at_once
         self._reported: tuple[float, list[FeedNews]] = (0.0, [])
         self._measured: set[tuple[str, str]] = set()
+        self._tables: Mapping[TopicName, StreamTable] = {}
+        """What the sources read when it was looked last, with their connectors."""
 
     async def run(self) -> None:
         """Run without end."""
@@ -176,6 +182,7 @@ class TableSchedule:
         feeds = scheduled_feeds(await self._targets.read())
         if not feeds:
             return
+        await self._try_changed(feeds)
         run = f"scheduled-{uuid.uuid4().hex[:12]}"
         paused = await self._controls.pauses()
         topics = await claim(self._runs, feeds, paused, run, self._at_once)
@@ -183,6 +190,18 @@ class TableSchedule:
             await self._start(run, topics, feeds)
         now, rows = await self._runs.read()
         await self._tell(feeds, rows, now)
+
+    async def _try_changed(self, feeds: Mapping[TopicName, ScheduledFeed]) -> None:
+        """Let broken sources run now whose connector has changed: it may have other credentials."""
+        tables = {topic: each.feed.table for topic, each in feeds.items()}
+        changed = [t for t, table in tables.items() if self._tables.get(t, table) != table]
+        if changed:
+            now, rows = await self._runs.read()
+            for topic in changed:
+                row = rows.get(topic)
+                if row is not None and state_of(row, now) is RunState.FAILED:
+                    await self._runs.put(topic, row, stopped(row, row.reason or "", now))
+        self._tables = tables
 
     async def _start(
         self, run: str, topics: Sequence[TopicName], feeds: Mapping[TopicName, ScheduledFeed]

@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from typing import Final, LiteralString, cast
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.postgres import Pool, connection_of
+from fennel_core.connectors.postgres import all_connectors
+from fennel_core.connectors.references import Access, resolved_catalog
+from fennel_core.connectors.store import StoredConnector
+from fennel_core.vocab.ids import WorkspaceId
 
 CATALOGS: Final[LiteralString] = """
     SELECT c.id, CASE WHEN c.id = ANY(%(known)s) THEN NULL ELSE c.catalog END
@@ -22,17 +27,42 @@ class TargetCatalogs:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._known: dict[str, Catalog] = {}
+        self._connectors: list[StoredConnector] = []
+        self._resolved: dict[str, Catalog] = {}
 
     async def read(self) -> list[Catalog]:
-        """Return the catalogs, the newest first. Raises `SystemUnavailable`."""
+        """Return the catalogs, the newest first, with the stored connectors that they name.
+
+        Raises `SystemUnavailable`.
+        """
         async with connection_of(self._pool) as connection:
             rows = await (
                 await connection.execute(CATALOGS, {"known": list(self._known)})
             ).fetchall()
+            connectors = await all_connectors(connection)
         self._known = {
             str(commit): self._known[str(commit)]
             if data is None
             else stored_names.loads(cast(bytes, data), Catalog)
             for commit, data in rows
         }
-        return list(self._known.values())
+        if connectors != self._connectors or self._known.keys() != self._resolved.keys():
+            self._resolved = _resolved(self._known, connectors)
+            self._connectors = connectors
+        return [self._resolved[commit] for commit in self._known]
+
+    def is_stored(self, workspace: WorkspaceId, name: str) -> bool:
+        """Return whether a connector of this name was stored when the catalogs were read."""
+        return any((each.workspace, each.name) == (workspace, name) for each in self._connectors)
+
+
+def _resolved(
+    catalogs: Mapping[str, Catalog], connectors: Sequence[StoredConnector]
+) -> dict[str, Catalog]:
+    stored: dict[WorkspaceId, dict[str, Access]] = {}
+    for each in connectors:
+        stored.setdefault(each.workspace, {})[each.name] = each.database
+    return {
+        commit: resolved_catalog(catalog, stored.get(catalog.workspace, {}))
+        for commit, catalog in catalogs.items()
+    }

@@ -187,9 +187,9 @@ class Http:
 
 @dataclass(frozen=True, slots=True)
 class NamedReference:
-    """A connector configured on the platform, only named in the definition.
+    """A connector that the platform stores, only named in the definition.
 
-    `kind` is the protocol's name of its type.
+    `kind` is the protocol's name of its type: `kafka`, `postgres`, `mysql`, `http`, …
     """
 
     name: str

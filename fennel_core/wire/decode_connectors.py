@@ -20,6 +20,13 @@ from fennel_core.wire.gen import http_auth_pb2, kinesis_pb2, schema_registry_pb2
 
 DB = TypeVar("DB", bound=c.Database)
 
+ADDRESSES = {
+    "kafka": "bootstrap_servers",
+    "mysql": "host",
+    "postgres": "host",
+    "http": "host",
+}
+"""The field with the address of a kind of connector; an empty one refers to a stored connector."""
 REFERENCE_KINDS = {number: name.lower() for name, number in pb.Reference.ExtDBType.items()}
 
 
@@ -54,9 +61,19 @@ def _login(message: Message, user: str = "user", user_secret: str = "username_se
 
 
 def decode_database(message: pb.ExtDatabase) -> c.Database:
-    """Decode the connection to a database; raises `UnsupportedValue` for an unknown kind."""
-    name = message.name
-    match chosen(message, "variant"):
+    """Decode the connection to a database; raises `UnsupportedValue` for an unknown kind.
+
+    The client sends what `Kafka.get(name)` returns as a connector without an address. An S3
+    connector has none, so without keys it stays one (`c.S3`).
+    """
+    name, kind = message.name, chosen(message, "variant")
+    field = ADDRESSES.get(kind)
+    if field is not None:
+        connector = getattr(message, kind)
+        by_secret = kind == "http" and connector.HasField("host_secret")
+        if not getattr(connector, field) and not by_secret:
+            return c.NamedReference(name, kind)
+    match kind:
         case "webhook":
             return c.Webhook(name, decode_duration_us(message.webhook.retention))
         case "mysql":

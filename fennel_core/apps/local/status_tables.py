@@ -392,11 +392,16 @@ def print_sinks(sinks: Sequence[AlarmRow] | None) -> None:
     for row in broken[:MAX_ROWS]:
         _console().print(
             f"Sink {row['sink']} of {row['workspace']} cannot be written ({row['failures']} "
-            f"attempts): {row['reason']}",
+            f"attempts): {row['reason']}{_remedy(row)}",
             style="red",
             highlight=False,
             markup=False,
         )
+
+
+def _remedy(row: AlarmRow) -> str:
+    """Return what to do about a broken stream or sink, as the end of its line."""
+    return f" ({row['remedy']})" if row.get("remedy") else ""
 
 
 def print_sources(sources: Sequence[AlarmRow] | None) -> None:
@@ -432,7 +437,7 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
     for row in broken[:MAX_ROWS]:
         _console().print(
             f"Stream {row['source']} of {row['workspace']} cannot be read ({row['failures']} "
-            f"attempts): {row['reason']}",
+            f"attempts): {row['reason']}{_remedy(row)}",
             style="red",
             highlight=False,
             markup=False,

@@ -30,27 +30,9 @@ MAX_LIMIT: Final = 10_000
 
 def unusable_http(table: c.HttpPath) -> Iterator[str]:
     """Yield what about an HTTP sink cannot be served, as the end of a sentence about it."""
-    db = table.db
-    if isinstance(db, c.NamedReference) or db.host is None:
-        yield (
-            "is a reference to a connector that was defined elsewhere, and this platform has no "
-            "list of connectors yet; define it with `host` in the code"
-        )
-        return
-    if isinstance(db.host, c.SecretRef) or isinstance(db.ca_cert, c.SecretRef):
-        yield (
-            "refers to a secret of another store, which this platform does not read yet; give "
-            "host and certificate as text, the certificate is encrypted on arrival"
-        )
-    elif not isinstance(db.host, c.PlainSecret) or not _is_host(db.host.value):
-        # The text is not shown: it may have a password.
-        yield "has a `host` that is no address; write `https://host` or `https://host:port`"
-    for name, path in (("endpoint", table.endpoint), ("healthz", db.healthz)):
-        if not path.strip("/") or PATH.fullmatch(path) is None or ".." in path.split("/"):
-            yield (
-                f"has the {name} `{path.partition('?')[0]}`, which is no path; write one as "
-                "`/rows`, without a query: secrets belong into headers"
-            )
+    if not isinstance(table.db, c.NamedReference):
+        yield from unusable_endpoint(table.db)
+    yield from _unusable_path("endpoint", table.endpoint)
     if table.limit is not None and not 0 < table.limit <= MAX_LIMIT:
         yield f"has the limit {table.limit}; a request has 1 to {MAX_LIMIT} rows"
     seen: set[str] = set()
@@ -60,6 +42,27 @@ def unusable_http(table: c.HttpPath) -> Iterator[str]:
         if name.lower() in OWN_HEADERS:
             yield f"has the header `{name}`, which the platform sets itself; remove it"
         seen.add(name.lower())
+
+
+def unusable_endpoint(db: c.Http) -> Iterator[str]:
+    """Yield what about a connector cannot be served, as the end of a sentence about it."""
+    if isinstance(db.host, c.SecretRef) or isinstance(db.ca_cert, c.SecretRef):
+        yield (
+            "refers to a secret of another store, which this platform does not read yet; give "
+            "host and certificate as text, the certificate is encrypted on arrival"
+        )
+    elif not isinstance(db.host, c.PlainSecret) or not _is_host(db.host.value):
+        # The text is not shown: it may have a password.
+        yield "has a `host` that is no address; write `https://host` or `https://host:port`"
+    yield from _unusable_path("healthz", db.healthz)
+
+
+def _unusable_path(name: str, path: str) -> Iterator[str]:
+    if not path.strip("/") or PATH.fullmatch(path) is None or ".." in path.split("/"):
+        yield (
+            f"has the {name} `{path.partition('?')[0]}`, which is no path; write one as "
+            "`/rows`, without a query: secrets belong into headers"
+        )
 
 
 def _is_host(text: str) -> bool:

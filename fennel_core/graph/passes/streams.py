@@ -165,7 +165,7 @@ def connector_problems(
             what, reasons = (
                 f"Kafka topic `{table.topic}`",
                 (
-                    *_unusable(table.db),
+                    *(() if isinstance(table.db, c.NamedReference) else unusable_kafka(table.db)),
                     *_unusable_registry(table.format),
                 ),
             )
@@ -182,25 +182,11 @@ def connector_problems(
 
 
 def _unusable_bucket(table: c.S3Table) -> Iterator[str]:
-    """Yield what about a source of files cannot be served; as `_unusable`."""
-    if isinstance(table.db, c.NamedReference):
-        yield (
-            "is a reference to a connector that was defined elsewhere, and this platform has no "
-            "list of connectors yet; define it with its keys in the code"
-        )
-        return
+    """Yield what about a source of files cannot be served; as `unusable_kafka`."""
     if BUCKET.fullmatch(table.bucket) is None:
         yield f"has the bucket `{table.bucket}`, which is no name of a bucket"
-    if table.db.role_arn is not None:
-        yield "has a role, which this platform does not assume; give it keys"
-    login = (table.db.login.user, table.db.login.password)
-    if any(isinstance(each, c.SecretRef) for each in login):
-        yield (
-            "refers to a secret of another store, which this platform does not read yet; give "
-            "the keys as text, which is encrypted on arrival"
-        )
-    if (login[0] is None) != (login[1] is None):
-        yield "has one key of two; give `aws_access_key_id` and `aws_secret_access_key`, or neither"
+    if not isinstance(table.db, c.NamedReference):
+        yield from unusable_s3(table.db)
     if table.format == "csv" and len(table.delimiter.encode()) > 1:
         yield f"has the delimiter `{table.delimiter}`; csv is read with one of one byte"
     if len(set(table.headers)) < len(table.headers):
@@ -211,14 +197,22 @@ def _unusable_bucket(table: c.S3Table) -> Iterator[str]:
         yield f"has a path that cannot be read: {unknown}"
 
 
-def _unusable(db: c.Kafka | c.NamedReference) -> Iterator[str]:
-    """Yield what about a connector cannot be served, as the end of a sentence about it."""
-    if isinstance(db, c.NamedReference) or not db.bootstrap_servers:
+def unusable_s3(db: c.S3) -> Iterator[str]:
+    """Yield what about a connector cannot be served; as `unusable_kafka`."""
+    if db.role_arn is not None:
+        yield "has a role, which this platform does not assume; give it keys"
+    login = (db.login.user, db.login.password)
+    if any(isinstance(each, c.SecretRef) for each in login):
         yield (
-            "is a reference to a connector that was defined elsewhere, and this platform has no "
-            "list of connectors yet; define it with `bootstrap_servers` in the code"
+            "refers to a secret of another store, which this platform does not read yet; give "
+            "the keys as text, which is encrypted on arrival"
         )
-        return
+    if (login[0] is None) != (login[1] is None):
+        yield "has one key of two; give `aws_access_key_id` and `aws_secret_access_key`, or neither"
+
+
+def unusable_kafka(db: c.Kafka) -> Iterator[str]:
+    """Yield what about a connector cannot be served, as the end of a sentence about it."""
     for address in db.bootstrap_servers.split(","):
         if not address.rpartition(":")[2].strip().isdecimal():
             yield f"has the address `{address.strip()}` without a port; write `host:port`"

@@ -45,19 +45,15 @@ def check_table(
         if is_set:
             text = f"{title} with `{option}`, which this platform does not serve for tables"
             yield Problem("source-option-not-served", dataset.name, f"{text}; remove the option")
-    for why in _unusable(table.db):
+    if isinstance(table.db, c.NamedReference):
+        return
+    for why in unusable_database(table.db):
         text = f"Dataset `{dataset.name}`: connector `{table.db.name}` of {what} {why}"
         yield Problem("connector-not-served", dataset.name, text)
 
 
-def _unusable(db: c.Postgres | c.MySQL | c.NamedReference) -> Iterator[str]:
+def unusable_database(db: c.Postgres | c.MySQL) -> Iterator[str]:
     """Yield what about a connector cannot be served, as the end of a sentence about it."""
-    if isinstance(db, c.NamedReference) or not db.host:
-        yield (
-            "is a reference to a connector that was defined elsewhere, and this platform has no "
-            "list of connectors yet; define it with its host in the code"
-        )
-        return
     if not HOST.fullmatch(db.host):
         yield f"has the host `{db.host}`; give one name or IPv4 address, and the port apart"
     if any(isinstance(each, c.SecretRef) for each in (db.login.user, db.login.password)):

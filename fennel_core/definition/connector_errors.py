@@ -1,0 +1,119 @@
+"""Errors of the calls about stored connectors."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+from fennel_core.vocab.errors import ClassifiedApiError
+from fennel_core.vocab.problems import Problem
+
+NAMED = 20
+"""Names that an error lists."""
+
+
+class ConnectorError(ClassifiedApiError):
+    """Root of these errors. The class fixes status and code."""
+
+    CODE = "connector-call"
+
+
+class ConnectorUnknown(ConnectorError):
+    """The workspace stores no connector of this name."""
+
+    STATUS = 404
+    CODE = "connector-unknown"
+
+    def __init__(self, name: str, known: Collection[str]) -> None:
+        shown = ", ".join(sorted(known)[:NAMED]) or "none"
+        super().__init__(f"this workspace stores no connector `{name}`; its connectors: {shown}")
+
+
+class ConnectorExists(ConnectorError):
+    """A connector of this name is stored, and the call would replace it."""
+
+    STATUS = 409
+    CODE = "connector-exists"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"connector `{name}` is stored already; give it new credentials with `fennel-core "
+            f"connector rotate {name}`, or replace it with `connector add --replace`"
+        )
+
+
+class ConnectorInvalid(ConnectorError):
+    """The properties make no connector that can be used."""
+
+    STATUS = 400
+    CODE = "connector-invalid"
+
+
+class ConnectorUnreachable(ConnectorError):
+    """The system refuses the connector, or what uses it; the stored one is as it was."""
+
+    STATUS = 409
+    CODE = "connector-unreachable"
+
+    def __init__(self, name: str, problems: Sequence[Problem], *, changes: bool) -> None:
+        texts = "; ".join(dict.fromkeys(problem.text for problem in problems))
+        after = ". Nothing was changed; correct it, or add --unchecked to store it all the same"
+        super().__init__(
+            f"connector `{name}` cannot be used: {texts}{after if changes else ''}", problems
+        )
+
+
+class ConnectorInUse(ConnectorError):
+    """Sources or sinks have the connector."""
+
+    STATUS = 409
+    CODE = "connector-in-use"
+
+    def __init__(self, name: str, users: Sequence[str]) -> None:
+        super().__init__(
+            f"connector `{name}` is used by {listed(users)}; commit without them first"
+        )
+
+
+class ConnectorMoves(ConnectorError):
+    """Another address or kind is perhaps another system, and the connector is used."""
+
+    STATUS = 409
+    CODE = "connector-moves"
+
+    def __init__(self, name: str, was: str, becomes: str, users: Sequence[str]) -> None:
+        super().__init__(
+            f"connector `{name}` leads to {was} and would lead to {becomes}, and is used by "
+            f"{listed(users)}; if it is the same system at another address, add --moved, else add "
+            "it by another name"
+        )
+
+
+class ConnectorRedefined(ConnectorError):
+    """The code of a branch has another connector of this name."""
+
+    STATUS = 409
+    CODE = "connector-redefined"
+
+    def __init__(self, name: str, users: Sequence[str]) -> None:
+        super().__init__(
+            f"connector `{name}` is another one in the code of {listed(users)}; store it by "
+            "another name, or with the same kind and address"
+        )
+
+
+class ConnectorChanged(ConnectorError):
+    """Another call changed the connector at the same time."""
+
+    STATUS = 409
+    CODE = "connector-changed"
+
+    def __init__(self, name: str) -> None:
+        super().__init__(
+            f"connector `{name}` was changed by another call just now; look at it and try again"
+        )
+
+
+def listed(users: Sequence[str]) -> str:
+    """Return the first users in one text, and how many more there are."""
+    more = f", and {len(users) - NAMED} more" if len(users) > NAMED else ""
+    return ", ".join(users[:NAMED]) + more

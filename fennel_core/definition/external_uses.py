@@ -1,0 +1,103 @@
+"""What a commit adds of streams, tables and sinks, and whether all of it can be reached."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from fennel_core.blueprints.spec import Catalog
+from fennel_core.blueprints.streams import is_scheduled, is_stream
+from fennel_core.connections.http_addresses import AllowedHosts
+from fennel_core.connections.secrets import Sealer
+from fennel_core.connectors.references import Stored, resolved_uses
+from fennel_core.definition.sink_check import AddedSink, added_sinks, sink_problems
+from fennel_core.definition.source_check import added_streams, source_problems
+from fennel_core.definition.table_check import (
+    AddedTable,
+    DatabaseTable,
+    added_tables,
+    table_problems,
+)
+from fennel_core.graph.entity_graph import Graph
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.ids import BranchName, WorkspaceId
+from fennel_core.vocab.problems import Problem
+from fennel_core.wire.connectors import NamedReference, Sink, Source
+from fennel_core.wire.entities import SyncRequest
+
+
+@dataclass(frozen=True, slots=True)
+class ExternalUses:
+    """Streams, tables and sinks that are reached before they are accepted."""
+
+    streams: Sequence[Source]
+    tables: Sequence[AddedTable]
+    sinks: Sequence[AddedSink]
+
+    def __bool__(self) -> bool:
+        return bool(self.streams or self.tables or self.sinks)
+
+    @property
+    def definitions(self) -> list[Source | Sink]:
+        """All of them as they are defined."""
+        return [
+            *self.streams,
+            *(each.source for each in self.tables),
+            *(each.sink for each in self.sinks),
+        ]
+
+    def with_address(self) -> ExternalUses:
+        """Return those whose connector is there, not only named."""
+        return ExternalUses(
+            [each for each in self.streams if not isinstance(each.table.db, NamedReference)],
+            [each for each in self.tables if not isinstance(each.table.db, NamedReference)],
+            [each for each in self.sinks if not isinstance(each.sink.table.db, NamedReference)],
+        )
+
+
+def added_uses(graph: Graph, before: SyncRequest | None, stored: Stored) -> ExternalUses:
+    """Return what a valid `graph` adds to the branch's version, with stored connectors."""
+    known = () if before is None else resolved_uses(before.sources, stored)
+    known_sinks = () if before is None else resolved_uses(before.sinks, stored)
+    now = replace(
+        graph,
+        sources=resolved_uses(graph.sources, stored),
+        sinks=resolved_uses(graph.sinks, stored),
+    )
+    return ExternalUses(
+        added_streams(now, known), added_tables(now, known), added_sinks(now, known_sinks)
+    )
+
+
+def uses_of(catalog: Catalog) -> ExternalUses:
+    """Return what the bindings of a catalog read and write."""
+    streams: list[Source] = []
+    tables: list[AddedTable] = []
+    for each in catalog.sources:
+        table = each.source.table
+        if isinstance(table, DatabaseTable):
+            tables.append(AddedTable(each.source, table, each.schema, (each.source,)))
+        elif is_stream(table) and not is_scheduled(table):
+            streams.append(each.source)
+    return ExternalUses(
+        streams, tables, [AddedSink(each.sink, each.schema) for each in catalog.sinks]
+    )
+
+
+async def use_problems(
+    uses: ExternalUses,
+    others: Mapping[BranchName, Catalog],
+    workspace: WorkspaceId,
+    sealer: Sealer | None,
+    settings: Settings | None,
+) -> list[Problem]:
+    """Return why streams and tables cannot be read, and sinks cannot be written.
+
+    `others`: the catalogs of other branches. `settings` None: of a program without an installation.
+    """
+    allowed = AllowedHosts() if settings is None else AllowedHosts.of(settings)
+    return [
+        *await source_problems(uses.streams, others, workspace, sealer, settings),
+        *await table_problems(uses.tables, others, workspace, sealer, settings),
+        *await sink_problems(uses.sinks, others, workspace, sealer, allowed, settings),
+    ]
