@@ -279,11 +279,13 @@ async def users_of(ledger: Ledger, workspace: WorkspaceId) -> Users:
 
     async def work(tx: LedgerTransaction) -> tuple[dict[str, bytes], list[bytes]]:
         catalogs: dict[str, bytes] = {}
-        for branch in await tx.branches(workspace):
-            encoded = None if branch.target is None else await tx.catalog(branch.target)
+        targets = {branch.name: branch.target for branch in await tx.branches(workspace)}
+        for name, target in targets.items():
+            encoded = None if target is None else await tx.catalog(target)
             if encoded is not None:
-                catalogs[branch.name] = encoded
-        return catalogs, [await tx.request(each) for each in await tx.open_commits(workspace)]
+                catalogs[name] = encoded
+        under_way = set(await tx.open_commits(workspace)) - set(targets.values())
+        return catalogs, [await tx.request(each) for each in sorted(under_way)]
 
     stored, requests = await ledger.run(work)
 

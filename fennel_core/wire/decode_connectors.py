@@ -248,6 +248,8 @@ def _exactly(expected: type[DB], message: pb.ExtDatabase) -> DB:
     database = decode_database(message)
     if not isinstance(database, expected):
         got, needed = type(database).__name__, expected.__name__
+        if isinstance(database, c.NamedReference):
+            got = f"reference to one of {database.kind}"
         raise UnsupportedValue(
             f"connector `{message.name}` is a {got}, but its table needs a {needed}; "
             "use one connector for both"
@@ -257,7 +259,9 @@ def _exactly(expected: type[DB], message: pb.ExtDatabase) -> DB:
 
 def _db(expected: type[DB], message: pb.ExtDatabase) -> DB | c.NamedReference:
     database = decode_database(message)
-    return database if isinstance(database, c.NamedReference) else _exactly(expected, message)
+    if isinstance(database, c.NamedReference) and database.kind == expected.__name__.lower():
+        return database
+    return _exactly(expected, message)
 
 
 def _s3_table(message: pb.S3Table) -> c.S3Table:

@@ -6,6 +6,7 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,12 @@ from fennel_core.connections import secrets
 from fennel_core.connections.erasures import Erased
 from fennel_core.connections.postgres import pool
 from fennel_core.connections.workspace_limits import WorkspaceLimits
+from fennel_core.connectors.postgres import PostgresConnectorStore
 from fennel_core.dead_letters.postgres import PostgresDeadLetterCounts
 from fennel_core.definition.commit_changes import NotifiedChanges
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import CommitSteps
+from fennel_core.definition.connector_orders import ConnectorOrders, users_of
 from fennel_core.definition.orchestrator import InlineOrchestrator
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
@@ -83,8 +86,12 @@ def served(state: ServerState) -> FastAPI:
     app = application(
         state, HealthEndpoint("test", {}), (sources_router, sinks_router, redrive_router)
     )
+    connectors = PostgresConnectorStore(state.pool)
     app.state.source_service = SourceService(
-        PostgresDirectory(state.pool), PostgresSourceControls(state.pool), lambda _: {}
+        PostgresDirectory(state.pool), PostgresSourceControls(state.pool), lambda _: {}, connectors
+    )
+    app.state.connector_orders = ConnectorOrders(
+        connectors, partial(users_of, state.ledger_context.ledger), state.sealer, state.settings
     )
     app.state.sink_orders = SinkOrders(
         app.state.source_service.branches,
@@ -144,6 +151,7 @@ async def client(
             new_workspace_partitions=2,
             warm_seconds=0.0,
             sealer=secrets.Sealer.from_file(key),
+            connectors=PostgresConnectorStore(connections),
         )
         orchestrator = InlineOrchestrator(steps.run)
         changes = NotifiedChanges(database)

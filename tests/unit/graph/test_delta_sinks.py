@@ -24,7 +24,7 @@ DELTA_REFUSED = [
     ({}, {"prefix": "a//b"}, "whose path is no folder"),
     ({}, {"prefix": "a/%Y"}, "whose path is no folder"),
     ({}, {"bucket": "no/bucket"}, "which is no name of a bucket"),
-    ({}, {"db": NamedReference("lake", "s3")}, "defined elsewhere"),
+    ({}, {"db": NamedReference("lake", "s3"), "bucket": "no/bucket"}, "no name of a bucket"),
 ]
 
 

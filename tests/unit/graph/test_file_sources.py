@@ -66,7 +66,10 @@ def test_an_option_without_effect_is_refused(options: dict, text: str) -> None:
     ("changes", "text"),
     [
         ({"spread_us": 1}, "source-option-not-served: .*`spread`"),
-        ({"db": NamedReference("lake", "s3")}, "connector-not-served: .*is a reference"),
+        (
+            {"db": NamedReference("lake", "s3"), "bucket": "a b"},
+            "connector-not-served: .*no name of a bucket",
+        ),
         ({"db": S3("lake", "arn:role", KEYS)}, "connector-not-served: .*has a role"),
         ({"db": S3("lake", None, Login(PlainSecret("key"), None))}, ".*one key of two"),
         (

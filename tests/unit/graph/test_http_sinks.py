@@ -57,8 +57,9 @@ def test_another_host_is_refused_and_not_shown(host: str) -> None:
 @pytest.mark.parametrize(
     ("table", "text"),
     [
-        (replace(TABLE, db=NamedReference("hooks", "http")), "defined elsewhere"),
-        (with_db(host=None), "defined elsewhere"),
+        (replace(TABLE, db=NamedReference("hooks", "http"), limit=0), "the limit 0"),
+        (replace(TABLE, db=NamedReference("hooks", "http"), endpoint=""), "the endpoint ``"),
+        (with_db(host=None), "has a `host` that is no address"),
         (with_db(host=REFERENCE), "secret of another store"),
         (with_db(ca_cert=REFERENCE), "secret of another store"),
         (replace(TABLE, endpoint=""), "the endpoint ``"),

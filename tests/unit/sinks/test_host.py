@@ -67,6 +67,9 @@ class Listed:
         self.reads += 1
         return self.found
 
+    def is_stored(self, workspace: WorkspaceId, name: str) -> bool:
+        return (workspace, name) == (SHOP, "kafka")
+
 
 class Host(SinkHost):
     """A host without database and Kafka; sinks into `broken` topics cannot be reached."""

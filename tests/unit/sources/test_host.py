@@ -22,7 +22,7 @@ from fennel_core.sources.controls import MemorySourceControls
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import Broken, Feed, FeedProgress, Reading
 from fennel_core.sources.host import SourceHost
-from fennel_core.vocab.ids import TopicName
+from fennel_core.vocab.ids import TopicName, WorkspaceId
 from tests.support.ingest_world import catalog
 from tests.support.polling import eventually
 from tests.support.source_world import RAW, stream_source
@@ -81,6 +81,8 @@ class Host(SourceHost):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(Settings(), None)  # type: ignore[arg-type]  # the catalogs are given
         self.catalogs: list[Catalog] = []
+        self.stored: set[str] = set()
+        """Connectors that are stored by name."""
         self.lost: Exception | None = None
         """Why the catalogs cannot be read."""
         self._started = cluster.start  # type: ignore[method-assign,assignment]  # no Spark
@@ -92,6 +94,9 @@ class Host(SourceHost):
         if self.lost is not None:
             raise self.lost
         return self.catalogs
+
+    def is_stored(self, workspace: WorkspaceId, name: str) -> bool:
+        return name in self.stored
 
     task: asyncio.Task[None]
 

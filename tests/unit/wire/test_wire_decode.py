@@ -72,7 +72,7 @@ def test_the_recorded_commits_cover_every_member_of_every_union():
         operators.Spec: set(),
         operators.Window: set(),
         connectors.Table: set(),
-        connectors.Database: {connectors.NamedReference},  # the client has no way to send one
+        connectors.Database: set(),
         connectors.PreProc: set(),
         connectors.InitPosition: {connectors.FromTrimHorizon},
         connectors.SinkStyle: {connectors.Recreate, connectors.Snapshot},
@@ -139,6 +139,9 @@ def test_a_table_with_a_database_of_another_kind_is_rejected():
     )
     request = services_pb2.SyncRequest()
     request.sources.append(connector_pb2.Source(table=table, dataset="D"))
+    with pytest.raises(UnsupportedValue, match="is a reference to one of kafka, but its table"):
+        decode_sync_request(request.SerializeToString())
+    request.sources[0].table.mysql_table.db.kafka.bootstrap_servers = "broker:1"
     with pytest.raises(
         UnsupportedValue, match="connector `k` is a Kafka, but its table needs a MySQL"
     ):
