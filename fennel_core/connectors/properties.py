@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from fennel_core.connectors.errors import PropertiesInvalid
 from fennel_core.connectors.references import Access
 from fennel_core.graph.passes.http_sinks import unusable_endpoint
 from fennel_core.graph.passes.streams import SECURITY, unusable_kafka, unusable_s3
@@ -72,10 +73,6 @@ PROPERTIES: Final[Mapping[str, tuple[Property, ...]]] = {
         Property("ca_cert", ("ca_cert", "secret"), secret=True, login=True),
     ),
 }
-
-
-class PropertiesInvalid(Exception):
-    """The properties make no connector; the text has one sentence per reason."""
 
 
 def message_of(

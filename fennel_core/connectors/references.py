@@ -1,8 +1,9 @@
 """Put stored connectors in the place of their names: pure functions.
 
-Definitions and catalogs keep only the name, so a connector may change without a commit; whoever
-reaches a system resolves the name first. The identity of a stream or sink has the connector's name
-and not its address (`blueprints.streams`), so a change of credentials is not another stream.
+Definitions and catalogs keep only the name, so a connector may change without a commit; the
+process that reaches a system resolves the name first. The identity of a stream or sink has the
+connector's name and not its address (`blueprints.streams`), so a change of credentials is not
+another stream.
 
 An S3 connector has no address: one without keys is the stored one of its name, if there is one, and
 else means the platform's keys.
@@ -107,7 +108,7 @@ def remedy(name: str, *, stored: bool) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Users:
+class ConnectorUsers:
     """What a workspace reads and writes: by its branches' versions, and by commits under way.
 
     `under_way`: their sources and sinks, which no version may have yet.

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Sequence
 
-from fennel_core.vocab.errors import ClassifiedApiError
+from fennel_core.definition.errors import DefinitionError
 from fennel_core.vocab.problems import Problem
 
 NAMED = 20
 """Names that an error lists."""
 
 
-class ConnectorError(ClassifiedApiError):
+class ConnectorError(DefinitionError):
     """Root of these errors. The class fixes status and code."""
 
     CODE = "connector-call"

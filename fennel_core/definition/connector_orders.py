@@ -22,11 +22,12 @@ from fennel_core.connections.external_http import HttpEndpoint, opened_http
 from fennel_core.connections.external_kafka import OpenSecret
 from fennel_core.connections.http_addresses import AllowedHosts
 from fennel_core.connections.secrets import Sealer
-from fennel_core.connectors.properties import PropertiesInvalid, message_of, shown
+from fennel_core.connectors.errors import PropertiesInvalid
+from fennel_core.connectors.properties import message_of, shown
 from fennel_core.connectors.references import (
     TITLES,
     Access,
-    Users,
+    ConnectorUsers,
     address_of,
     kind_of,
     resolved_catalog,
@@ -77,7 +78,7 @@ class ConnectorOrders:
     def __init__(
         self,
         store: ConnectorStore,
-        users: Callable[[WorkspaceId], Awaitable[Users]],
+        users: Callable[[WorkspaceId], Awaitable[ConnectorUsers]],
         sealer: Sealer | None,
         settings: Settings,
     ) -> None:
@@ -186,7 +187,7 @@ class ConnectorOrders:
         return {"connector": name, "checked": checked, "used_by": used_by}
 
     async def _checked(
-        self, workspace: WorkspaceId, database: Access, users: Users
+        self, workspace: WorkspaceId, database: Access, users: ConnectorUsers
     ) -> tuple[list[str], list[Problem]]:
         """Return what was reached with a connector, for people, and what is wrong."""
         kind = kind_of(database) or ""
@@ -210,7 +211,7 @@ class ConnectorOrders:
         return stored[name]
 
 
-def _row(stored: StoredConnector, users: Users) -> dict[str, Any]:
+def _row(stored: StoredConnector, users: ConnectorUsers) -> dict[str, Any]:
     database = stored.database
     kind = kind_of(database) or ""
     return {
@@ -231,7 +232,9 @@ def _database(message: bytes) -> Access:
     return found
 
 
-def _require_same_place(before: Access, new: Access, users: Users, allowed: Allowances) -> None:
+def _require_same_place(
+    before: Access, new: Access, users: ConnectorUsers, allowed: Allowances
+) -> None:
     """Return unless a connector in use would lead elsewhere. Raises ConnectorMoves."""
     kinds = kind_of(before) or "", kind_of(new) or ""
     used = users.titles(new.name, kinds[0])
@@ -274,7 +277,7 @@ def probe(
     return [f"{TITLES[kind_of(database) or '']} at {address_of(database)}"], []
 
 
-async def users_of(ledger: Ledger, workspace: WorkspaceId) -> Users:
+async def users_of(ledger: Ledger, workspace: WorkspaceId) -> ConnectorUsers:
     """Return what a workspace reads and writes. Raises as `Ledger.run`."""
 
     async def work(tx: LedgerTransaction) -> tuple[dict[str, bytes], list[bytes]]:
@@ -289,11 +292,11 @@ async def users_of(ledger: Ledger, workspace: WorkspaceId) -> Users:
 
     stored, requests = await ledger.run(work)
 
-    def decoded() -> Users:
+    def decoded() -> ConnectorUsers:
         catalogs = {name: stored_names.loads(data, Catalog) for name, data in stored.items()}
         under_way = [decode_sync_request(body) for body in requests]
         sources = [source for each in under_way for source in each.sources]
         sinks = [sink for each in under_way for sink in each.sinks]
-        return Users(catalogs, (*sources, *sinks))
+        return ConnectorUsers(catalogs, (*sources, *sinks))
 
     return await asyncio.to_thread(decoded)

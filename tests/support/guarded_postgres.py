@@ -35,9 +35,7 @@ class GuardedPostgres:
         """Change the password, and end the connections of the user."""
         with psycopg.connect(self.owner, autocommit=True) as connection:
             role = sql.Identifier(USER)
-            connection.execute(
-                sql.SQL("ALTER ROLE {} PASSWORD {}").format(role, sql.Literal(word))
-            )
+            connection.execute(sql.SQL("ALTER ROLE {} PASSWORD {}").format(role, sql.Literal(word)))
             connection.execute(
                 "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = %s", (USER,)
             )

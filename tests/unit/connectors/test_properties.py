@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from fennel_core.connections.secrets import CREDENTIAL, Sealer, make_key_file
-from fennel_core.connectors.properties import PROPERTIES, PropertiesInvalid, message_of, shown
+from fennel_core.connectors.errors import PropertiesInvalid
+from fennel_core.connectors.properties import PROPERTIES, message_of, shown
 from fennel_core.connectors.references import Access, address_of, kind_of
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.definition.sealed_request import reseal_connector, seal_connector
@@ -70,7 +71,7 @@ def test_a_rotation_keeps_what_is_not_given(sealer: Sealer) -> None:
     was = decode_database(connector_pb2.ExtDatabase.FromString(before))
     assert isinstance(was, Access)
     assert after != was
-    assert (after.name, address_of(after)) == (was.name, address_of(was))  # type: ignore[arg-type]
+    assert (after.name, address_of(after)) == (was.name, address_of(was))  # type: ignore[arg-type]  # of Kafka
     password = after.login.password  # type: ignore[union-attr]  # of Kafka
     assert isinstance(password, SealedSecret)
     assert sealer.open(SHOP, CREDENTIAL, password.token.encode()) == "second-word"

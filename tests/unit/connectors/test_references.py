@@ -11,7 +11,7 @@ from fennel_core.blueprints.streams import stream_of
 from fennel_core.connections.stored_connectors import ConnectorNotStored, required
 from fennel_core.connectors.references import (
     Access,
-    Users,
+    ConnectorUsers,
     is_other,
     reference_of,
     resolved_catalog,
@@ -96,7 +96,7 @@ def test_users_of_a_connector_are_named_once_with_branch_and_dataset() -> None:
         replace(binding(), source=source("Files", table=FILES)),
         replace(binding(), source=source("Others", table=replace(NAMED, db=KAFKA))),
     )
-    users = Users({"main": main, "copy": main}, (source("New", table=NAMED),))
+    users = ConnectorUsers({"main": main, "copy": main}, (source("New", table=NAMED),))
     assert users.titles("shop", "kafka") == [
         "the source of dataset `New` in a commit under way",
         "the source of dataset `Orders` in branch `copy`",

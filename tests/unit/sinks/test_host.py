@@ -26,7 +26,17 @@ from fennel_core.sinks.writer import NO_ERASURES, KeyErasures, SinkWriter
 from fennel_core.sources.controls import MemorySourceControls
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.wire.connectors import S3, Cdc, JsonFormat, Kafka, KafkaTopic, Login, S3Table, Sink
+from fennel_core.wire.connectors import (
+    S3,
+    Cdc,
+    JsonFormat,
+    Kafka,
+    KafkaTopic,
+    Login,
+    PlainSecret,
+    S3Table,
+    Sink,
+)
 from tests.support.polling import eventually
 from tests.support.sink_world import USERS, MemoryTopic, SinkWorld, frame
 
@@ -332,3 +342,23 @@ def test_branches_with_the_same_sink_share_it_with_the_newest_credentials() -> N
 
 def test_a_sink_rests_for_longer_after_each_failure() -> None:
     assert [pause_s(n) for n in (1, 2, 3, 100)] == [1.0, 2.0, 4.0, 60.0]
+
+
+async def test_a_broken_sink_is_written_again_with_new_credentials_and_no_other_starts_again(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for pause in ("FIRST_PAUSE_S", "LONGEST_PAUSE_S"):
+        monkeypatch.setattr(targets, pause, 1000.0)
+    host.broken.add("one")
+    host.listed.found = [catalog(ONE, TWO)]
+    await eventually(lambda: host.reasons().get("kafka/one") == "the cluster is away", within_s=20)
+    assert host.report()[0].remedy == (
+        "if its credentials have changed: fennel-core connector rotate kafka"
+    )
+    await eventually(lambda: host.written().get("kafka/two") == 1, within_s=20)
+    other = host._running[TWO.positions]
+    host.broken.clear()
+    changed = replace(CONNECTOR, login=Login(PlainSecret("ann"), PlainSecret("new")))
+    host.listed.found = [catalog(binding("one", "shop.sink.a.1", changed), TWO)]
+    await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
+    assert host._running[TWO.positions] is other

@@ -13,7 +13,7 @@ import pytest
 from py4j.protocol import Py4JError
 from structlog.testing import capture_logs
 
-from fennel_core.blueprints.spec import Catalog
+from fennel_core.blueprints.spec import Catalog, SourceBinding
 from fennel_core.connections.errors import JvmExited, SystemUnavailable
 from fennel_core.connections.external_kafka import ExternalKafkaUnusable
 from fennel_core.settings.model import Settings
@@ -23,6 +23,7 @@ from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import Broken, Feed, FeedProgress, Reading
 from fennel_core.sources.host import SourceHost
 from fennel_core.vocab.ids import TopicName, WorkspaceId
+from fennel_core.wire.connectors import Kafka, KafkaTopic, Login, PlainSecret, SealedSecret
 from tests.support.ingest_world import catalog
 from tests.support.polling import eventually
 from tests.support.source_world import RAW, stream_source
@@ -294,3 +295,39 @@ async def test_the_status_of_each_stream_is_stored(running: tuple[Host, Cluster]
 
     await eventually(told)
     assert (await host._controls.statuses())[OTHER].reason is None
+
+
+async def test_new_credentials_start_their_stream_again_at_once_and_no_other(
+    running: tuple[Host, Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, cluster = running
+    monkeypatch.setattr(feeds, "FIRST_PAUSE_S", 1000.0)
+    monkeypatch.setattr(feeds, "LONGEST_PAUSE_S", 1000.0)
+    host.stored = {"kafka"}
+    other = replace(stream_source("Others"), raw_topic=OTHER)
+    host.catalogs = [catalog(with_login("old"), other)]
+    await eventually(lambda: len(cluster.queries) == 2)
+    cluster.refused = {RAW: ExternalKafkaUnusable("authentication failed")}
+    cluster.queries[RAW][0].reason = "authentication failed"
+    await eventually(lambda: isinstance(host.state(RAW), Broken))
+    assert [each.remedy for each in host.report()] == [
+        "if its credentials have changed: fennel-core connector rotate kafka",
+        None,
+    ]
+    host.stored = set()
+    assert "commit connector `kafka`" in (host.report()[0].remedy or "")
+    cluster.refused = {}
+    host.catalogs = [catalog(with_login("new"), other)]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    assert [len(cluster.queries[topic]) for topic in (RAW, OTHER)] == [2, 1]
+    assert not cluster.queries[OTHER][0].stopped
+
+
+def with_login(fingerprint: str) -> SourceBinding:
+    """Return a stream whose password has this fingerprint."""
+    bound = stream_source()
+    table = bound.source.table
+    assert isinstance(table, KafkaTopic)
+    assert isinstance(table.db, Kafka)
+    db = replace(table.db, login=Login(PlainSecret("ann"), SealedSecret(fingerprint, "x")))
+    return replace(bound, source=replace(bound.source, table=replace(table, db=db)))

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.orchestrator import CommitOrchestrator
 from fennel_core.settings.model import Settings
@@ -295,3 +296,25 @@ async def test_the_end_of_a_run_and_a_report_may_meet() -> None:
     assert state_of(runs.rows[RAW], NOW) is RunState.COMPLETE
     with pytest.raises(RunStopped, match="another run has begun"):
         await TableJob(Settings(), view, runs, "r2")._store(lambda row, now: row)
+
+
+def with_password(word: str) -> SourceBinding:
+    connector = Postgres("pg", "db", 5432, "shop", None, Login(PlainSecret("u"), PlainSecret(word)))
+    return table_source(table=PostgresTable(connector, "users", None))
+
+
+async def test_a_broken_source_is_due_when_its_connector_has_changed() -> None:
+    runs, starter, targets = MemoryTableRuns(NOW, {RAW}), Starter(), Targets(with_password("a"))
+    controls = MemorySourceControls(lambda: runs.now, {RAW})
+    loop = TableSchedule(targets, runs, controls, starter, 9)
+    await loop.look()
+    runs.rows[RAW] = failed(runs.rows[RAW], "refused", timedelta(seconds=10), NOW)
+    await loop.look()
+    assert len(starter.started) == 1, "its pause is not over"
+    targets.catalogs = [catalog(with_password("b"))]
+    await loop.look()
+    assert len(starter.started) == 2
+    runs.rows[RAW] = completed(runs.rows[RAW], READ, NOW)
+    targets.catalogs = [catalog(with_password("c"))]
+    await loop.look()
+    assert len(starter.started) == 2, "what works is read when it is due"
