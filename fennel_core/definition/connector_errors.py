@@ -14,8 +14,6 @@ NAMED = 20
 class ConnectorError(DefinitionError):
     """Root of these errors. The class fixes status and code."""
 
-    CODE = "connector-call"
-
 
 class ConnectorUnknown(ConnectorError):
     """The workspace stores no connector of this name."""
