@@ -172,6 +172,7 @@ def test_an_unchanged_commit_creates_and_destroys_nothing(upgraded: Upgraded) ->
     assert_that_an_unchanged_commit_changes_nothing(upgraded, MAIN, sent)
 
 
+@pytest.mark.long
 def test_without_local_state_the_snapshots_give_the_same_responses(restored: Upgraded) -> None:
     newest = {manifest for (manifest,) in restored.rows(NEWEST_SNAPSHOTS)}
     used = {line["snapshot"] for line in restored.engine_log("restored from snapshot")}
@@ -180,11 +181,13 @@ def test_without_local_state_the_snapshots_give_the_same_responses(restored: Upg
     assert restored.differences("requests") == []
 
 
+@pytest.mark.long
 def test_another_number_of_partitions_in_the_settings_changes_nothing(restored: Upgraded) -> None:
     for branch, body in stored_requests(restored).items():
         assert_that_an_unchanged_commit_changes_nothing(restored, branch, body)
 
 
+@pytest.mark.long
 def test_a_commit_revives_what_the_released_version_retained(restored: Upgraded) -> None:
     body = (restored.folder / "requests" / "visits.binpb").read_bytes()
     report = restored.market.call("POST", "/commit", body, incremental="true")
@@ -210,6 +213,7 @@ def assert_that_new_rows_show(upgraded: Upgraded) -> None:
     }
 
 
+@pytest.mark.long
 def test_new_rows_show_in_features(restored: Upgraded) -> None:
     market.new_rows(restored.market)
     restored.market.settle()

@@ -5,10 +5,13 @@ orphaned topics, ledger steps, next actions.
 from __future__ import annotations
 
 import asyncio
+import time
 import uuid
-from datetime import datetime, timedelta
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
 
 import pytest
+from confluent_kafka import OFFSET_END, TopicPartition
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewTopic
 
@@ -157,6 +160,55 @@ def test_the_history_maintenance_dag_merges_small_files_with_spark(
     after = files_of(workspace)
     assert after == {place: (1, row_count) for place, (_, row_count) in before.items()}
     assert [sorted(read_rows(Settings(), each), key=str) for each in modes] == read
+
+
+@pytest.mark.long
+@pytest.mark.timeout(600)
+def test_the_history_maintenance_dag_removes_expired_versions_that_newer_ones_replaced(
+    airflow: Airflow, workspace: str, shop: str
+) -> None:
+    """The clock of retention is the last acceptance: of the versions of each key, only the newest
+    is younger than a minute by it.
+    """
+    kept = Path(shop)
+    kept.write_text(kept.read_text().replace("index=True", 'index=True, history="1m"'))
+    filled(airflow, workspace, shop)
+    for day in (2, 3, 4):
+        log_orders(workspace, f"2026-01-0{day}T00:00:00")
+    asyncio.run(rolled(workspace))
+    time.sleep(70)  # a tenth of the minute more
+    log_orders(workspace, datetime.now(UTC).isoformat())
+    asyncio.run(rolled(workspace))
+    assert airflow.run("snapshot")["state"] == "success"
+    delete_records(workspace)
+    asked = {"dataset": "Order", "workspace": workspace}
+    newest = sorted(read_rows(Settings(), asked), key=str)
+    versions = read_rows(Settings(), asked | {"mode": "changelog"})
+    assert [len(newest), len(versions)] == [3, 15]
+
+    run = airflow.run("history_maintenance")
+
+    log_text = airflow.log(run["dag_run_id"], "compact", "history_maintenance")
+    assert run["state"] == "success", log_text
+    left = read_rows(Settings(), asked | {"mode": "changelog"})
+    since = datetime(2026, 1, 4, tzinfo=UTC)
+    assert sorted(left, key=str) == sorted((row for row in versions if row[2] >= since), key=str)
+    assert len(left) == 6, "of each user the last expired version, and the new one"
+    assert sorted(read_rows(Settings(), asked), key=str) == newest
+
+
+def delete_records(workspace: str) -> None:
+    """Delete the rows that Kafka has of the workspace, as its retention does."""
+    admin = AdminClient(client_config(Settings()))
+    topics = admin.list_topics(timeout=10).topics.items()
+    parts = [
+        TopicPartition(name, part, OFFSET_END)
+        for name, topic in topics
+        if name.startswith(f"{workspace}.") and ".topic." in name
+        for part in topic.partitions
+    ]
+    for deleted in admin.delete_records(parts).values():
+        deleted.result(30)
 
 
 def files_of(workspace: str) -> dict[tuple[object, object], tuple[object, object]]:

@@ -198,6 +198,7 @@ def no_scheduled_snapshots(airflow: Airflow) -> Iterator[None]:
         yield
 
 
+@pytest.mark.long
 def test_the_drill_dag_passes_healthy_states_and_detects_tampered_ones(
     airflow: Airflow, no_scheduled_snapshots: None, workspace: str, shop: str, tmp_path: Path
 ) -> None:

@@ -316,6 +316,7 @@ def forget(bench: Bench, before: Mapping[offsets.Source, Offset]) -> None:
     offsets.delete_before(AdminClient(client_config(bench.settings)), before, 30)
 
 
+@pytest.mark.long
 async def test_new_jobs_over_a_truncated_log_wait_for_a_batch_and_equal_a_recompute(
     bench: Bench, monkeypatch: pytest.MonkeyPatch
 ) -> None:

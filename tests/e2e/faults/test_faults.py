@@ -39,7 +39,13 @@ EVERY_STEP = {
 """The middle of each task."""
 
 
-@pytest.mark.parametrize("where", EVERY_STEP.values(), ids=EVERY_STEP)
+@pytest.mark.parametrize(
+    "where",
+    [
+        pytest.param(where, id=step, marks=[] if where == SWITCH else pytest.mark.long)
+        for step, where in EVERY_STEP.items()
+    ],
+)
 async def test_a_task_killed_midway_is_retried_and_the_commit_succeeds(
     world: World, settings: Settings, where: tuple[str, str]
 ) -> None:
@@ -52,7 +58,9 @@ async def test_a_task_killed_midway_is_retried_and_the_commit_succeeds(
     await moving.is_committed()
 
 
-@pytest.mark.parametrize("where", [SWITCH, DESTROYED], ids=["T2", "destroy"])
+@pytest.mark.parametrize(
+    "where", [SWITCH, pytest.param(DESTROYED, marks=pytest.mark.long)], ids=["T2", "destroy"]
+)
 async def test_a_commit_succeeds_although_its_postgres_connection_is_cut(
     world: World, settings: Settings, where: tuple[str, str]
 ) -> None:
@@ -65,7 +73,9 @@ async def test_a_commit_succeeds_although_its_postgres_connection_is_cut(
     await moving.is_committed()
 
 
-@pytest.mark.parametrize("where", [COMPILE, CREATED], ids=["T1", "create"])
+@pytest.mark.parametrize(
+    "where", [pytest.param(COMPILE, marks=pytest.mark.long), CREATED], ids=["T1", "create"]
+)
 async def test_the_server_undoes_a_run_that_is_cancelled_before_the_switch(
     world: World, settings: Settings, airflow: Airflow, where: tuple[str, str]
 ) -> None:
@@ -124,6 +134,7 @@ async def test_of_two_commits_of_a_branch_the_second_waits_and_its_conflict_is_n
 # --- unavailable services -------------------------------------------------------------------------
 
 
+@pytest.mark.long
 async def test_a_commit_is_refused_without_airflows_api_and_accepted_with_it(
     world: World, settings: Settings
 ) -> None:
@@ -138,6 +149,7 @@ async def test_a_commit_is_refused_without_airflows_api_and_accepted_with_it(
     await moving.is_committed()
 
 
+@pytest.mark.long
 async def test_a_commit_sent_while_the_scheduler_is_frozen_runs_when_it_resumes(
     world: World, settings: Settings
 ) -> None:

@@ -106,6 +106,7 @@ def by_request(answer: dict[str, Any]) -> list[list[Any]]:
     return sorted(answer["rows"], key=lambda each: (each[request], each[row]))
 
 
+@pytest.mark.long
 async def test_logged_queries_become_rows_of_a_dataframe(
     world: World, topics: QueryLogTopics
 ) -> None:

@@ -36,6 +36,7 @@ def workspace() -> Iterator[str]:
     assert deleted.status_code == 200
 
 
+@pytest.mark.long
 @pytest.mark.timeout(120 + 60 * COMMITS)
 def test_every_answer_during_commits_is_complete(workspace: str) -> None:
     settings, rng = Settings(), random.Random(COMMITS)  # noqa: S311  # repeatable, and no secret

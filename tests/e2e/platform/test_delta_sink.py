@@ -49,6 +49,7 @@ def people(first: int, count: int) -> dict[str, list[Any]]:
     }
 
 
+@pytest.mark.long
 async def test_changes_are_rows_of_a_table_once_from_history_on_across_a_kill(
     make: Callable[[], Awaitable[Api]], settings: Settings, tmp_path: Path
 ) -> None:

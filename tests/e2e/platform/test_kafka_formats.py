@@ -164,6 +164,7 @@ async def dead_letters(api: Api) -> list[dict[str, Any]]:
     return list((await api.good("GET", "/dead_letters/rows"))["rows"])
 
 
+@pytest.mark.long
 async def test_avro_and_change_data_of_topics_become_rows(
     make: Callable[[], Awaitable[Api]],
     settings: Settings,

@@ -179,6 +179,7 @@ HTTP_SINK = """
 """
 
 
+@pytest.mark.long
 async def test_changes_are_sent_from_history_on_and_refused_rows_are_dead_letters(
     make: Callable[[], Awaitable[Api]], settings: Settings, tmp_path: Path
 ) -> None:

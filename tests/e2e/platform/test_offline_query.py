@@ -38,6 +38,7 @@ def assert_that_the_result_is_in(bucket: str, status: dict[str, Any], settings: 
     assert frame["Shopper.placed"].to_list() == [1, 3, 0]
 
 
+@pytest.mark.long
 def test_a_client_asks_for_training_data_and_gets_features_as_of_each_time() -> None:
     settings = Settings()
     workspace = f"offline-{uuid.uuid4().hex[:8]}"
