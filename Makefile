@@ -84,7 +84,7 @@ test: env jars ## Run everything that CI runs; leaves the platform running
 	.venv/bin/python -m tests.conformance.run --ratchet
 
 proofs: env jars ## Run the long proofs that `make test` leaves out
-	$(TESTS) -m long $(PYTEST_ARGS) tests
+	$(TESTS) $(PLATFORMS) -m long $(PYTEST_ARGS) tests || { $(RETRY) -m long $(PYTEST_ARGS) tests; }
 
 sim: env ## Simulate crashes, pauses, zombies and lost responses: `make sim WORLD=engine SEEDS=300` or WORLD=commit
 	.venv/bin/python -m tests.sim.run --world $(WORLD) --seeds $(SEEDS)

@@ -33,6 +33,7 @@ from tests.hostile.spark_tasks import ROWS
 from tests.support.executors import CLIENT_PYTHON
 from tests.support.polling import eventually_sync
 
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3.11")
 """An interpreter that other users can read, unlike one in a home folder."""
@@ -54,9 +55,9 @@ def packages_of(python: Path) -> Path:
 
 
 def users() -> list[Any]:
-    """As root, an ordinary user is the default, and root itself a long proof."""
+    """As root, also as an ordinary user."""
     if os.getuid() == 0 and SYSTEM_PYTHON.exists():
-        return [ORDINARY_USER, pytest.param(None, marks=pytest.mark.long)]
+        return [ORDINARY_USER, None]
     return [None]
 
 

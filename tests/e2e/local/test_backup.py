@@ -166,6 +166,7 @@ def test_an_installation_with_data_is_refused(backup: FolderStorage, source: Own
         restore_backup(settings_of(source), backup, PASSPHRASE, silent)
 
 
+@pytest.mark.long
 def test_another_passphrase_is_refused_before_anything_is_written(
     backup: FolderStorage, target: OwnPlatform
 ) -> None:
@@ -199,6 +200,7 @@ def test_a_place_with_files_is_refused(backup: FolderStorage, source: OwnPlatfor
         take_backup(settings_of(source), backup, PASSPHRASE, silent)
 
 
+@pytest.mark.long
 def test_a_failed_restore_leaves_the_target_empty(
     backup: FolderStorage, target: OwnPlatform, tmp_path: Path
 ) -> None:
@@ -366,6 +368,7 @@ def content(made: BackupManifest) -> dict[str, str]:
     }
 
 
+@pytest.mark.long
 def test_a_backup_in_a_bucket_is_the_same(
     backup: FolderStorage, source: OwnPlatform, target: OwnPlatform
 ) -> None:

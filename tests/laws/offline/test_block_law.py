@@ -111,7 +111,7 @@ def plain(chunk: TimelineChunk) -> pl.DataFrame:
 
 
 relaxed = settings(
-    max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=75, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 

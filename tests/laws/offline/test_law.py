@@ -104,7 +104,7 @@ def plain(rows: list[Any]) -> list[Any]:
 
 
 @settings(
-    max_examples=100,
+    max_examples=50,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )
@@ -128,7 +128,7 @@ def test_offline_is_what_a_query_as_of_that_time_returns(
 
 
 @settings(
-    max_examples=60,
+    max_examples=30,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

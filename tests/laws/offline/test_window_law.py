@@ -94,7 +94,7 @@ def _rest(spec: wire.Spec) -> list[object]:
 
 
 @settings(
-    max_examples=200,
+    max_examples=100,
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.data_too_large],
 )

@@ -42,8 +42,8 @@ from tests.sim.engine.line_coverage import WANTED_PERCENT, covered
 from tests.sim.engine.model_archive import ROOT
 from tests.sim.engine.world import quiet, simulate
 
-SEEDS = 300
-CAUGHT_WITHIN = SEEDS
+SEEDS = 150
+CAUGHT_WITHIN = 300
 """Number of seeds of which at least one must catch a deliberate fault."""
 RECORDED = (
     351,  # a paused owner resumes and opens the state that its successor left on the shared disk
