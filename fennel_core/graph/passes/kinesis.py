@@ -34,8 +34,8 @@ def unusable_stream(table: c.KinesisStream) -> Iterator[str]:
     """Yield what about a stream cannot be served, as the end of a sentence about its connector."""
     if isinstance(table.db, c.NamedReference) or not table.db.role_arn:
         yield (
-            "is a reference to a connector that was defined elsewhere, and this platform has no "
-            "list of connectors yet; define it with `role_arn` in the code"
+            "has no role, and connectors of Kinesis are not stored by name; define it with "
+            "`role_arn` in the code"
         )
         return
     if ROLE_ARN.fullmatch(table.db.role_arn) is None:

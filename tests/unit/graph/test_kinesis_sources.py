@@ -56,8 +56,8 @@ def test_what_has_no_effect_is_refused(changes: dict[str, object], text: str) ->
 @pytest.mark.parametrize(
     ("table", "text"),
     [
-        (replace(STREAM, db=Kinesis("shop", "")), "defined elsewhere"),
-        (replace(STREAM, db=NamedReference("shop", "kinesis")), "defined elsewhere"),
+        (replace(STREAM, db=Kinesis("shop", "")), "not stored by name"),
+        (replace(STREAM, db=NamedReference("shop", "kinesis")), "not stored by name"),
         (replace(STREAM, db=Kinesis("shop", "role/reader")), "not the ARN of a role"),
         (replace(STREAM, stream_arn="orders"), "not the ARN of a stream"),
         (
