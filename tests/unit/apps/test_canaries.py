@@ -21,6 +21,7 @@ CANARIES = {
     "FENNEL_AIRFLOW_PASSWORD": "canary-airflow-password",
     "FENNEL_ADMIN_TOKEN": "canary-admin-token",
     "FENNEL_KAFKA_PASSWORD": "canary-kafka-password",
+    "FENNEL_AWS_SECRET_KEY": "canary-aws-secret-key",
 }
 PROGRAM = """
 import asyncio, importlib, logging, sys
