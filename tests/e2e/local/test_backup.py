@@ -7,6 +7,7 @@ platform.
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -45,7 +46,12 @@ def silent(_: str) -> None: ...
 
 
 def settings_of(platform: OwnPlatform) -> Settings:
-    return Settings(_env_file=platform.data / "env")  # type: ignore[call-arg]  # pydantic's
+    # In the environment may be those of the platform that other tests of the process use.
+    others = [name for name in os.environ if name.startswith("FENNEL_")]
+    with pytest.MonkeyPatch.context() as environment:
+        for name in others:
+            environment.delenv(name)
+        return Settings(_env_file=platform.data / "env")  # type: ignore[call-arg]  # pydantic's
 
 
 @pytest.fixture(scope="module")
