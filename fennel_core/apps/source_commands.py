@@ -54,13 +54,16 @@ def _print(row: dict[str, Any]) -> None:
             if each["accepted"] is None
             else f": {each['accepted']} rows, {each['late']} late, {each['dead']} dead letters"
         )
-        click.echo(f"    {each['dataset']} ({each['cdc']}){counted}")
+        ended = ", ended" if each["ended"] else ""
+        click.echo(f"    {each['dataset']} ({each['cdc']}){counted}{ended}")
     if row["positions"]:
         offsets = ", ".join(f"{part}: {offset}" for part, offset in row["positions"].items())
         click.echo(f"    next offsets by partition: {offsets}")
     if row["paused_by"] is not None:
         click.echo(f"    paused by {row['paused_by']} at {row['paused_at']}")
-    if row["error"] is not None:
+    if row["state"] == "ended" and row["ended_at"] is not None:
+        click.echo(f"    ended at {row['ended_at']}: nothing came for its idleness")
+    if row["error"] is not None and row["state"] != "ended":
         retry = "" if row["retry_at"] is None else f", next attempt at {row['retry_at']}"
         click.echo(f"    failed {row['failures']} times in a row{retry}: {row['error']}")
 
@@ -81,7 +84,7 @@ def source_pause(caller: Caller, name: str) -> None:
 @click.argument("name")
 @click.pass_obj
 def source_resume(caller: Caller, name: str) -> None:
-    """Read source NAME on from where it was paused."""
+    """Read source NAME on from where it was paused, or where a bounded one has ended."""
     called(caller, "POST", "/sources/resume", body={"source": name})
     click.echo(f"Source {name} is resumed.")
 

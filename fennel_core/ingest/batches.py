@@ -216,7 +216,8 @@ def _in_time(
     Rows after the end do not belong to the source and are not counted as late.
     """
     progress = start.progress.get(binding.identity, SourceProgress())
-    if has_ended(progress, binding.source, start.now_us):
+    # A partition of a stream that is silent does not say that the others are: its reader decides.
+    if binding.positions is None and has_ended(progress, binding.source, start.now_us):
         return replace(rows, frame=rows.frame.clear(), numbers=rows.numbers[:0]), None
     if rows.kind is not RowKind.EVENT:
         return rows, None

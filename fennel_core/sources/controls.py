@@ -3,9 +3,10 @@
 A source is known by the raw topic that it is written to, which all branches share. A pause is kept
 until it is lifted, whatever is restarted, and with the raw topic if a version removes the source
 and a later one revives it. The *generation* of a source counts the steps of its rewinds: a query
-that began at another one may not have seen them, however short the pause was. A status says how the
-source was when the process last looked; nothing is decided by it. `postgres.py` is the real
-implementation.
+that began at another one may not have seen them, however short the pause was. A bounded source
+*ends* when nothing was found in it for its idleness, and is not read any more until it is resumed
+or rewound. A status says how the source was when the process last looked; nothing is decided by it.
+`postgres.py` is the real implementation.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from typing import Protocol
 
-from fennel_core.vocab.ids import TopicName
+from fennel_core.vocab.ids import Identity, TopicName, WorkspaceId
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +25,15 @@ class SourcePause:
 
     by: str
     at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class SourceEnd:
+    """When a bounded source has ended; idleness counts from when it was last reopened, if ever."""
+
+    ended_at: datetime | None
+    """None if it was read on since."""
+    reopened_at: datetime | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +76,30 @@ class SourceControls(Protocol):
         ...
 
     async def resume(self, topics: Collection[TopicName]) -> None:
-        """Lift the pauses of sources."""
+        """Lift the pauses of sources, and reopen those that have ended."""
+        ...
+
+    async def ends(self) -> Mapping[TopicName, SourceEnd]:
+        """Return the ends of bounded sources, also of those that were read on afterwards."""
+        ...
+
+    async def end(self, topic: TopicName) -> None:
+        """End a source; one that has ended keeps the time."""
+        ...
+
+    async def reopen(self, topics: Collection[TopicName]) -> None:
+        """Let sources that have ended be read on."""
+        ...
+
+    async def silences(self, workspace: WorkspaceId) -> Mapping[Identity, float]:
+        """Return for how many seconds no row was accepted, of each source by `log` that had one."""
         ...
 
     async def begin_generation(self, topic: TopicName) -> bool:
-        """Begin the next generation of a source; return False, without one, if it is not paused."""
+        """Begin the next generation of a source, and reopen it if it has ended.
+
+        Return False, and change nothing, if it is not paused.
+        """
         ...
 
     async def generations(self) -> Mapping[TopicName, int]:
@@ -95,6 +124,8 @@ class MemorySourceControls:
     _pauses: dict[TopicName, SourcePause] = field(default_factory=dict)
     _generations: dict[TopicName, int] = field(default_factory=dict)
     _news: dict[TopicName, tuple[FeedNews, datetime]] = field(default_factory=dict)
+    _ends: dict[TopicName, SourceEnd] = field(default_factory=dict)
+    silent: dict[WorkspaceId, dict[Identity, float]] = field(default_factory=dict)
 
     async def pauses(self) -> Mapping[TopicName, SourcePause]:
         return dict(self._pauses)
@@ -107,11 +138,29 @@ class MemorySourceControls:
     async def resume(self, topics: Collection[TopicName]) -> None:
         for topic in topics:
             self._pauses.pop(topic, None)
+        await self.reopen(topics)
+
+    async def ends(self) -> Mapping[TopicName, SourceEnd]:
+        return dict(self._ends)
+
+    async def end(self, topic: TopicName) -> None:
+        before = self._ends.get(topic, SourceEnd(None))
+        if topic in self.topics and before.ended_at is None:
+            self._ends[topic] = SourceEnd(self.now(), before.reopened_at)
+
+    async def reopen(self, topics: Collection[TopicName]) -> None:
+        for topic in topics:
+            if topic in self._ends and self._ends[topic].ended_at is not None:
+                self._ends[topic] = SourceEnd(None, self.now())
+
+    async def silences(self, workspace: WorkspaceId) -> Mapping[Identity, float]:
+        return dict(self.silent.get(workspace, {}))
 
     async def begin_generation(self, topic: TopicName) -> bool:
         if topic not in self._pauses:
             return False
         self._generations[topic] = self._generations.get(topic, 0) + 1
+        await self.reopen([topic])
         return True
 
     async def generations(self) -> Mapping[TopicName, int]:

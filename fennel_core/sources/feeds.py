@@ -11,6 +11,7 @@ source starts when its commit switches and ends when the last version that has i
     running    it is not wanted, or wanted otherwise       stop
     running    it was rewound, so its generation differs   stop
     any        it is paused, so it is not wanted           as above
+    running    it is bounded, and exhausted                end it; so it is not wanted
     broken     its pause is over                           start
     broken     it is not wanted, or wanted otherwise       forget
 """
@@ -33,6 +34,7 @@ from fennel_core.sources.controls import FeedNews, FeedStatus
 from fennel_core.sources.store import FeedPartition
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 
+MICROS: Final = 1_000_000
 FIRST_PAUSE_S: Final = 1.0
 LONGEST_PAUSE_S: Final = 60.0
 """Back-off of a source that cannot be read: a rotated password is noticed within a minute."""
@@ -49,6 +51,8 @@ class Feed:
     table: StreamTable
     every_us: int | None = None
     """How often it is looked at, where the stream does not say that something is new."""
+    idleness_us: int | None = None
+    """Of a bounded source: how long nothing is found in it until it has ended."""
     generation: int = 0
     """See `sources.controls`; 0 where only the stream matters."""
 
@@ -83,7 +87,7 @@ def feeds_of(catalogs: Iterable[Catalog]) -> dict[TopicName, Feed]:
     """Return the feeds of the branches' versions, by raw topic.
 
     The first definition counts: the newest, whose credentials were tried last; of all of them, the
-    shortest `every`.
+    shortest `every`, and the longest `idleness`: who reads without an end needs all that comes.
     """
     found: dict[TopicName, Feed] = {}
     for catalog in catalogs:
@@ -99,10 +103,16 @@ def feeds_of(catalogs: Iterable[Catalog]) -> dict[TopicName, Feed]:
                 catalog.partitions,
                 table,
                 source.source.every_us,
+                source.source.idleness_us if source.source.bounded else None,
             )
             first = found.get(source.raw_topic, feed)
             given = [us for us in (first.every_us, feed.every_us) if us is not None]
-            found[source.raw_topic] = replace(first, every_us=min(given, default=None))
+            idle = [us for us in (first.idleness_us, feed.idleness_us) if us is not None]
+            found[source.raw_topic] = replace(
+                first,
+                every_us=min(given, default=None),
+                idleness_us=max(idle) if len(idle) == 2 else None,
+            )
     return found
 
 
@@ -114,6 +124,13 @@ class FeedProgress:
     """Messages in the stream that were not read yet; None if the query did not report it."""
     behind_ms: int | None = None
     """How old the last record is beside the newest one, where messages cannot be counted."""
+    looked_s: float | None = None
+    """When a look began that left nothing unread (monotonic clock); None if there was none yet."""
+
+    @property
+    def is_caught_up(self) -> bool:
+        """Whether nothing was left."""
+        return self.behind == 0 if self.behind_ms is None else self.behind_ms == 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +144,8 @@ class Reading:
     behind: int | None = None
     """Messages that were left at the end of the last batch; None before the first."""
     behind_ms: int | None = None
+    """As that of `FeedProgress`."""
+    looked_s: float | None = None
     """As that of `FeedProgress`."""
 
 
@@ -164,18 +183,31 @@ class FeedReport:
     """A user has paused it, so it is not read."""
     behind_ms: int | None = None
     """As that of `FeedProgress`."""
+    ended: bool = False
+    """It is bounded and has ended, so it is not read any more."""
     connector: str = field(default="", compare=False)
     remedy: str | None = field(default=None, compare=False)
     """What to do about a broken one if the credentials of its connector have changed."""
 
 
-def report_of(states: States, paused: Iterable[Feed] = ()) -> list[FeedReport]:
-    """Return a report of each feed, the broken ones first, and those that are `paused`."""
+def report_of(
+    states: States, paused: Iterable[Feed] = (), ended: Iterable[Feed] = ()
+) -> list[FeedReport]:
+    """Return a report of each feed, the broken ones first, and those that are not read."""
     found = [
         FeedReport(
-            feed.workspace, feed.title, 0, 0, None, None, paused=True, connector=feed.table.db.name
+            feed.workspace,
+            feed.title,
+            0,
+            0,
+            None,
+            None,
+            paused=not has_ended,
+            ended=has_ended,
+            connector=feed.table.db.name,
         )
-        for feed in paused
+        for feeds, has_ended in ((paused, False), (ended, True))
+        for feed in feeds
         if feed.raw_topic not in states
     ]
     found += [
@@ -198,14 +230,15 @@ def scheduled_report(
     feeds: Mapping[TopicName, Feed],
     statuses: Mapping[TopicName, FeedStatus],
     paused: Collection[TopicName],
+    ended: Collection[TopicName] = (),
 ) -> list[FeedReport]:
     """Return a report of each source on a schedule, from what its runs have stored."""
     found = []
     for topic, feed in feeds.items():
         status = statuses.get(topic)
         failures = 0 if status is None else status.failures
-        stops = topic in paused
-        reason = None if status is None or stops else status.reason
+        stops, has_ended = topic in paused, topic in ended
+        reason = None if status is None or stops or has_ended else status.reason
         found.append(
             FeedReport(
                 feed.workspace,
@@ -215,6 +248,7 @@ def scheduled_report(
                 None,
                 reason,
                 paused=stops,
+                ended=has_ended and not stops,
                 connector=feed.table.db.name,
             )
         )
@@ -252,7 +286,26 @@ def seen(state: Reading, progress: FeedProgress | None, now_s: float) -> Reading
     failures = 0 if well else state.failures
     if progress is None:
         return replace(state, failures=failures)
-    return replace(state, failures=failures, behind=progress.behind, behind_ms=progress.behind_ms)
+    return replace(
+        state,
+        failures=failures,
+        behind=progress.behind,
+        behind_ms=progress.behind_ms,
+        looked_s=progress.looked_s,
+    )
+
+
+def is_exhausted(state: Reading, found_s: float | None) -> bool:
+    """Return whether a bounded feed has ended: nothing was found in it for its idleness.
+
+    `found_s`: when rows of it were last found, by the clock of the looks. The time counts from when
+    the reading began, so the feed was asked all the while: a source that was broken, or whose
+    process was away, ends later, and never with rows in it that were not asked for.
+    """
+    if state.feed.idleness_us is None or state.looked_s is None:
+        return False
+    quiet_s = state.looked_s - max(state.since_s, found_s or state.since_s)
+    return quiet_s > state.feed.idleness_us / MICROS
 
 
 def broken(feed: Feed, before: FeedState | None, reason: str, now_s: float) -> Broken:

@@ -18,7 +18,7 @@ import contextlib
 import math
 import shutil
 import time
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
 from typing import Final, Protocol, TypeVar
 
@@ -50,6 +50,7 @@ from fennel_core.sources.feeds import (
     Reading,
     broken,
     feeds_of,
+    is_exhausted,
     news_of,
     report_of,
     scheduled_report,
@@ -95,7 +96,7 @@ REASON_LINES: Final = 3
 MICROS: Final = 1e6
 FEEDS = metrics.gauge(
     "fennel_stream_sources",
-    "Streaming sources by state: `running`, `broken` or `paused`.",
+    "Streaming sources by state: `running`, `broken`, `paused` or `ended`.",
     ("state",),
 )
 BEHIND = metrics.gauge(
@@ -126,6 +127,9 @@ class SourceHost:
         self._spark: SparkSession | None = None
         self._wanted: dict[TopicName, Feed] = {}
         self._paused: list[Feed] = []
+        self._over: list[Feed] = []
+        self._found: dict[TopicName, float] = {}
+        """When rows of a feed were last found."""
         self._controls: SourceControls = PostgresSourceControls(pool)
         self._told: tuple[float, list[FeedNews]] = (-math.inf, [])
         self._measured: dict[Gauge, set[tuple[str, str]]] = {}
@@ -136,7 +140,7 @@ class SourceHost:
         """Return what is known of each feed."""
         return [
             each if each.reason is None else replace(each, remedy=self._remedy(each))
-            for each in (*self._tables, *report_of(self._states, self._paused))
+            for each in (*self._tables, *report_of(self._states, self._paused, self._over))
         ]
 
     def _remedy(self, report: FeedReport) -> str:
@@ -166,10 +170,12 @@ class SourceHost:
             }
             scheduled = {topic: feed for topic, feed in found.items() if feed.scheduled}
             statuses = await self._controls.statuses() if scheduled else {}
-            self._tables = scheduled_report(scheduled, statuses, pauses)
+            ends = await self._ends(found)
+            self._tables = scheduled_report(scheduled, statuses, pauses, ends)
             found = {topic: feed for topic, feed in found.items() if not feed.scheduled}
             self._paused = [feed for topic, feed in found.items() if topic in pauses]
-            self._wanted = {t: feed for t, feed in found.items() if t not in pauses}
+            self._over = [f for t, f in found.items() if t in ends and t not in pauses]
+            self._wanted = {t: f for t, f in found.items() if t not in pauses and t not in ends}
             await self._tell()
             self.problem = None
         except SystemUnavailable as lost:
@@ -180,6 +186,15 @@ class SourceHost:
             if self.problem != reason:
                 log.exception("the catalogs could not be read; retrying", reason=reason)
             self.problem = reason
+
+    async def _ends(self, feeds: Mapping[TopicName, Feed]) -> set[TopicName]:
+        """Return the bounded feeds that have ended; one without an end any more is read on."""
+        stored = await self._controls.ends()
+        ends = {t for t, each in stored.items() if t in feeds and each.ended_at is not None}
+        endless = {topic for topic in ends if feeds[topic].idleness_us is None}
+        if endless:
+            await self._controls.reopen(endless)
+        return ends - endless
 
     async def _tell(self) -> None:
         """Store the status of each feed if it has changed, and else now and then."""
@@ -214,6 +229,7 @@ class SourceHost:
         down = sum(isinstance(state, Broken) for state in self._states.values())
         FEEDS.labels("broken").set(down)
         FEEDS.labels("paused").set(len(self._paused))
+        FEEDS.labels("ended").set(len(self._over))
         FEEDS.labels("running").set(len(self._states) - down)
         reading = [each for each in self._states.values() if isinstance(each, Reading)]
         self._set(BEHIND, [(each.feed, each.behind) for each in reading])
@@ -276,7 +292,10 @@ class SourceHost:
             await self._failed(state.feed, reason)
             return
         progress = await self._in_thread(query.progress)
-        self._states[topic] = seen(state, progress, time.monotonic())
+        self._states[topic] = after = seen(state, progress, time.monotonic())
+        if is_exhausted(after, self._found.get(topic)):
+            await self._controls.end(topic)
+            log.info("source has ended", source=state.feed.title, workspace=state.feed.workspace)
 
     async def _start(self, feed: Feed) -> None:
         topic = feed.raw_topic
@@ -292,7 +311,13 @@ class SourceHost:
 
     def _started(self, feed: Feed) -> RunningFeed:
         assert self._spark is not None, "Spark is started before its first query"
-        return start_feed(StartedBy(self._spark, self._settings, feed, self._open, count_rows))
+
+        def count(counts: pa.Table) -> None:
+            if counts.num_rows:
+                self._found[feed.raw_topic] = time.monotonic()
+            count_rows(counts)
+
+        return start_feed(StartedBy(self._spark, self._settings, feed, self._open, count))
 
     def _open(self, workspace: WorkspaceId, secret: SealedSecret) -> str:
         return secrets.opened_credential(self._sealer, workspace, secret.token)

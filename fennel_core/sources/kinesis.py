@@ -184,9 +184,11 @@ class StreamRounds(Rounds):
         until_s = time.monotonic() + ROUND_EVERY_S
         self.stopped.wait(max(0.0, first_s - took_s))
         while not self.stopped.is_set() and time.monotonic() < until_s:
+            look_s = time.monotonic()
             try:
                 if self._is_new():
                     return
+                self.found_nothing_after(look_s)
             except StreamThrottled:
                 pause_s = max(pause_s, IDLE_S / 2)
             self.stopped.wait(pause_s)

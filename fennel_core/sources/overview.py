@@ -2,6 +2,7 @@
 
     state      condition                                             of
     sent       rows are sent by `log`                                webhooks
+    ended      it is bounded, and nothing came for its idleness      all
     paused     a user has paused it                                  streams
     parked     it cannot be read; it is tried again at `retry_at`    streams
     running    the process that reads it said so a moment ago        streams
@@ -12,16 +13,16 @@ A stream has the state of its feed, which all branches share.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
-from datetime import timedelta
+from datetime import datetime, timedelta
 from enum import StrEnum
 from typing import Any, Final
 
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.ingest.store import Branches
 from fennel_core.sources.controls import FeedStatus, SourcePause
-from fennel_core.sources.feeds import Feed, feeds_of
+from fennel_core.sources.feeds import MICROS, Feed, feeds_of
 from fennel_core.sources.positions import DatasetPosition, SourcePosition
 from fennel_core.vocab.ids import BranchName, Identity, TopicName
 from fennel_core.wire.connectors import Cdc, Source
@@ -38,6 +39,7 @@ class SourceState(StrEnum):
     """See the module."""
 
     SENT = "sent"
+    ENDED = "ended"
     PAUSED = "paused"
     PARKED = "parked"
     RUNNING = "running"
@@ -104,9 +106,35 @@ def is_versioned(view: SourceView) -> bool:
     return all(binding.source.cdc is Cdc.UPSERT for binding, _ in view.bindings.values())
 
 
-def state_of(view: SourceView, pause: SourcePause | None, status: FeedStatus | None) -> SourceState:
-    """Return the state of a source; see the module."""
-    return SourceState.SENT if view.feed is None else reported_state(pause, status)
+@dataclass(frozen=True, slots=True)
+class Orders:
+    """What the stores say about a source, beside its rows."""
+
+    pause: SourcePause | None = None
+    status: FeedStatus | None = None
+    ended_at: datetime | None = None
+    """When a bounded stream has ended."""
+
+
+def state_of(view: SourceView, orders: Orders, ended: Collection[Identity] = ()) -> SourceState:
+    """Return the state of a source; see the module. `ended`: sources by `log` that have ended."""
+    if view.feed is None:
+        is_over = all(identity in ended for identity, _ in view.bindings)
+        return SourceState.ENDED if is_over else SourceState.SENT
+    if orders.ended_at is not None and orders.pause is None:
+        return SourceState.ENDED
+    return reported_state(orders.pause, orders.status)
+
+
+def ended_sources(view: SourceView, silences: Mapping[Identity, float]) -> set[Identity]:
+    """Return the bounded sources of a webhook that have ended, from the seconds without a row."""
+    return {
+        binding.identity
+        for binding, _ in view.bindings.values()
+        if binding.source.bounded
+        and binding.source.idleness_us is not None
+        and silences.get(binding.identity, 0.0) * MICROS > binding.source.idleness_us
+    }
 
 
 def reported_state(pause: SourcePause | None, status: FeedStatus | None) -> SourceState:
@@ -120,12 +148,16 @@ def reported_state(pause: SourcePause | None, status: FeedStatus | None) -> Sour
 
 def source_row(
     view: SourceView,
-    pause: SourcePause | None,
-    status: FeedStatus | None,
+    orders: Orders,
     positions: Mapping[int, SourcePosition],
+    ended: Collection[Identity] = (),
 ) -> dict[str, Any]:
-    """Return a source as the API lists it. `error` is the last one, also of a paused source."""
-    state = state_of(view, pause, status)
+    """Return a source as the API lists it. `error` is the last one, also of a paused source.
+
+    `ended`: as for `state_of`.
+    """
+    pause, status, ended_at = orders.pause, orders.status, orders.ended_at
+    state = state_of(view, orders, ended)
     read = state in (SourceState.RUNNING, SourceState.PARKED)
     parked = state is SourceState.PARKED and status is not None
     return {
@@ -135,6 +167,7 @@ def source_row(
         "state": state.value,
         "paused_by": None if pause is None else pause.by,
         "paused_at": None if pause is None else pause.at.isoformat(timespec="seconds"),
+        "ended_at": None if ended_at is None else ended_at.isoformat(timespec="seconds"),
         "error": None if status is None else status.reason,
         "failures": 0 if status is None else status.failures,
         "retry_at": status.retry_at.isoformat(timespec="seconds")
@@ -145,6 +178,7 @@ def source_row(
         "positions": {str(number): each.next for number, each in sorted(positions.items())},
         "datasets": [
             _dataset_row(binding, having, positions.values())
+            | {"ended": state is SourceState.ENDED or binding.identity in ended}
             for binding, having in view.bindings.values()
         ],
     }

@@ -1,4 +1,4 @@
-"""Pauses and statuses of sources in Postgres (migrations 0020, 0028); see `controls.py`."""
+"""Orders and statuses of sources in Postgres (migrations 0020, 0028, 0030); see `controls.py`."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, LiteralString
 
 from fennel_core.connections.postgres import Pool, connection_of
-from fennel_core.sources.controls import FeedNews, FeedStatus, SourcePause
-from fennel_core.vocab.ids import TopicName
+from fennel_core.sources.controls import FeedNews, FeedStatus, SourceEnd, SourcePause
+from fennel_core.vocab.ids import Identity, TopicName, WorkspaceId
 
 PAUSES: Final[LiteralString] = "SELECT raw_topic, paused_by, paused_at FROM source_pause"
 PAUSE: Final[LiteralString] = """
@@ -18,8 +18,32 @@ PAUSE: Final[LiteralString] = """
 CHANNEL: Final = "pause"
 """Notified when a pause began or was lifted."""
 NOTIFY: Final[LiteralString] = "SELECT pg_notify(%(channel)s, '')"
-RESUME: Final[LiteralString] = "DELETE FROM source_pause WHERE raw_topic = ANY(%(topics)s)"
+RESUME: Final[LiteralString] = """
+    WITH reopened AS (
+        UPDATE source_end SET ended_at = NULL, reopened_at = now()
+        WHERE raw_topic = ANY(%(topics)s) AND ended_at IS NOT NULL
+    )
+    DELETE FROM source_pause WHERE raw_topic = ANY(%(topics)s)
+"""
+ENDS: Final[LiteralString] = "SELECT raw_topic, ended_at, reopened_at FROM source_end"
+END: Final[LiteralString] = """
+    INSERT INTO source_end AS e (raw_topic, ended_at)
+    SELECT a.id, now() FROM asset a WHERE a.id = %(topic)s
+    ON CONFLICT (raw_topic) DO UPDATE SET ended_at = now() WHERE e.ended_at IS NULL
+"""
+REOPEN: Final[LiteralString] = """
+    UPDATE source_end SET ended_at = NULL, reopened_at = now()
+    WHERE raw_topic = ANY(%(topics)s) AND ended_at IS NOT NULL
+"""
+SILENCES: Final[LiteralString] = """
+    SELECT identity, extract(epoch FROM clock_timestamp() - last_rows_at)::float8 FROM source_clock
+    WHERE workspace = %(workspace)s AND last_rows_at IS NOT NULL
+"""
 BEGIN_GENERATION: Final[LiteralString] = """
+    WITH reopened AS (
+        UPDATE source_end e SET ended_at = NULL, reopened_at = now() FROM source_pause p
+        WHERE p.raw_topic = e.raw_topic AND e.raw_topic = %(topic)s AND e.ended_at IS NOT NULL
+    )
     INSERT INTO source_rewind AS r (raw_topic, generation)
     SELECT p.raw_topic, 1 FROM source_pause p WHERE p.raw_topic = %(topic)s
     ON CONFLICT (raw_topic) DO UPDATE SET generation = r.generation + 1
@@ -47,7 +71,7 @@ STATUSES: Final[LiteralString] = """
 
 
 class PostgresSourceControls:
-    """`SourceControls` in the tables `source_pause`, `source_rewind` and `source_status`."""
+    """`SourceControls` in the tables `source_pause`, `_rewind`, `_end` and `_status`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -62,6 +86,19 @@ class PostgresSourceControls:
     async def resume(self, topics: Collection[TopicName]) -> None:
         await self._rows(RESUME, {"topics": list(topics)})
         await self._rows(NOTIFY, {"channel": CHANNEL})
+
+    async def ends(self) -> Mapping[TopicName, SourceEnd]:
+        return {TopicName(topic): SourceEnd(*rest) for topic, *rest in await self._rows(ENDS)}
+
+    async def end(self, topic: TopicName) -> None:
+        await self._rows(END, {"topic": topic})
+
+    async def reopen(self, topics: Collection[TopicName]) -> None:
+        await self._rows(REOPEN, {"topics": list(topics)})
+
+    async def silences(self, workspace: WorkspaceId) -> Mapping[Identity, float]:
+        rows = await self._rows(SILENCES, {"workspace": workspace})
+        return {Identity(identity): seconds for identity, seconds in rows}
 
     async def begin_generation(self, topic: TopicName) -> bool:
         return bool(await self._rows(BEGIN_GENERATION, {"topic": topic}))

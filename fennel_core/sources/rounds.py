@@ -9,6 +9,7 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from dataclasses import replace
 from functools import lru_cache
 from typing import Final
 
@@ -52,6 +53,12 @@ class Rounds(ABC):
     def rest(self, took_s: float) -> None:
         """Wait for the next round, or until `stopped` is set; the last one took so long."""
 
+    def found_nothing_after(self, look_s: float) -> None:
+        """Note a look that began then and found nothing new, if the last round left nothing."""
+        last = self._progress
+        if last is not None and last.is_caught_up:
+            self._progress = replace(last, looked_s=look_s)
+
     def progress(self) -> FeedProgress | None:
         return self._progress
 
@@ -77,7 +84,9 @@ class Rounds(ABC):
                 with self._turns.turn(self.stopped.is_set) as given:
                     if not given:
                         return
+                    look_s = time.monotonic()
                     self._progress = self.read()
+                    self.found_nothing_after(look_s)
                 self.rest(time.monotonic() - begun_s)
         except (PySparkException, Py4JError) as failed:
             self._reason = reason_of(str(failed)) or type(failed).__name__

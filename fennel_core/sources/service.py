@@ -13,9 +13,16 @@ from fennel_core.connectors.references import resolved_catalog
 from fennel_core.connectors.store import ConnectorStore, connectors_of
 from fennel_core.ingest.store import Branches, CatalogDirectory
 from fennel_core.sources.api_errors import OrderNotServed, SourceIsSent, SourceUnknown
-from fennel_core.sources.controls import SourceControls
+from fennel_core.sources.controls import SourceControls, SourceEnd
 from fennel_core.sources.feeds import Feed
-from fennel_core.sources.overview import PositionsOf, SourceView, source_row, source_views
+from fennel_core.sources.overview import (
+    Orders,
+    PositionsOf,
+    SourceView,
+    ended_sources,
+    source_row,
+    source_views,
+)
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
 from fennel_core.wire.connectors import Kafka, KafkaTopic, RecordFormat
@@ -71,17 +78,16 @@ class SourceService:
         feeds = [view.feed for view in views if view.feed is not None]
         positions = await asyncio.to_thread(self._read, feeds) if feeds else {}
         pauses, statuses = await self._controls.pauses(), await self._controls.statuses()
+        ends, silences = await self._controls.ends(), await self._controls.silences(workspace)
         rows = []
         for view in views:
             if view.feed is None:
-                rows.append(source_row(view, None, None, {}))
+                rows.append(source_row(view, Orders(), {}, ended_sources(view, silences)))
             else:
                 topic = view.feed.raw_topic
-                rows.append(
-                    source_row(
-                        view, pauses.get(topic), statuses.get(topic), positions.get(topic, {})
-                    )
-                )
+                end = ends.get(topic, SourceEnd(None))
+                orders = Orders(pauses.get(topic), statuses.get(topic), end.ended_at)
+                rows.append(source_row(view, orders, positions.get(topic, {})))
         return rows
 
     async def pause(self, workspace: WorkspaceId, name: str, by: str) -> None:
@@ -90,7 +96,7 @@ class SourceService:
         await self._controls.pause([feed.raw_topic], by)
 
     async def resume(self, workspace: WorkspaceId, name: str) -> None:
-        """Read a source on. Raises SourceUnknown and SourceIsSent."""
+        """Read a source on that was paused or has ended. Raises SourceUnknown and SourceIsSent."""
         _, feed = await self.feed(workspace, name, "resume")
         await self._controls.resume([feed.raw_topic])
 

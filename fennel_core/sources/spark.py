@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import time
 import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -50,6 +51,8 @@ _RAISED: Final = re.compile(
 _PLAN: Final = "=== Streaming Query ==="
 """Where Spark begins to describe the query that failed."""
 REASON_CHARS: Final = 500
+WAITS: Final = ("Waiting for data to arrive", "Waiting for next trigger")
+"""What a query says between two triggers."""
 log = structlog.get_logger(__name__)
 
 
@@ -86,17 +89,35 @@ def checkpoints(settings: Settings) -> Path:
 class FeedQuery:
     """A running query over one feed."""
 
-    def __init__(self, query: StreamingQuery, checkpoint: Path, inspector: TopicInspector) -> None:
+    def __init__(
+        self,
+        query: StreamingQuery,
+        checkpoint: Path,
+        inspector: TopicInspector,
+        trigger_s: float,
+    ) -> None:
         self._query, self._checkpoint, self._inspector = query, checkpoint, inspector
+        self._trigger_s = trigger_s
 
     def progress(self) -> FeedProgress | None:
-        """Return what the query reported at the end of its last batch; None before the first."""
-        reported = self._query.lastProgress
+        """Return what the query reported when it last looked; None before."""
+        reported, looked_s = self._query.lastProgress, self._looked_s()
         if reported is None:
-            return None
+            return None if looked_s is None else FeedProgress(0, looked_s=looked_s)
         (source,) = reported["sources"]
         end, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
-        return FeedProgress(None if end is None or latest is None else messages_behind(end, latest))
+        behind = None if end is None or latest is None else messages_behind(end, latest)
+        return FeedProgress(behind, looked_s=looked_s)
+
+    def _looked_s(self) -> float | None:
+        """Return when a trigger began, at the latest, that found nothing to read.
+
+        A query that waits has done so since its last trigger, which is at most two ago.
+        """
+        status = self._query.status
+        if status["message"] not in WAITS or status["isDataAvailable"]:
+            return None
+        return time.monotonic() - 2 * self._trigger_s
 
     def failure(self) -> str | None:
         """Return why the query has ended; None while it runs."""
@@ -156,7 +177,7 @@ def start_query(
         .trigger(processingTime=f"{settings.source_trigger_ms} milliseconds")
         .start()
     )
-    return FeedQuery(query, checkpoint, inspector)
+    return FeedQuery(query, checkpoint, inspector, settings.source_trigger_ms / 1000)
 
 
 def batch_writer(

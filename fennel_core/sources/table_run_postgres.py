@@ -1,4 +1,4 @@
-"""The runs of sources on a schedule in Postgres (migration 0023); see `table_runs.py`."""
+"""The runs of sources on a schedule in Postgres (migrations 0023, 0030); see `table_runs.py`."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from fennel_core.vocab.ids import TopicName
 
 READ: Final[LiteralString] = """
     SELECT now(), r.raw_topic, r.run, r.started_at, r.first_at, r.lease_until, r.completed_at,
-        r.failures, r.retry_at, r.reason, r.rows_read, r.cursor, r.held_by
+        r.failures, r.retry_at, r.reason, r.rows_read, r.cursor, r.held_by, r.last_rows_at
     FROM (SELECT 1) one LEFT JOIN source_run r ON true
 """
 INSERT: Final[LiteralString] = """
     INSERT INTO source_run (raw_topic, run, started_at, first_at, lease_until, completed_at,
-        failures, retry_at, reason, rows_read, cursor, held_by)
-    SELECT a.id, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s FROM asset a WHERE a.id = %s
+        failures, retry_at, reason, rows_read, cursor, held_by, last_rows_at)
+    SELECT a.id, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s, %s FROM asset a WHERE a.id = %s
     ON CONFLICT DO NOTHING RETURNING 1
 """
 UPDATE: Final[LiteralString] = """
     UPDATE source_run SET run = %s, started_at = %s, first_at = %s, lease_until = %s,
         completed_at = %s, failures = %s, retry_at = %s, reason = %s, rows_read = %s, cursor = %s,
-        held_by = %s
+        held_by = %s, last_rows_at = %s
     WHERE raw_topic = %s AND run = %s AND lease_until IS NOT DISTINCT FROM %s RETURNING 1
 """
 

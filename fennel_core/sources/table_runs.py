@@ -8,7 +8,8 @@
     complete   it read all that there was             due `every` after it started
     failed     it raised an error                     due after a pause that doubles, up to `every`
 
-A complete run may have a reason, too: rows that it could not read. A paused source is never due.
+A complete run may have a reason, too: rows that it could not read. A source that is paused or has
+ended is never due.
 
 As many runs are started as may run at once, those first that have waited longest, so each starts
 soon after it was claimed. A long read gives way after a time, so each source has its turn.
@@ -52,6 +53,7 @@ class TableRun:
     rows_read: int = 0
     cursor: str | None = None
     held_by: int | None = None
+    last_rows_at: datetime | None = None
 
 
 class RunState(StrEnum):
@@ -149,7 +151,12 @@ def reported(row: TableRun, progress: TableProgress, now: datetime) -> TableRun:
 def gave_way(row: TableRun, progress: TableProgress, now: datetime) -> TableRun:
     """Return the row of a run that has read a part, and lets others read."""
     return replace(
-        reported(row, progress, now), lease_until=None, failures=0, retry_at=now, reason=None
+        reported(row, progress, now),
+        lease_until=None,
+        failures=0,
+        retry_at=now,
+        reason=None,
+        last_rows_at=now if progress.rows_read else row.last_rows_at,
     )
 
 
@@ -164,6 +171,7 @@ def completed(
         failures=0,
         retry_at=None,
         reason=complaint,
+        last_rows_at=now if progress.rows_read else row.last_rows_at,
     )
 
 
@@ -178,6 +186,20 @@ def failed(row: TableRun, reason: str, every: timedelta, now: datetime) -> Table
 def stopped(row: TableRun, reason: str, now: datetime) -> TableRun:
     """Return the row of a run that was order to stop: it has not failed, and is due again."""
     return replace(row, lease_until=None, retry_at=now, reason=reason)
+
+
+def is_exhausted(
+    row: TableRun, idleness: timedelta, now: datetime, reopened_at: datetime | None = None
+) -> bool:
+    """Return whether a bounded source has ended: a run found no row for so long after the last.
+
+    Rows of transactions that were running are found by a later run, so such a run says nothing.
+    `reopened_at`: when it was last read on after an end.
+    """
+    if state_of(row, now) is not RunState.COMPLETE or row.rows_read or row.held_by:
+        return False
+    quiet_since = [at for at in (row.first_at, row.last_rows_at, reopened_at) if at is not None]
+    return row.started_at - max(quiet_since) > idleness
 
 
 def overdue(row: TableRun, every: timedelta, now: datetime) -> timedelta | None:

@@ -43,6 +43,7 @@ from fennel_core.sources.table_runs import (
     claimed,
     due,
     failed,
+    is_exhausted,
     overdue,
     state_of,
     stopped,
@@ -131,21 +132,45 @@ def news_of_runs(
 async def claim(
     runs: TableRuns,
     feeds: Mapping[TopicName, ScheduledFeed],
-    paused: Iterable[TopicName],
+    idle: Iterable[TopicName],
     run: str,
     at_once: int,
 ) -> list[TopicName]:
     """Claim runs of sources that are due, by the name `run`; return those that were.
 
+    `idle`: sources of which no run begins.
     `at_once`: of all servers, unless two claim at the same moment.
     """
     now, rows = await runs.read()
     every = {topic: each.every for topic, each in feeds.items()}
     return [
         topic
-        for topic in due(every, rows, set(paused), now, at_once)
+        for topic in due(every, rows, set(idle), now, at_once)
         if await runs.put(topic, rows.get(topic), claimed(rows.get(topic), run, every[topic], now))
     ]
+
+
+async def ended_sources(
+    runs: TableRuns, feeds: Mapping[TopicName, ScheduledFeed], controls: SourceControls
+) -> set[TopicName]:
+    """Return the bounded sources that have ended; note those that have now.
+
+    One that is not bounded any more is read on.
+    """
+    (now, rows), stored = await runs.read(), await controls.ends()
+    ended = {t for t, each in stored.items() if t in feeds and each.ended_at is not None}
+    for topic, each in feeds.items():
+        idleness_us, row = each.feed.idleness_us, rows.get(topic)
+        if idleness_us is None and topic in ended:
+            await controls.reopen([topic])
+            ended.discard(topic)
+        elif idleness_us is not None and row is not None and topic not in ended:
+            reopened_at = stored[topic].reopened_at if topic in stored else None
+            if is_exhausted(row, timedelta(microseconds=idleness_us), now, reopened_at):
+                await controls.end(topic)
+                ended.add(topic)
+                log.info("source has ended", source=each.feed.title)
+    return ended
 
 
 class TableSchedule:
@@ -184,12 +209,13 @@ class TableSchedule:
             return
         await self._try_changed(feeds)
         run = f"scheduled-{uuid.uuid4().hex[:12]}"
-        paused = await self._controls.pauses()
-        topics = await claim(self._runs, feeds, paused, run, self._at_once)
+        ended = await ended_sources(self._runs, feeds, self._controls)
+        idle = ended | set(await self._controls.pauses())
+        topics = await claim(self._runs, feeds, idle, run, self._at_once)
         if topics:
             await self._start(run, topics, feeds)
         now, rows = await self._runs.read()
-        await self._tell(feeds, rows, now)
+        await self._tell({t: each for t, each in feeds.items() if t not in ended}, rows, now)
 
     async def _try_changed(self, feeds: Mapping[TopicName, ScheduledFeed]) -> None:
         """Let broken sources run now whose connector has changed: it may have other credentials."""

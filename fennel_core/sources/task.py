@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Coroutine, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AsyncExitStack
 from dataclasses import dataclass, field
@@ -22,6 +22,7 @@ from typing import Any, Final, TypeVar
 import numpy as np
 import pyarrow as pa
 
+from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.kafka import COMMIT_WITHIN_TRANSACTIONS
 from fennel_core.connections.secret_uses import SecretUses
@@ -97,7 +98,10 @@ class Counts:
 
     found: dict[tuple[str, str], _Counted] = field(default_factory=dict)
 
-    def add(self, done: IngestTransaction) -> None:
+    def add(self, done: IngestTransaction, read: Sequence[SourceBinding]) -> None:
+        """Count a transaction. Sources that were `read` have a row, whatever became of theirs."""
+        for binding in read:
+            self._of(binding)
         for source in done.accepted:
             counted = self._of(source.binding)
             counted.accepted += source.rows

@@ -17,11 +17,12 @@ does not begin at the position of the session, that is likely, and a new one is 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Final
 
 from fennel_core.admission.validator import CodeRunner, DeadLetter, Validator
+from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
 from fennel_core.executors.client import Callbacks
 from fennel_core.ingest.batches import (
@@ -54,6 +55,10 @@ from fennel_core.sources.store import FeedPartition, SourceLog, SourceSession
 
 ATTEMPTS: Final = 5
 """Attempts to write one part of a batch: fenced sessions, lost responses, changed definitions."""
+OnCommit = Callable[[IngestTransaction, Sequence[SourceBinding]], None]
+"""Gets each committed transaction, and the sources of whose rows it has some: also if each was left
+out by `where` or the like. None if it only moves a cursor.
+"""
 
 
 class PartitionWriter:
@@ -76,7 +81,7 @@ class PartitionWriter:
         server: int,
         commit_within_s: float,
         rewinds: int = 0,
-        on_commit: Callable[[IngestTransaction], None] = lambda _: None,
+        on_commit: OnCommit = lambda _, __: None,
         decode: Decode = decode_messages,
     ) -> None:
         self._partition, self._origin = partition, origin
@@ -219,7 +224,7 @@ class PartitionWriter:
         )
         messages = (*transaction.messages, *batch.remembered)
         await session.commit(messages, following, deadline_s)
-        self._on_commit(transaction)
+        self._on_commit(transaction, [t.binding for t in targets] if batch.parts else [])
         return True
 
     async def _prepared(

@@ -46,9 +46,9 @@ WHERE r.commit_id = %(commit)s ORDER BY p.status = 'running', p.job_id, p.part L
 """
 SOURCES: Final = """
 SELECT a.id, a.title, s.failures, s.behind, s.reason, s.retry_at, s.reported_at, p.paused_by,
-    p.paused_at
+    p.paused_at, e.ended_at
 FROM asset_ref r JOIN asset a ON a.id = r.asset_id LEFT JOIN source_status s ON s.raw_topic = a.id
-    LEFT JOIN source_pause p ON p.raw_topic = a.id
+    LEFT JOIN source_pause p ON p.raw_topic = a.id LEFT JOIN source_end e ON e.raw_topic = a.id
 WHERE r.commit_id = %(commit)s AND (s.raw_topic IS NOT NULL OR p.raw_topic IS NOT NULL)
 ORDER BY s.reason IS NULL, a.title LIMIT 500
 """

@@ -10,7 +10,7 @@ from fennel_core.connections.spark import table_jars
 from fennel_core.settings.model import Settings
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.table_run_postgres import PostgresTableRuns
-from fennel_core.sources.table_schedule import claim, scheduled_feeds
+from fennel_core.sources.table_schedule import claim, ended_sources, scheduled_feeds
 from fennel_core.sources.target_catalogs import TargetCatalogs
 
 log = logging.getLogger("fennel.airflow")
@@ -26,10 +26,9 @@ async def _claimed(run: str) -> list[list[str]]:
     dsn = settings.postgres_dsn.get_secret_value()
     async with postgres.pool(dsn, name="fennel-airflow", size=2) as pool:
         feeds = scheduled_feeds(await TargetCatalogs(pool).read())
-        paused = await PostgresSourceControls(pool).pauses()
-        topics = await claim(
-            PostgresTableRuns(pool), feeds, paused, run, settings.source_runs_at_once
-        )
+        runs, controls = PostgresTableRuns(pool), PostgresSourceControls(pool)
+        idle = await ended_sources(runs, feeds, controls) | set(await controls.pauses())
+        topics = await claim(runs, feeds, idle, run, settings.source_runs_at_once)
     for topic in topics:
         log.info("source %s is due", feeds[topic].feed.title)
     return [[topic, run] for topic in topics]

@@ -405,14 +405,18 @@ def _remedy(row: AlarmRow) -> str:
 
 
 def print_sources(sources: Sequence[AlarmRow] | None) -> None:
-    """Print how many streams are read, how far those with a backlog are behind, which are paused,
-    and why others are not read; at most `MAX_ROWS` of each.
+    """Print how many streams are read, how far those with a backlog are behind, which are paused
+    or have ended, and why others are not read; at most `MAX_ROWS` of each.
     """
     broken = [row for row in sources or () if row["reason"] is not None]
     paused = [row for row in sources or () if row["paused"]]
+    ended = [row for row in sources or () if row["ended"]]
     if sources:
-        read = len(sources) - len(broken) - len(paused)
-        _console().print(f"\nStreams: {read} read, {len(broken)} broken, {len(paused)} paused")
+        read = len(sources) - len(broken) - len(paused) - len(ended)
+        over = f", {len(ended)} ended" if ended else ""
+        _console().print(
+            f"\nStreams: {read} read, {len(broken)} broken, {len(paused)} paused{over}"
+        )
     behind = sorted((row for row in sources or () if row["behind"]), key=_by_backlog)
     for row in behind[:MAX_ROWS]:
         _console().print(
@@ -431,6 +435,13 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
     for row in paused[:MAX_ROWS]:
         _console().print(
             f"Stream {row['source']} of {row['workspace']} is paused",
+            highlight=False,
+            markup=False,
+        )
+    for row in ended[:MAX_ROWS]:
+        _console().print(
+            f"Stream {row['source']} of {row['workspace']} has ended: nothing came for its "
+            "idleness",
             highlight=False,
             markup=False,
         )

@@ -142,8 +142,6 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
         **polled,
         "cursor": source.cursor is not None,
         "timestamp_field": source.timestamp_field not in (None, dataset.schema.timestamp),
-        # A partition that is silent does not say that the others are: no partition can decide.
-        "bounded": source.bounded,
     }
     for option, is_set in without_effect.items():
         if is_set:

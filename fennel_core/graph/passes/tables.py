@@ -39,7 +39,6 @@ def check_table(
     without_effect = {
         "timestamp_field": source.timestamp_field not in (None, dataset.schema.timestamp),
         "slot_name": isinstance(table, c.PostgresTable) and table.slot_name is not None,
-        "bounded": source.bounded,
     }
     for option, is_set in without_effect.items():
         if is_set:

@@ -82,3 +82,43 @@ async def test_topics_that_are_gone_are_left_out(controls: SourceControls) -> No
     await controls.pause([GONE], "token 1")
     await controls.report([FeedNews(GONE, 0, 1, None, None)])
     assert (await controls.pauses(), await controls.statuses()) == ({}, {})
+
+
+async def test_a_bounded_source_ends_once_until_it_is_resumed_or_reopened(
+    controls: SourceControls,
+) -> None:
+    assert await controls.ends() == {}
+    await controls.end(GONE)
+    await controls.reopen([ORDERS])
+    await controls.end(ORDERS)
+    first = await controls.ends()
+    assert [(topic, each.reopened_at) for topic, each in first.items()] == [(ORDERS, None)]
+    assert first[ORDERS].ended_at is not None
+    await controls.end(ORDERS)
+    await controls.reopen([USERS])
+    assert await controls.ends() == first
+    await controls.reopen([ORDERS])
+    reopened = (await controls.ends())[ORDERS]
+    assert reopened.ended_at is None
+    assert reopened.reopened_at is not None
+    assert reopened.reopened_at >= first[ORDERS].ended_at
+    await controls.reopen([ORDERS])
+    await controls.resume([ORDERS])
+    assert (await controls.ends())[ORDERS] == reopened, "the idleness counts from the first time"
+    await controls.end(ORDERS)
+    again = (await controls.ends())[ORDERS]
+    assert again.ended_at is not None
+    assert again.reopened_at == reopened.reopened_at
+    await controls.resume([ORDERS])
+    assert (await controls.ends())[ORDERS].ended_at is None
+
+
+async def test_a_rewind_reopens_a_source_only_while_it_is_paused(controls: SourceControls) -> None:
+    await controls.end(ORDERS)
+    await controls.end(USERS)
+    assert not await controls.begin_generation(ORDERS)
+    assert (await controls.ends())[ORDERS].ended_at is not None
+    await controls.pause([ORDERS], "token 1")
+    assert await controls.begin_generation(ORDERS)
+    ends = await controls.ends()
+    assert [ends[topic].ended_at is None for topic in (ORDERS, USERS)] == [True, False]

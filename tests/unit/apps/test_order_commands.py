@@ -23,10 +23,18 @@ SOURCE = {
     "failures": 3,
     "retry_at": "2026-01-01T00:00:00+00:00",
     "behind": None,
+    "ended_at": None,
     "positions": {"0": 41},
     "datasets": [
-        {"dataset": "Order", "cdc": "append", "accepted": 7, "late": 2, "dead": 1},
+        {"dataset": "Order", "cdc": "append", "accepted": 7, "late": 2, "dead": 1, "ended": False},
     ],
+}
+OVER = SOURCE | {
+    "source": "shop/over",
+    "state": "ended",
+    "ended_at": "2026-01-02T00:00:00+00:00",
+    "error": None,
+    "datasets": [{**SOURCE["datasets"][0], "ended": True}],  # type: ignore[index]  # a list
 }
 LETTERS = {
     "subject": "Order",
@@ -68,7 +76,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     sent: Calls = []
     counted = {"rows": 4, "letters": 2, "dry_run": False}
     responses: dict[str, Any] = {
-        "/sources": {"sources": [SOURCE]},
+        "/sources": {"sources": [SOURCE, OVER]},
         "/sinks": {"sinks": [SINK, PAUSED]},
         "/sinks/rewind": {"rewound": [REWOUND], "dry_run": False},
         "/sinks/pause": {},
@@ -147,6 +155,9 @@ def test_sources_are_listed_with_rows_positions_and_the_next_attempt(calls: Call
         "Order (append): 7 rows, 2 late, 1 dead letters",
         "next offsets by partition: 0: 41",
         "failed 3 times in a row, next attempt at 2026-01-01T00:00:00+00:00: no topic [orders]",
+        "shop/over  kafka  ended  (branches: main)",
+        "Order (append): 7 rows, 2 late, 1 dead letters, ended",
+        "ended at 2026-01-02T00:00:00+00:00: nothing came for its idleness",
     ):
         assert text in shown
 

@@ -52,7 +52,6 @@ def test_what_is_served_has_no_problems() -> None:
     [
         ({"cdc": Cdc.DEBEZIUM}, "cdc-not-served: .*`debezium`"),
         ({"cdc": Cdc.NATIVE}, "cdc-not-served: .*`native`"),
-        ({"bounded": True}, "source-option-not-served: .*`bounded`"),
         ({"cursor": "at"}, "source-option-not-served: .*`cursor`"),
         ({"timestamp_field": "x"}, "source-option-not-served: .*`timestamp_field`"),
     ],

@@ -172,7 +172,7 @@ REGISTRY = SchemaRegistry("https://registry:8081/apis", None)
             {"cdc": Cdc.DEBEZIUM, "table": KafkaTopic(KAFKA, "orders", ProtobufFormat(REGISTRY))},
             ["cdc-not-served"],
         ),
-        ({"bounded": True, "idleness_us": 1}, ["source-option-not-served"]),
+        ({"bounded": True, "idleness_us": 1}, []),
         ({"cursor": "at"}, ["source-option-not-served"]),
         ({"every_us": 1}, ["source-option-not-served"]),
     ],

@@ -42,7 +42,6 @@ def test_a_stream_is_read_with_the_options_of_a_topic() -> None:
     ("changes", "text"),
     [
         ({"cdc": Cdc.NATIVE}, "cdc-not-served"),
-        ({"bounded": True}, "`bounded`"),
         ({"cursor": "at"}, "`cursor`"),
         ({"timestamp_field": "other"}, "`timestamp_field`"),
         ({"every_us": 1}, "`every`"),

@@ -2,6 +2,7 @@
 
 from dataclasses import replace
 
+from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.blueprints.streams import stream_of
 from fennel_core.sources.feeds import (
     FIRST_PAUSE_S,
@@ -9,8 +10,10 @@ from fennel_core.sources.feeds import (
     Broken,
     FeedProgress,
     FeedReport,
+    Reading,
     broken,
     feeds_of,
+    is_exhausted,
     messages_behind,
     report_of,
     seen,
@@ -122,3 +125,48 @@ def test_files_that_are_read_otherwise_are_another_stream() -> None:
     )
     assert len({stream_of(table).name for table in tables}) == len(tables)
     assert stream_of(replace(lake, delimiter="", presorted=True)) == stream_of(lake)
+
+
+def bounded(dataset: str = "Users", idleness_us: int = 10_000_000) -> SourceBinding:
+    of = stream_source(dataset)
+    return replace(of, source=replace(of.source, bounded=True, idleness_us=idleness_us))
+
+
+def test_a_stream_is_bounded_if_all_who_read_it_say_so_and_the_longest_idleness_counts() -> None:
+    def idleness(*bindings: SourceBinding) -> int | None:
+        (feed,) = feeds_of([catalog(each) for each in bindings]).values()
+        return feed.idleness_us
+
+    assert idleness(bounded(), bounded("Others", 20_000_000), bounded("Third", 5)) == 20_000_000
+    assert idleness(bounded(), stream_source("Others"), bounded("Third")) is None
+    assert idleness(stream_source(), bounded("Others")) is None
+
+
+def test_a_stream_is_exhausted_when_a_look_found_nothing_for_its_idleness() -> None:
+    (feed,) = feeds_of([catalog(bounded())]).values()
+    began = started(feed, None, 100.0)
+    assert not is_exhausted(began, None), "it was not asked yet"
+
+    def after(looked_s: float | None) -> Reading:
+        return seen(began, FeedProgress(0, looked_s=looked_s), 1000.0)
+
+    assert not is_exhausted(after(110.0), None)
+    assert is_exhausted(after(110.1), None), "a source without rows ends, too"
+    assert not is_exhausted(after(110.1), 100.2), "rows were found since"
+    assert is_exhausted(after(110.3), 100.2)
+    assert is_exhausted(after(110.1), 50.0), "rows of an earlier reader"
+    assert not is_exhausted(after(None), None)
+    endless = replace(after(1e6), feed=FEED)
+    assert not is_exhausted(endless, None)
+
+
+def test_what_is_caught_up() -> None:
+    for nothing_left in ((0, None), (None, 0)):
+        assert FeedProgress(*nothing_left).is_caught_up
+    for left in ((3, None), (None, 3), (None, None)):
+        assert not FeedProgress(*left).is_caught_up
+
+
+def test_a_stream_that_has_ended_is_reported_as_such() -> None:
+    (report,) = report_of({}, ended=[FEED])
+    assert (report.ended, report.paused, report.reason) == (True, False, None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -331,3 +332,26 @@ def with_login(fingerprint: str) -> SourceBinding:
     assert isinstance(table.db, Kafka)
     db = replace(table.db, login=Login(PlainSecret("ann"), SealedSecret(fingerprint, "x")))
     return replace(bound, source=replace(bound.source, table=replace(table, db=db)))
+
+
+async def test_a_bounded_stream_ends_when_it_was_asked_in_vain_and_is_resumed(
+    running: tuple[Host, Cluster],
+) -> None:
+    host, cluster = running
+    of = stream_source()
+    bounded = replace(of, source=replace(of.source, bounded=True, idleness_us=50_000))
+    host.catalogs = [catalog(bounded)]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    cluster.queries[RAW][0].reported = FeedProgress(1)
+    await asyncio.sleep(0.1)
+    assert isinstance(host.state(RAW), Reading)
+    cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic())
+    await eventually(lambda: cluster.queries[RAW][0].stopped and host.state(RAW) is None)
+    assert [(each.ended, each.paused) for each in host.report()] == [(True, False)]
+    await host._controls.resume([RAW])
+    await eventually(lambda: len(cluster.queries[RAW]) == 2)
+    cluster.queries[RAW][1].reported = FeedProgress(0, looked_s=time.monotonic() + 1)
+    await eventually(lambda: [each.ended for each in host.report()] == [True])
+    host.catalogs = [catalog(of)]
+    await eventually(lambda: len(cluster.queries[RAW]) == 3)
+    assert (await host._controls.ends())[RAW].ended_at is None

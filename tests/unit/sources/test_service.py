@@ -11,10 +11,10 @@ from fennel_core.ingest.store import MemoryDirectory
 from fennel_core.sources.api_errors import OrderNotServed, SourceIsSent, SourceUnknown
 from fennel_core.sources.controls import FeedNews, FeedStatus, MemorySourceControls, SourcePause
 from fennel_core.sources.feeds import feeds_of
-from fennel_core.sources.overview import STATUS_S, SourceState, source_views, state_of
+from fennel_core.sources.overview import STATUS_S, Orders, SourceState, source_views, state_of
 from fennel_core.sources.positions import DatasetPosition, SourcePosition
 from fennel_core.sources.service import SourceService, topic_of
-from fennel_core.vocab.ids import BranchName, Identity, Micros
+from fennel_core.vocab.ids import BranchName, Identity, Micros, TopicName
 from fennel_core.wire.connectors import S3, JsonFormat, KafkaTopic, Login, S3Table
 from tests.support.ingest_world import WORKSPACE, binding, branches, catalog
 from tests.support.source_world import CONNECTOR, ORIGIN, RAW, stream_source
@@ -63,6 +63,7 @@ async def test_a_stream_is_listed_with_rows_lag_positions_and_error() -> None:
         "late": 6,
         "dead": 4,
         "latest_us": 9,
+        "ended": False,
     }
     assert (users["branches"], others["branches"]) == (["copy", "main"], ["main"])
     assert others["accepted"] == 0
@@ -129,8 +130,34 @@ async def test_what_cannot_be_paused_is_refused_by_name() -> None:
 def test_the_state_of_a_stream(paused: bool, status: FeedStatus | None, state: SourceState) -> None:
     webhook, stream = source_views(WORLD)
     pause = SourcePause("token 1", datetime.now(UTC)) if paused else None
-    assert state_of(stream, pause, status) is state
-    assert state_of(webhook, None, None) is SourceState.SENT
+    assert state_of(stream, Orders(pause, status)) is state
+    assert state_of(webhook, Orders()) is SourceState.SENT
+    over = Orders(pause, status, ended_at=datetime.now(UTC))
+    assert state_of(stream, over) is (SourceState.PAUSED if paused else SourceState.ENDED)
+
+
+async def test_a_source_that_has_ended_is_listed_as_ended() -> None:
+    stored, (own, other) = controls(), (binding(), binding(dataset="Logs"))
+    second = replace(own, identity=Identity("second"), topic=TopicName("w.other.1"))
+    ends = [
+        replace(each, source=replace(each.source, bounded=True, idleness_us=10_000_000))
+        for each in (own, second)
+    ]
+    world = branches("1", main=catalog(stream_source(), *ends))
+    calls = SourceService(MemoryDirectory({WORKSPACE: world}), stored, lambda _: POSITIONS)
+
+    async def listed() -> list[tuple[str, list[bool]]]:
+        rows = await calls.rows(WORKSPACE, None)
+        return [(row["state"], [each["ended"] for each in row["datasets"]]) for row in rows]
+
+    stored.silent[WORKSPACE] = {own.identity: 10.1, Identity("second"): 9.9, other.identity: 99.0}
+    assert await listed() == [("sent", [True, False]), ("unwatched", [False])]
+    stored.silent[WORKSPACE][Identity("second")] = 10.1
+    await stored.end(RAW)
+    assert await listed() == [("ended", [True, True]), ("ended", [True])]
+    assert (await calls.rows(WORKSPACE, None))[1]["ended_at"] is not None
+    await calls.resume(WORKSPACE, "kafka/orders")
+    assert (await listed())[1] == ("unwatched", [False])
 
 
 def test_orders_that_files_do_not_have_are_refused_before_a_pause_is_asked_for() -> None:

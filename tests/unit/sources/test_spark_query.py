@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -14,7 +15,7 @@ from fennel_core.connections.external_kafka import ExternalTopic
 from fennel_core.settings.model import Settings
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import FeedProgress, feeds_of
-from fennel_core.sources.spark import FeedQuery, batch_writer
+from fennel_core.sources.spark import WAITS, FeedQuery, batch_writer
 from tests.support.ingest_world import catalog
 from tests.support.source_world import stream_source
 
@@ -34,9 +35,15 @@ class Inspector:
         self.closed = True
 
 
-def query(reported: object, inspector: Inspector) -> FeedQuery:
-    made = SimpleNamespace(lastProgress=reported, stop=lambda: None)
-    return FeedQuery(cast(Any, made), Path("/nowhere"), cast(Any, inspector))
+def query(
+    reported: object,
+    inspector: Inspector,
+    message: str = "Processing new data",
+    is_data_available: bool = False,
+) -> FeedQuery:
+    status = {"message": message, "isDataAvailable": is_data_available}
+    made = SimpleNamespace(lastProgress=reported, stop=lambda: None, status=status)
+    return FeedQuery(cast(Any, made), Path("/nowhere"), cast(Any, inspector), 2.0)
 
 
 def offsets(**ends: int) -> str:
@@ -58,6 +65,19 @@ def test_progress_is_that_of_the_last_batch(
     reported = {"sources": [{"endOffset": end, "latestOffset": latest}]}
     assert query(reported, Inspector()).progress() == FeedProgress(behind)
     assert query(None, Inspector()).progress() is None
+
+
+def test_a_query_that_waits_has_looked_two_triggers_ago_and_another_has_not() -> None:
+    before_s = time.monotonic()
+    waits = query(None, Inspector(), WAITS[1]).progress()
+    assert waits is not None
+    assert (waits.behind, waits.is_caught_up) == (0, True)
+    assert waits.looked_s is not None
+    assert before_s - 4.0 <= waits.looked_s <= time.monotonic() - 4.0
+    end = offsets(p0=9)
+    reported = {"sources": [{"endOffset": end, "latestOffset": end}]}
+    for has_read in (query(reported, Inspector(), WAITS[1], True), query(reported, Inspector())):
+        assert has_read.progress() == FeedProgress(0, looked_s=None)
 
 
 def test_a_query_that_is_stopped_leaves_no_connections() -> None:

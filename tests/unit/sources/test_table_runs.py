@@ -31,6 +31,7 @@ from fennel_core.sources.table_runs import (
     due,
     failed,
     gave_way,
+    is_exhausted,
     next_at,
     overdue,
     reported,
@@ -318,3 +319,61 @@ async def test_a_broken_source_is_due_when_its_connector_has_changed() -> None:
     targets.catalogs = [catalog(with_password("c"))]
     await loop.look()
     assert len(starter.started) == 2, "what works is read when it is due"
+
+
+NONE = TableProgress(0, "7")
+IDLE = timedelta(minutes=10)
+
+
+def test_a_bounded_table_has_ended_when_a_run_found_nothing_long_after_the_last_row() -> None:
+    first = completed(RUN, READ, NOW + timedelta(minutes=5))
+    assert not is_exhausted(first, IDLE, NOW + 9 * IDLE), "it found rows"
+
+    def run(minutes: int, progress: TableProgress = NONE) -> TableRun:
+        begun = claimed(first, "next", EVERY, NOW + timedelta(minutes=minutes))
+        assert not is_exhausted(begun, IDLE, begun.started_at), "it has not ended"
+        return completed(begun, progress, begun.started_at)
+
+    assert not is_exhausted(run(15), IDLE, NOW + 9 * IDLE)
+    assert is_exhausted(run(16), IDLE, NOW + 9 * IDLE)
+    assert not is_exhausted(run(16, READ), IDLE, NOW + 9 * IDLE)
+    assert not is_exhausted(run(16, replace(NONE, held_by=1)), IDLE, NOW + 9 * IDLE)
+    reopened = NOW + timedelta(minutes=16)
+    assert not is_exhausted(run(26), IDLE, NOW + 9 * IDLE, reopened)
+    assert is_exhausted(run(27), IDLE, NOW + 9 * IDLE, reopened)
+
+
+def test_the_rows_of_a_run_that_gave_way_count() -> None:
+    part = gave_way(RUN, READ, NOW + timedelta(minutes=5))
+    rest = claimed(part, "next", EVERY, NOW + timedelta(minutes=15))
+    assert not is_exhausted(completed(rest, NONE, NOW + IDLE), IDLE, NOW + 9 * IDLE)
+
+
+async def test_a_table_that_has_ended_is_read_again_when_it_is_resumed_or_has_no_end() -> None:
+    runs, starter = MemoryTableRuns(NOW, {RAW}), Starter()
+    controls = MemorySourceControls(lambda: runs.now, {RAW})
+    bounded = table_source(bounded=True, idleness_us=600_000_000, every_us=60_000_000)
+    targets = Targets(bounded)
+    loop = TableSchedule(targets, runs, controls, starter, 9)
+
+    async def look(minutes: int, progress: TableProgress = NONE) -> int:
+        """Let the run that goes on complete, and look so many minutes later; count the runs."""
+        await loop.look()
+        row = runs.rows[RAW]
+        if state_of(row, runs.now) is RunState.RUNNING:
+            runs.rows[RAW] = completed(row, progress, runs.now)
+        runs.now += timedelta(minutes=minutes)
+        await loop.look()
+        return len(starter.started)
+
+    assert await look(11, READ) == 2
+    assert await look(60) == 2, "it found nothing for 11 minutes"
+    assert (await controls.ends())[RAW].ended_at is not None
+    assert await look(60) == 2
+    await controls.resume([RAW])
+    assert await look(1) == 4, "its idleness counts from then"
+    assert await look(10) == 5
+    assert await look(1) == 5
+    targets.catalogs = [catalog(table_source(every_us=60_000_000))]
+    assert await look(1) == 7
+    assert (await controls.ends())[RAW].ended_at is None

@@ -260,3 +260,17 @@ def test_positions_of_earlier_releases_are_read() -> None:
     assert positions.decode(old) == SourcePosition(42, "cluster/topic", rewinds=3)
     new = SourcePosition(1, ORIGIN, cursor="file a, row 7")
     assert positions.decode(positions.encode(new)) == new
+
+
+async def test_sources_of_rows_that_are_left_out_were_read_and_those_of_a_cursor_were_not() -> None:
+    sources, read = SourceWorld(), []
+    left_out = stream_source(since_us=AT_US + DAY_US)
+    sources.world.commit(main=catalog(left_out))
+    writer = sources.writer()
+    writer._on_commit = lambda _, of: read.append(list(of))
+    await writer.write_rows(row_batch(0, 2))
+    place = row_batch(0, 2).end
+    await writer.write_rows(RowBatch(place, replace(place, cursor="file b"), ()))
+    assert read == [[left_out], []]
+    assert sources.world.rows("w.topic.users.1") == []
+    await sources.world.close()

@@ -161,3 +161,16 @@ async def test_rows_that_cannot_be_written_end_in_an_error(sources: SourceWorld)
     with pytest.raises(SystemUnavailable):
         await sources.writer().write(batch([ann(1)]))
     assert sources.world.log == {}
+
+
+async def test_a_partition_of_a_bounded_stream_takes_rows_after_any_silence(
+    sources: SourceWorld,
+) -> None:
+    """Its reader decides when it has ended, over all partitions."""
+    bounded = stream_source(bounded=True, idleness_us=1)
+    sources.world.commit(main=catalog(bounded))
+    await sources.writer().write(batch([ann(1)]))
+    later = sources.world.clock.now_us() + DAY_US
+    sources.world.clock.now_us = lambda: later
+    await sources.writer().write(batch([ann(2)], 1))
+    assert [row["age"] for row in sources.world.rows("w.topic.users.1")] == [1, 2]
