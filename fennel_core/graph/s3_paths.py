@@ -47,6 +47,16 @@ DIRECTIVES: Final = {
     "A": r"[A-Za-z]+",
 }
 """What each directive of strftime writes, as a pattern; `strptime` reads it."""
+HOUR_US: Final = 3_600_000_000
+PERIODS: Final = (
+    (frozenset("Yy"), 366 * 24 * HOUR_US),
+    (frozenset("mbB"), 31 * 24 * HOUR_US),
+    (frozenset("d"), 24 * HOUR_US),
+    (frozenset("H"), HOUR_US),
+    (frozenset("M"), HOUR_US // 60),
+    (frozenset("S"), HOUR_US // 3_600),
+)
+"""How long the times last that directives name, from the longest on."""
 _DIRECTIVE: Final = re.compile(r"%(.)")
 
 
@@ -57,6 +67,22 @@ class UnknownDirective(GraphError):
 
 
 @dataclass(frozen=True, slots=True)
+class PathWindow:
+    """The times from which rows are taken; None: without a limit on that side."""
+
+    since_us: int | None = None
+    until_us: int | None = None
+
+    def meets(self, first_us: int, end_us: int) -> bool:
+        """Return whether rows from `first_us` on and before `end_us` may be in the window."""
+        after = self.until_us is not None and first_us > self.until_us
+        return not after and (self.since_us is None or end_us > self.since_us)
+
+
+ALWAYS: Final = PathWindow()
+
+
+@dataclass(frozen=True, slots=True)
 class FilePath:
     """The objects under `prefix` whose rest of the key matches `pattern`."""
 
@@ -64,6 +90,7 @@ class FilePath:
     pattern: re.Pattern[str] | None
     formats: tuple[str, ...]
     """The parts that strftime writes, joined by spaces in `time_us`."""
+    window: PathWindow = ALWAYS
 
     def matches(self, key: str) -> bool:
         """Return whether the object is read."""
@@ -76,6 +103,27 @@ class FilePath:
         if any(name.startswith(HIDDEN) for name in names):
             return False
         return self.pattern is None or self.pattern.fullmatch(rest) is not None
+
+    def may_have_rows(self, key: str) -> bool:
+        """Return whether the time that the key names lets it have rows of the window."""
+        at, period_us = self.time_us(key), self.period_us
+        return at is None or period_us is None or self.window.meets(at, at + period_us)
+
+    @property
+    def period_us(self) -> int | None:
+        """How long the time lasts that a key names: a day if it names one; None without a year.
+
+        What is below a part that is missing says nothing, as the hour of an unknown day.
+        """
+        found = {each for form in self.formats for each in _DIRECTIVE.findall(form)}
+        if "j" in found:  # the day of the year
+            found |= {"m", "d"}
+        period_us = None
+        for directives, us in PERIODS:
+            if not found & directives:
+                break
+            period_us = us
+        return period_us
 
     def time_us(self, key: str) -> Micros | None:
         """Return the time that the key of a matching object names; None without one."""

@@ -30,9 +30,11 @@ from fennel_core.blueprints.streams import (
     is_stream,
     stream_of,
 )
+from fennel_core.graph.s3_paths import ALWAYS, PathWindow
 from fennel_core.sources.controls import FeedNews, FeedStatus
 from fennel_core.sources.store import FeedPartition
 from fennel_core.vocab.ids import TopicName, WorkspaceId
+from fennel_core.wire.connectors import S3Table, Source
 
 MICROS: Final = 1_000_000
 FIRST_PAUSE_S: Final = 1.0
@@ -53,6 +55,8 @@ class Feed:
     """How often it is looked at, where the stream does not say that something is new."""
     idleness_us: int | None = None
     """Of a bounded source: how long nothing is found in it until it has ended."""
+    window: PathWindow = ALWAYS
+    """Which times the paths of files may have, by the `spread` of all who read them."""
     generation: int = 0
     """See `sources.controls`; 0 where only the stream matters."""
 
@@ -104,16 +108,43 @@ def feeds_of(catalogs: Iterable[Catalog]) -> dict[TopicName, Feed]:
                 table,
                 source.source.every_us,
                 source.source.idleness_us if source.source.bounded else None,
+                window_of(source.source),
             )
             first = found.get(source.raw_topic, feed)
             given = [us for us in (first.every_us, feed.every_us) if us is not None]
             idle = [us for us in (first.idleness_us, feed.idleness_us) if us is not None]
             found[source.raw_topic] = replace(
                 first,
+                window=joined(first.window, feed.window),
                 every_us=min(given, default=None),
                 idleness_us=max(idle) if len(idle) == 2 else None,
             )
     return found
+
+
+def window_of(source: Source) -> PathWindow:
+    """Return which times the paths may have of files with rows that the source takes.
+
+    `spread` says how far times of rows are from that of their path; without it, nothing is known.
+    """
+    table = source.table
+    if not isinstance(table, S3Table) or table.spread_us is None:
+        return ALWAYS
+    since_us, until_us, spread_us = source.since_us, source.until_us, table.spread_us
+    return PathWindow(
+        None if since_us is None else since_us - spread_us,
+        None if until_us is None else until_us + spread_us,
+    )
+
+
+def joined(one: PathWindow, other: PathWindow) -> PathWindow:
+    """Return the smallest window that has two."""
+    since = (one.since_us, other.since_us)
+    until = (one.until_us, other.until_us)
+    return PathWindow(
+        None if None in since else min(us for us in since if us is not None),
+        None if None in until else max(us for us in until if us is not None),
+    )
 
 
 @dataclass(frozen=True, slots=True)

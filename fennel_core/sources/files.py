@@ -125,7 +125,8 @@ def plan(
     if cursor is not None and not cursor.done:
         same = [file for file in left if (file.key, file.etag) == (cursor.key, cursor.etag)]
         going_on, lost = (same[0], False) if same else (None, True)
-    rest = (file for file in left if file is not going_on)
+    # One that was begun is read to its end, whatever window a later commit has.
+    rest = [file for file in left if file is not going_on and path.may_have_rows(file.key)]
     return FilePlan(going_on, tuple(sorted(rest, key=_order(path, presorted))), lost)
 
 

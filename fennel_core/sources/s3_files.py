@@ -9,7 +9,7 @@ from its beginning, and knows a file by its name only.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Final
 
@@ -17,7 +17,7 @@ import pyarrow as pa
 import structlog
 
 from fennel_core.connections.external_s3 import ExternalBucket, ListedFile
-from fennel_core.graph.s3_paths import file_path
+from fennel_core.graph.s3_paths import FilePath, PathWindow, file_path
 from fennel_core.settings.model import Settings
 from fennel_core.sources.bucket_files import opened_bucket, pieces_of
 from fennel_core.sources.errors import TooManyFiles
@@ -62,11 +62,16 @@ class FileRound:
     table: S3Table
     rewinds: int
     """Of the position that the source began at."""
+    window: PathWindow
+
+    @property
+    def path(self) -> FilePath:
+        return replace(file_path(self.table.prefix, self.table.suffix), window=self.window)
 
     def store(self) -> FileStore:
         """Return the files of the source; blocks."""
         client, table, bucket = self.bucket.client(), self.table, self.bucket
-        path = file_path(table.prefix, table.suffix)
+        path = self.path
         title = f"S3 file `{bucket.bucket}`"
 
         def files() -> list[ListedFile]:
@@ -98,7 +103,7 @@ def start(by: StartedBy, table: S3Table) -> FileRounds:
     at = partition.position_partition
     position = read_positions(by.settings, feed.positions, at).get(partition.key)
     rewinds = 0 if position is None else position.rewinds
-    work = FileRound(by.settings, partition, origin, bucket, table, rewinds)
+    work = FileRound(by.settings, partition, origin, bucket, table, rewinds, feed.window)
     pause_s = max(by.settings.source_trigger_ms / 1000, (feed.every_us or 0) / MICROS)
     return FileRounds(by, work, pause_s)
 
@@ -161,5 +166,5 @@ def round_end(counts: pa.RecordBatch, left: int, unread: Mapping[str, str]) -> p
 
 @lru_cache(maxsize=READERS)
 def _reader(work: FileRound, writer: PartitionWriter) -> FileReader:
-    path = file_path(work.table.prefix, work.table.suffix)
-    return FileReader(writer, work.partition, path, work.store(), presorted=work.table.presorted)
+    store, presorted = work.store(), work.table.presorted
+    return FileReader(writer, work.partition, work.path, store, presorted=presorted)

@@ -124,8 +124,8 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
             )
         case c.S3Table():
             what, where = f"{table.format} files in S3 bucket `{table.bucket}`", "files on S3"
-            # Every file is read, whatever time its path has: nothing could be left out by it.
-            polled = {"spread": table.spread_us is not None}
+            polled = {}
+            yield from _spread_problems(dataset, source, table)
             served = {c.Cdc.APPEND, c.Cdc.UPSERT}
             hint = (
                 "which this platform does not read from files. Use cdc `append` without key "
@@ -151,6 +151,27 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
             )
             yield Problem("source-option-not-served", dataset.name, text)
     yield from connector_problems(dataset, table)
+
+
+def _spread_problems(dataset: Dataset, source: c.Source, table: c.S3Table) -> Iterator[Problem]:
+    """Yield a problem if `spread` leaves out no file, whatever there is."""
+    if table.spread_us is None:
+        return
+    try:
+        path = file_path(table.prefix, table.suffix)
+    except UnknownDirective:
+        return  # another problem says so
+    why = None
+    if path.period_us is None:
+        why = "its path names no year; use strftime parts, as `%Y-%m-%d`"
+    elif source.since_us is None and source.until_us is None:
+        why = "it has neither `since` nor `until`, by which paths are left out; add one"
+    if why is not None:
+        text = (
+            f"Dataset `{dataset.name}` has a source of {table.format} files in S3 bucket "
+            f"`{table.bucket}` with `spread`, but {why}, or remove the option"
+        )
+        yield Problem("source-option-not-served", dataset.name, text)
 
 
 def connector_problems(

@@ -27,7 +27,7 @@ from tests.support.orders import orders
 from tests.support.polling import eventually
 from tests.support.workspaces import INLINE, Api
 
-pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(600)]
+pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(1200)]
 NOW = "2026-01-01T00:00:00Z"
 DEFINITIONS = orders(
     "S3, Kafka, Postgres, Webhook, source",
@@ -145,7 +145,7 @@ async def test_sources_end_and_are_read_on(
         status, text = await api.call("POST", "/dataset/Sales/lookup", body)
         return json.loads(text)["data"]["orders"][0] or 0 if status == 200 else 0
 
-    await eventually(all_ended, within_s=150, interval_s=0.5, what=lambda: seen)
+    await eventually(all_ended, within_s=240, interval_s=0.5, what=lambda: seen)
     await api.settled(within_s=60)
     assert await counted() == shop.orders == 4
     reported = [
@@ -162,8 +162,8 @@ async def test_sources_end_and_are_read_on(
     async def all_there() -> bool:
         return await counted() >= shop.orders
 
-    await eventually(all_there, within_s=150, interval_s=0.5, what=lambda: seen)
-    await eventually(all_ended, within_s=150, interval_s=0.5, what=lambda: seen)
+    await eventually(all_there, within_s=240, interval_s=0.5, what=lambda: seen)
+    await eventually(all_ended, within_s=240, interval_s=0.5, what=lambda: seen)
     await log(api, shop)
     await api.settled(within_s=60)
     assert await counted() == 7, "a webhook that has ended takes no row"

@@ -98,3 +98,13 @@ def test_datasets_that_read_the_same_files_agree_on_their_order() -> None:
     ):
         other = source("Others", table=replace(TABLE, **changes))
         assert [p.code for p in check_orders(Graph(sources=(own, other)))] == codes
+
+
+def test_spread_is_served_where_it_leaves_out_paths() -> None:
+    days = replace(TABLE, suffix="date=%Y-%m-%d/*.csv", spread_us=1)
+    assert problems(days, since_us=1) == []
+    assert problems(days, until_us=1) == []
+    (problem,) = problems(days)
+    assert "`spread`, but it has neither `since` nor `until`" in problem
+    (problem,) = problems(replace(TABLE, spread_us=1), since_us=1)
+    assert "`spread`, but its path names no year" in problem

@@ -170,3 +170,22 @@ def test_what_is_caught_up() -> None:
 def test_a_stream_that_has_ended_is_reported_as_such() -> None:
     (report,) = report_of({}, ended=[FEED])
     assert (report.ended, report.paused, report.reason) == (True, False, None)
+
+
+def files(spread_us: int | None, since_us: int | None, until_us: int | None) -> SourceBinding:
+    table = S3Table(
+        S3("lake", None, Login(None, None)), "b", "", "%Y/*", "json", "", (), False, spread_us
+    )
+    return stream_source(table=table, since_us=since_us, until_us=until_us)
+
+
+def test_files_are_left_out_that_no_dataset_takes_rows_of() -> None:
+    def window(*bindings: SourceBinding) -> tuple[int | None, int | None]:
+        (feed,) = feeds_of([catalog(each) for each in bindings]).values()
+        return feed.window.since_us, feed.window.until_us
+
+    assert window(files(5, 100, 200)) == (95, 205)
+    assert window(files(5, 100, 200), files(10, 150, 300)) == (95, 310)
+    assert window(files(5, 100, 200), files(5, None, 300), files(5, 7, 8)) == (None, 305)
+    assert window(files(5, 100, 200), files(None, 100, 200)) == (None, None)
+    assert window(stream_source(since_us=100)) == (None, None)

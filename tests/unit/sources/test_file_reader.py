@@ -14,7 +14,7 @@ from fennel_core.connections.external_s3 import (
     FileRefused,
     ListedFile,
 )
-from fennel_core.graph.s3_paths import FilePath, file_path
+from fennel_core.graph.s3_paths import FilePath, PathWindow, file_path
 from fennel_core.ingest.store import boot_s
 from fennel_core.sources import file_reader
 from fennel_core.sources import files as files_module
@@ -345,3 +345,20 @@ async def test_a_rewound_source_reads_all_files_again_once(
     await restart(sources)
     assert await reader(sources, bucket, rewinds=2).round(ENDLESS_S) == 0
     assert len(sources.read()) == read + 16
+
+
+async def test_files_outside_of_the_window_are_not_read_but_one_that_was_begun_is(
+    sources: SourceWorld,
+) -> None:
+    bucket, path = Bucket(), file_path("", "%Y/*")
+    bucket.put("2023/a", 2, 2, 2)
+    assert await reader(sources, bucket, path).round(0) == 1
+    bucket.put("2022/b", 2)
+    bucket.put("2024/a", 2)
+    since_us = path.time_us("2024/a")
+    later = replace(path, window=PathWindow(since_us, None))
+    assert await reader(sources, bucket, later).round(ENDLESS_S) == 0
+    assert bucket.opened == [("2023/a", 0), ("2023/a", 2), ("2024/a", 0)]
+    assert await reader(sources, bucket, path).round(ENDLESS_S) == 0, "a wider window reads them"
+    assert bucket.opened[3:] == [("2022/b", 0)]
+    assert len(sources.read()) == 10
