@@ -6,50 +6,27 @@
 from __future__ import annotations
 
 import json
-import uuid
 from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-import psycopg
 import pytest
-from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
-from confluent_kafka.cimpl import NewTopic
-from psycopg import sql
-from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fennel_core.apps.local import status_requests
-from fennel_core.connections import s3
 from fennel_core.settings.model import Settings
 from tests.support.executors import commit_of
 from tests.support.orders import orders
 from tests.support.polling import eventually
+from tests.support.user_systems import BUCKET, CONNECTORS, UserSystems
 from tests.support.workspaces import INLINE, Api
 
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(1200)]
 NOW = "2026-01-01T00:00:00Z"
 DEFINITIONS = orders(
     "S3, Kafka, Postgres, Webhook, source",
-    """\
-kafka = Kafka(
-    name="topics",
-    bootstrap_servers="{bootstrap}",
-    security_protocol="PLAINTEXT",
-    sasl_mechanism="PLAIN",
-    sasl_plain_username=None,
-    sasl_plain_password=None,
-)
-postgres = Postgres(
-    name="tables",
-    host="{host}",
-    port={port},
-    db_name="{database}",
-    username="{user}",
-    password="{password}",
-)
-files = S3(name="files", aws_access_key_id="{key}", aws_secret_access_key="{secret}")
-folder = files.bucket("test-lake", path="{name}/*.json", format="json")
+    CONNECTORS
+    + """
+folder = files.bucket("{bucket}", path="{name}/*.json", format="json")
 ends = {{"disorder": "14d", "cdc": "append", "bounded": True, "idleness": "6s"}}""",
     """\
 @source(Webhook(name="hook").endpoint("orders"), **ends)
@@ -63,57 +40,26 @@ STREAMS = ("topics/", "tables/", "files/")
 class Shop:
     """Sells one order in each place, and more when it is asked to."""
 
-    def __init__(self, settings: Settings) -> None:
-        self.settings, self.name, self.orders = settings, f"orders-{uuid.uuid4().hex[:8]}", 0
-        dsn = settings.postgres_dsn.get_secret_value()
-        with psycopg.connect(dsn, autocommit=True) as server:
-            server.execute(sql.SQL("CREATE DATABASE {}").format(sql.Identifier(self.name)))
-        self.dsn = make_conninfo(dsn, dbname=self.name)
-        self.s3 = s3.client(settings)
-        s3.ensure_bucket(self.s3, "test-lake")
-        admin = AdminClient({"bootstrap.servers": settings.kafka_bootstrap})
-        admin.create_topics([NewTopic(self.name, 3, 1)])[self.name].result()
-        with psycopg.connect(self.dsn) as own:
-            own.execute("CREATE TABLE orders (id bigserial, city text, amount int, at timestamptz)")
+    def __init__(self, systems: UserSystems) -> None:
+        self.systems, self.orders = systems, 0
+        systems.execute("CREATE TABLE orders (id bigserial, city text, amount int, at timestamptz)")
 
     def row(self) -> dict[str, Any]:
         self.orders += 1
         return {"city": "Paris", "amount": 1, "at": NOW}
 
     def sell(self) -> None:
-        producer = Producer({"bootstrap.servers": self.settings.kafka_bootstrap})
-        producer.produce(self.name, json.dumps(self.row()).encode())
-        assert producer.flush(30) == 0
-        with psycopg.connect(self.dsn) as own:
-            own.execute(
-                "INSERT INTO orders (city, amount, at) VALUES (%(city)s, %(amount)s, %(at)s)",
-                self.row(),
-            )
-        key = f"{self.name}/{self.orders}.json"
-        self.s3.put_object(Bucket="test-lake", Key=key, Body=json.dumps(self.row()).encode())
-
-    def definitions(self) -> str:
-        at = conninfo_to_dict(self.dsn)
-        return DEFINITIONS.format(
-            bootstrap=self.settings.kafka_bootstrap,
-            host=at["host"],
-            port=at["port"],
-            database=at["dbname"],
-            user=at["user"],
-            password=at.get("password", "none"),
-            key=self.settings.s3_access_key,
-            secret=self.settings.s3_secret_key.get_secret_value(),
-            name=self.name,
-        )
+        self.systems.send([json.dumps(self.row()).encode()])
+        insert = "INSERT INTO orders (city, amount, at) VALUES (%(city)s, %(amount)s, %(at)s)"
+        self.systems.execute(insert, self.row())
+        self.systems.put(f"{self.orders}.json", json.dumps(self.row()).encode())
 
 
 @pytest.fixture
 def shop(settings: Settings) -> Iterator[Shop]:
-    made = Shop(settings)
-    yield made
-    with psycopg.connect(settings.postgres_dsn.get_secret_value(), autocommit=True) as server:
-        name = sql.Identifier(made.name)
-        server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+    systems = UserSystems(settings)
+    yield Shop(systems)
+    systems.close()
 
 
 async def listed(api: Api) -> dict[str, dict[str, Any]]:
@@ -130,7 +76,8 @@ async def test_sources_end_and_are_read_on(
 ) -> None:
     api = await make()
     shop.sell()
-    (tmp_path / "orders.py").write_text(shop.definitions())
+    values = shop.systems.addresses() | {"bucket": BUCKET}
+    (tmp_path / "orders.py").write_text(DEFINITIONS.format(**values))
     definitions = await commit_of(str(tmp_path / "orders.py"), folder=tmp_path)
     await api.good("POST", "/commit", definitions, **INLINE)
     await log(api, shop)
