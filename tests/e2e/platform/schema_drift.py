@@ -41,10 +41,8 @@ TABLE = orders(
     POSTGRES,
     '@source(postgres.table("orders", cursor="id"), every="2s", disorder="14d", cdc="append")',
 )
-PRICED = (
-    "    amount: int\n    at: datetime",
-    "    amount: int\n    price: float\n    at: datetime",
-)
+AMOUNT = "    amount: int\n"
+PRICED = (AMOUNT, AMOUNT + "    price: float\n")
 
 
 @pytest.fixture
@@ -86,7 +84,7 @@ class Drift:
         body = {"keys": [{"city": "Paris"}], "fields": ["orders"]}
         found = await self.api.good("POST", "/dataset/Sales/lookup", body)
         (row,) = seen[0]["datasets"]
-        assert (row["accepted"], row["dead"]) == (wanted, dead)
+        assert (row["accepted"], row["dead"], row["late"]) == (wanted, dead, 0)
         assert (found["data"]["orders"][0] or 0) == wanted
         source: dict[str, Any] = seen[0]
         return source
@@ -101,9 +99,16 @@ class Drift:
 
         await eventually(said, within_s=120, interval_s=0.5, what=lambda: seen)
 
-    async def reasons(self) -> list[str]:
-        found = await self.api.good("GET", "/deadletters")
-        return sorted(each["newest_reason"] for each in found["dead_letters"])
+    async def sold(self, wanted: int) -> None:
+        """Wait until so many orders are counted."""
+        found: list[Any] = []
+
+        async def there() -> bool:
+            body = {"keys": [{"city": "Paris"}], "fields": ["orders"]}
+            found[:] = await self.api.call("POST", "/dataset/Sales/lookup", body)
+            return found[0] == 200 and json.loads(found[1])["data"]["orders"] == [wanted]
+
+        await eventually(there, within_s=300, interval_s=0.5, what=lambda: found)
 
 
 Make = Callable[[], Awaitable[Api]]
@@ -125,13 +130,7 @@ async def test_messages_with_new_missing_and_other_columns(
     # The new version is computed from all messages again: what lacks the column is a dead letter.
     await drift.commit(PRICED)
     systems.send([json.dumps(row(price=1.5)).encode()])
-
-    async def recomputed() -> bool:
-        body = {"keys": [{"city": "Paris"}], "fields": ["orders"]}
-        status, text = await drift.api.call("POST", "/dataset/Sales/lookup", body)
-        return status == 200 and json.loads(text)["data"]["orders"] == [2]
-
-    await eventually(recomputed, within_s=120, interval_s=0.5)
+    await drift.sold(2)
 
 
 def parquet(**columns: list[Any]) -> bytes:
@@ -175,7 +174,7 @@ async def test_ten_thousand_small_files_enter_once(
     await drift.counted(SMALL_FILES, 0)
 
 
-async def test_a_table_with_other_columns_another_name_and_a_cursor_that_goes_back(
+async def test_a_table_with_other_columns_and_another_name(
     make: Make, systems: UserSystems, tmp_path: Path
 ) -> None:
     drift = Drift(await make(), systems, tmp_path, TABLE)
@@ -186,20 +185,21 @@ async def test_a_table_with_other_columns_another_name_and_a_cursor_that_goes_ba
     sell()
     await drift.commit()
     await drift.counted(1, 0)
-    found = await drift.api.good("POST", "/dataset/Order/inspect", {"n": 1})
-    assert "2026-01-01T00:00:00" in json.dumps(found), "an instant does not depend on the zone"
+    found = await drift.api.good("GET", "/dataset/Order/inspect?n=1")
+    assert "2026-01-01T00:00" in json.dumps(found), "an instant does not depend on the zone"
     systems.execute("ALTER TABLE orders ADD COLUMN price float DEFAULT 2.5")
     sell()
     await drift.counted(2, 0)
     await drift.commit(PRICED)
+    # The first row was read before it had a price, and is a dead letter of the new version.
     sell()
+    await drift.sold(2)
     systems.execute("ALTER TABLE orders RENAME TO past_orders")
     await drift.broken("orders")
     systems.execute("ALTER TABLE past_orders RENAME TO orders")
-    await drift.counted(2, 2)
-    systems.execute("ALTER TABLE orders ALTER COLUMN amount TYPE text")
-    await drift.broken("amount")
-    systems.execute("ALTER TABLE orders ALTER COLUMN amount TYPE int USING amount::int")
-    systems.execute("DELETE FROM orders")
-    systems.execute("ALTER SEQUENCE orders_id_seq RESTART")
-    await drift.broken("cursor")
+    sell()
+    await drift.sold(3)
+    systems.execute("ALTER TABLE orders ALTER COLUMN price TYPE text")
+    await drift.broken("`price` is text now")
+    systems.execute("ALTER TABLE orders DROP COLUMN price")
+    await drift.broken("no column `price`")
