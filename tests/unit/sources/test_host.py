@@ -343,7 +343,7 @@ async def test_a_bounded_stream_ends_when_it_was_asked_in_vain_and_is_resumed(
     host.catalogs = [catalog(bounded)]
     await eventually(lambda: isinstance(host.state(RAW), Reading))
     cluster.queries[RAW][0].reported = FeedProgress(1)
-    await asyncio.sleep(0.1)
+    await asyncio.sleep(0.1)  # twice its idleness
     assert isinstance(host.state(RAW), Reading)
     cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic())
     await eventually(lambda: cluster.queries[RAW][0].stopped and host.state(RAW) is None)
