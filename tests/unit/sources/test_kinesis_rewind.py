@@ -14,10 +14,11 @@ from fennel_core.sources.api_errors import (
     SourceNotReadable,
 )
 from fennel_core.sources.controls import MemorySourceControls
-from fennel_core.sources.kinesis_orders import StreamState, newest_of
+from fennel_core.sources.kinesis_orders import StreamState, newest_of, shard_moves
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.rewind import Consent, SourceRewinds
 from fennel_core.sources.service import SourceService
+from fennel_core.sources.shards import decode_cursor, start_of_all
 from fennel_core.vocab.ids import TopicName
 from fennel_core.wire.connectors import FromLatest, Kinesis, KinesisStream
 from tests.support.ingest_world import WORKSPACE, catalog
@@ -136,3 +137,15 @@ async def test_the_newest_rows_are_shown_with_shard_and_sequence_number() -> Non
     assert [(row.sequence, row.value) for row in found] == [(sequence, b"1"), (sequence, b"2")]
     world.pass_hours(3)
     assert len(newest_of(world.stream, 4)) == 4
+
+
+def test_the_second_of_two_rewinds_at_one_moment_counts() -> None:
+    world = Rewinding()
+    facts, shards = world.stream.describe(), tuple(world.stream.shards())
+    state = StreamState(ORIGIN, facts, shards)
+    (first,) = shard_moves(state, {}, facts.now_us - 5)
+    (second,) = shard_moves(state, {0: first.after}, facts.now_us - 3)
+    cursors = [decode_cursor(move.after.cursor) for move in (first, second)]
+    start = start_of_all([each for each in cursors if each is not None])
+    assert start is not None
+    assert start.start_us == facts.now_us - 3

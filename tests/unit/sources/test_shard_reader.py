@@ -11,7 +11,7 @@ from fennel_core.wire.connectors import (
     FromTimestamp,
 )
 from tests.support.kinesis_reading import HOUR_US, Reading
-from tests.support.kinesis_streams import THROTTLED, aggregated
+from tests.support.kinesis_streams import EXPIRED, THROTTLED, aggregated, hash_of
 
 
 async def test_latest_is_where_reading_began_whatever_is_killed() -> None:
@@ -138,3 +138,30 @@ async def test_an_empty_closed_shard_is_done() -> None:
     cursor = decode_cursor(reader.places[0].cursor)
     assert cursor is not None
     assert cursor.done
+
+
+async def test_an_iterator_that_expires_is_replaced_within_the_round() -> None:
+    reading = Reading()
+    reading.put(4)
+    reading.stream.limit, answers = 1, iter([None, None, EXPIRED])
+    reading.stream.fault = lambda: next(answers, None)
+    await reading.process().round(1e9)
+    assert reading.ages() == [1, 2, 3, 4]
+    assert reading.letters() == []
+
+
+async def test_a_record_that_holds_nothing_for_the_shard_is_passed() -> None:
+    reading = Reading()
+    reading.stream.split(0)
+    low, high = (reading.stream.stores[number].shard for number in (1, 2))
+    keys = [str(n) for n in range(100)]
+    own = next(key for key in keys if low.first_hash <= hash_of(key) <= low.last_hash)
+    other = next(key for key in keys if high.first_hash <= hash_of(key) <= high.last_hash)
+    reading.stream.put(reading.row(), own)
+    sequence = reading.stream.put(aggregated([(other, reading.row())]), own)
+    reader = reading.process()
+    await reader.round(1e9)
+    assert reading.ages() == [1]
+    cursor = decode_cursor(reader.places[1].cursor)
+    assert cursor is not None
+    assert (cursor.sequence, cursor.passed) == (sequence, -1)
