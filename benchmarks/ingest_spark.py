@@ -58,6 +58,8 @@ SCHEMA = Schema(
 DDL = "id bigint, user string, city string, amount double, at timestamp"
 RAW = "raw"
 WITHIN_S = 900.0
+FETCHED_ROWS = 10_000
+"""Rows of a table that plain Spark receives at once."""
 POLL_S = 0.02
 FIGURES = "FIGURES "
 
@@ -246,7 +248,7 @@ class PlainSpark:
                 .option("password", at.get("password", ""))
                 .option("driver", "org.postgresql.Driver")
                 .option("dbtable", name)
-                .option("fetchsize", table_job.FETCHED_ROWS)
+                .option("fetchsize", FETCHED_ROWS)
                 .load()
             )
         return self._write(frame, f.to_json(f.struct("*")), out)

@@ -1,7 +1,7 @@
 """A Postgres database of the user's own: how it is reached, and what one of its tables is.
 
 The connector of a definition names the database; its credentials are opened here and nowhere else.
-Two clients read it: psycopg (checks, metadata, a few rows) and Spark's JDBC source (all rows).
+Two clients read it: psycopg (checks, metadata, a few rows) and Arrow's ADBC (all rows).
 
 The *origin* of a table is the identifier of the cluster and the ids of database and table: a table
 that was dropped and created again, or another one that took its name, has another origin. Its
@@ -15,9 +15,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Final, LiteralString
-from urllib.parse import quote
 
+import adbc_driver_postgresql
+import adbc_driver_postgresql.dbapi as adbc
 import psycopg
+import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
 
@@ -32,8 +34,8 @@ LOCK_S: Final = 30
 """How long a statement waits for a table that is written again: other sources need the worker."""
 PAGE_S: Final = 3_600
 """How long a page may take, and be silent."""
-FETCHED_BYTES: Final = "64M"
-"""Rows that JDBC holds at once; its heap is 512 MB."""
+KEEPALIVE_S: Final = 60
+"""After so long without data a connection is probed: a page may be sorted for long."""
 SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 PARAMETERS: Final = ("sslmode",)
 """Parameters of a connection that may be given in `jdbc_params`."""
@@ -118,25 +120,6 @@ class ExternalPostgres:
     parameters: Mapping[str, str]
     """Those of `PARAMETERS` that are set."""
 
-    def jdbc_options(self) -> dict[str, str]:
-        """Return the options of Spark's `jdbc` source that connect to the database."""
-        return {
-            "url": f"jdbc:postgresql://{self.host}:{self.port}/{quote(self.database, safe='')}",
-            "driver": "org.postgresql.Driver",
-            "user": self.user,
-            "password": self.password,
-            "ApplicationName": "fennel-core",
-            "connectTimeout": str(CONNECT_S),
-            "tcpKeepAlive": "true",
-            "socketTimeout": str(PAGE_S),
-            "options": f"-c statement_timeout={PAGE_S}s -c lock_timeout={LOCK_S}s "
-            "-c default_transaction_read_only=on",
-            "adaptiveFetch": "true",
-            "adaptiveFetchMaximum": "10000",
-            "maxResultBuffer": FETCHED_BYTES,
-            **self.parameters,
-        }
-
     @contextmanager
     def connect(
         self, statement_ms: int = STATEMENT_MS
@@ -146,28 +129,53 @@ class ExternalPostgres:
         Raises `ExternalPostgresUnusable`, also for what fails within the block.
         """
         try:
-            address = make_conninfo(
-                "",
-                host=self.host,
-                port=self.port,
-                dbname=self.database,
-                user=self.user,
-                password=self.password,
-                connect_timeout=CONNECT_S,
-                application_name="fennel-core",
-                tcp_user_timeout=STATEMENT_MS + 1000 * CONNECT_S,
-                options=f"-c statement_timeout={statement_ms} -c default_transaction_read_only=on "
-                f"-c timezone=UTC -c lock_timeout={LOCK_S}s",
-                **self.parameters,
-            )
+            address = self._address(statement_ms)
             with psycopg.connect(address, autocommit=True) as connection:
                 yield connection
         except psycopg.Error as failed:
-            raise ExternalPostgresUnusable(
-                f"connector `{self.name}`: database `{self.database}` at "
-                f"{self.host}:{self.port} cannot be read: {_line(failed)}; check address, user, "
-                "password and the rights of the user"
-            ) from failed
+            raise self._unusable(failed) from failed
+
+    def batches(self, query: str, size_bytes: int) -> Iterator[pa.RecordBatch]:
+        """Yield the rows of a query in its order, in batches of about `size_bytes`; blocks.
+
+        The server sends them in the binary format of COPY, which becomes Arrow without Python.
+        Raises `ExternalPostgresUnusable`; what was yielded by then are rows of the query.
+        """
+        sizes = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: size_bytes}
+        try:
+            with (
+                adbc.connect(self._address(1000 * PAGE_S), autocommit=True) as connection,
+                connection.cursor(adbc_stmt_kwargs=sizes) as cursor,
+            ):
+                cursor.execute(query)
+                yield from cursor.fetch_record_batch()
+        except (adbc.Error, pa.ArrowException, OSError) as failed:
+            raise self._unusable(failed) from failed
+
+    def _address(self, statement_ms: int) -> str:
+        return make_conninfo(
+            "",
+            host=self.host,
+            port=self.port,
+            dbname=self.database,
+            user=self.user,
+            password=self.password,
+            connect_timeout=CONNECT_S,
+            application_name="fennel-core",
+            client_encoding="UTF8",
+            tcp_user_timeout=STATEMENT_MS + 1000 * CONNECT_S,
+            keepalives_idle=KEEPALIVE_S,
+            options=f"-c statement_timeout={statement_ms} -c default_transaction_read_only=on "
+            f"-c timezone=UTC -c lock_timeout={LOCK_S}s",
+            **self.parameters,
+        )
+
+    def _unusable(self, failed: Exception) -> ExternalPostgresUnusable:
+        return ExternalPostgresUnusable(
+            f"connector `{self.name}`: database `{self.database}` at "
+            f"{self.host}:{self.port} cannot be read: {_line(failed)}; check address, user, "
+            "password and the rights of the user"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -352,5 +360,5 @@ def _text(text: SecretText | None, open_secret: OpenSecret) -> str:
             return open_secret(text)
 
 
-def _line(failed: psycopg.Error) -> str:
+def _line(failed: Exception) -> str:
     return next(iter(str(failed).strip().splitlines()), type(failed).__name__)

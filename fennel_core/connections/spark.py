@@ -25,7 +25,9 @@ KAFKA_JARS: Final = (
     "kafka-clients-*",
     "commons-pool2-*",
 )
-POSTGRES_JAR: Final = "postgresql-*"
+DRIVER_OPTIONS: Final = "spark.driver.extraJavaOptions"
+SHORT_JVM: Final = "-XX:+UseSerialGC -XX:TieredStopAtLevel=1"
+"""Options of a JVM that ends before code that is compiled again would pay."""
 
 
 def has_exited(spark: SparkSession) -> bool:
@@ -46,13 +48,6 @@ def kafka_jars(settings: Settings) -> list[str]:
     ]
     assert len(jars) >= len(KAFKA_JARS), "Spark's Kafka connector is missing: run `make jars`"
     return jars
-
-
-def table_jars(settings: Settings) -> list[str]:
-    """Return the JDBC drivers of the databases whose tables are read, as far as they are here."""
-    jars = [str(path) for path in sorted((settings.jars_dir / "spark").glob(f"{POSTGRES_JAR}.jar"))]
-    assert jars, "Postgres' JDBC driver is missing: run `make jars`"
-    return jars + mysql_jars(settings)
 
 
 def mysql_jars(settings: Settings) -> list[str]:

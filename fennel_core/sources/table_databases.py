@@ -6,10 +6,12 @@ table, and one class here. How rows become pages, batches and positions is the s
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, assert_never
+
+import pyarrow as pa
 
 from fennel_core.connections import external_mysql, external_postgres
 from fennel_core.connections.external_kafka import OpenSecret
@@ -22,12 +24,42 @@ from fennel_core.sources import (
     table_inspection,
     table_queries,
 )
+from fennel_core.sources.messages import TRANSACTION_BYTES, TRANSACTION_ROWS
+from fennel_core.sources.table_pages import even_parts
 from fennel_core.sources.table_reads import TableCursor, TableRead, at_page
 from fennel_core.wire.connectors import MySQL, MySQLTable, Postgres, PostgresTable
 
 TableUnusable: Final = (ExternalPostgresUnusable, ExternalMySQLUnusable)
 """What a database raises that cannot be reached or read."""
 ScheduledTable = PostgresTable | MySQLTable
+
+
+@dataclass(frozen=True, slots=True)
+class JdbcQuery:
+    """A query that Spark's `jdbc` source reads, with these options."""
+
+    options: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class ArrowQuery:
+    """A query that a task reads itself, from a driver that returns Arrow."""
+
+    at: ExternalPostgres
+    query: str
+
+    def batches(
+        self, rows: int = TRANSACTION_ROWS, size_bytes: int = TRANSACTION_BYTES
+    ) -> Generator[pa.RecordBatch, None, None]:
+        """Yield the rows in order, in batches of at most `rows` and about `size_bytes`; blocks.
+
+        Raises `ExternalPostgresUnusable`.
+        """
+        for batch in self.at.batches(self.query, size_bytes):
+            yield from even_parts(batch, rows)
+
+
+PageReading = JdbcQuery | ArrowQuery
 
 
 class TableDatabase(Protocol):
@@ -40,8 +72,8 @@ class TableDatabase(Protocol):
     def connect(self, statement_ms: int = ...) -> AbstractContextManager[Any]:
         """Return a connection that only reads; raises one of `TableUnusable`."""
 
-    def jdbc_options(self) -> dict[str, str]:
-        """Return the options with which Spark's `jdbc` source connects."""
+    def reading(self, query: str) -> PageReading:
+        """Return how the rows of a query are read."""
 
     def begun(self, connection: Any, table: str, cursor: str, disorder_us: int) -> TableRead:
         """Return a read that begins now. Raises `SourceError`."""
@@ -91,9 +123,9 @@ class PostgresDatabase:
         """See `TableDatabase.connect`."""
         return self.at.connect(statement_ms)
 
-    def jdbc_options(self) -> dict[str, str]:
-        """See `TableDatabase.jdbc_options`."""
-        return self.at.jdbc_options()
+    def reading(self, query: str) -> PageReading:
+        """See `TableDatabase.reading`."""
+        return ArrowQuery(self.at, query)
 
     def begun(self, connection: Any, table: str, cursor: str, disorder_us: int) -> TableRead:
         """See `TableDatabase.begun`."""
@@ -153,9 +185,9 @@ class MySQLDatabase:
         """See `TableDatabase.connect`."""
         return self.at.connect(statement_ms)
 
-    def jdbc_options(self) -> dict[str, str]:
-        """See `TableDatabase.jdbc_options`."""
-        return self.at.jdbc_options()
+    def reading(self, query: str) -> PageReading:
+        """See `TableDatabase.reading`."""
+        return JdbcQuery({**self.at.jdbc_options(), "dbtable": f"({query}) AS page"})
 
     def begun(
         self,

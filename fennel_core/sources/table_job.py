@@ -1,7 +1,8 @@
 """Read a table once, from its position to all that there is now: a run of a source on a schedule.
 
-A run is a Spark application: the driver plans pages (`table_reads`), Spark's JDBC source streams
-each with one connection, and one worker writes its batches in order. Each batch is a transaction
+A run is a Spark application: the driver plans pages (`table_reads`), and one worker reads each with
+one connection and writes its batches in order. Postgres returns a page as Arrow; of other databases
+Spark's JDBC source streams it to the worker. Each batch is a transaction
 with its cursor, so a run that is killed anywhere is continued by the next one. Pages are bounded,
 so no query holds back the vacuum of the database for hours. A long read gives way to other sources
 after `source_run_s`: it ends between two pages, and is due again behind them.
@@ -26,7 +27,13 @@ from pyspark.sql import SparkSession
 
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
-from fennel_core.connections.spark import JVM_EXIT_ERRORS, session_builder, table_jars
+from fennel_core.connections.spark import (
+    DRIVER_OPTIONS,
+    JVM_EXIT_ERRORS,
+    SHORT_JVM,
+    mysql_jars,
+    session_builder,
+)
 from fennel_core.connectors.postgres import PostgresConnectorStore
 from fennel_core.ingest.postgres import PostgresDirectory
 from fennel_core.settings.model import MIB, Settings
@@ -46,7 +53,13 @@ from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.sources.service import resolved
 from fennel_core.sources.spark import REASON_CHARS, reason_of
-from fennel_core.sources.table_databases import ScheduledTable, TableDatabase, opened
+from fennel_core.sources.table_databases import (
+    ArrowQuery,
+    JdbcQuery,
+    ScheduledTable,
+    TableDatabase,
+    opened,
+)
 from fennel_core.sources.table_reads import TableCursor, TableRead, cursor_of, shown
 from fennel_core.sources.table_run_postgres import PostgresTableRuns
 from fennel_core.sources.table_runs import (
@@ -68,7 +81,7 @@ from fennel_core.wire.connectors import SealedSecret
 T = TypeVar("T")
 REPORT_S: Final = LEASE.total_seconds() / 6
 FETCHED_ROWS: Final = 100
-"""Rows that JDBC receives at first; then as many as fit `external_postgres.FETCHED_BYTES`."""
+"""Rows that JDBC receives at once; its heap is 512 MB."""
 STATEMENT_MS: Final = 3_600_000
 """Of what is asked about a table: without an index, each looks at all rows."""
 log = logger(__name__)
@@ -295,15 +308,14 @@ class TableJob:
         with at.database.connect() as connection:
             read = at.database.at_page(connection, at.read)
         query = at.database.page_query(read, at.cursor, self._settings.source_page_rows + 1)
-        written = (
-            self._spark.read.format("jdbc")
-            .options(**at.database.jdbc_options())
-            .option("dbtable", f"({query}) AS page")
-            .option("fetchsize", FETCHED_ROWS)
-            .load()
-            .mapInArrow(page_task(self._work(at, read)), WRITTEN_DDL)
-            .toArrow()
-        )
+        work = self._work(at, read)
+        match at.database.reading(query):
+            case JdbcQuery(options):
+                rows = self._spark.read.format("jdbc").options(**options)
+                frame = rows.option("fetchsize", FETCHED_ROWS).load()
+            case ArrowQuery() as asked:
+                frame, work = self._spark.range(0, 1, 1, 1), replace(work, query=asked)
+        written = frame.mapInArrow(page_task(work), WRITTEN_DDL).toArrow()
         return page_of(written, at.place)
 
     def _settle(self, at: BegunRead) -> None:
@@ -353,7 +365,8 @@ def session(settings: Settings) -> SparkSession:
     """Return the Spark application of a run: one task at a time, in order."""
     return (
         session_builder(settings, app_name="fennel-table", local_master="local[1,2]")
-        .config("spark.jars", ",".join(table_jars(settings)))
+        .config("spark.jars", ",".join(mysql_jars(settings)))
+        .config(DRIVER_OPTIONS, SHORT_JVM)
         .config("spark.speculation", False)
         .config("spark.sql.session.timeZone", "UTC")
         .config("spark.executorEnv.POLARS_MAX_THREADS", 1)  # a task has one core

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
@@ -50,6 +51,14 @@ class PageChunk:
     rows: pa.RecordBatch
     complete: bool
     parted: bool
+
+
+def even_parts(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows of a batch in as few parts of at most `most` as there can be, of one size."""
+    parts = -(-batch.num_rows // most)
+    ends = [batch.num_rows * part // parts for part in range(parts + 1)]
+    for start, end in pairwise(ends):
+        yield batch.slice(start, end - start)
 
 
 def chunks(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from typing import Final
+from typing import Final, LiteralString
 
 from psycopg import sql
 
@@ -181,15 +181,26 @@ def column_value(column: ExternalColumn) -> sql.Composed:
         case "real", _:  # a cast would show digits that the column does not have
             return sql.SQL("({}::text::double precision)").format(at)
         case (("smallint[]" | "integer[]" | "bigint[]"), _):
-            return sql.SQL("({}::bigint[])").format(at)
+            return _array(column, at, "bigint[]")
         case (("real[]" | "double precision[]" | "numeric[]"), _):
-            return sql.SQL("({}::double precision[])").format(at)
+            return _array(column, at, "double precision[]")
         case "boolean[]", _:
-            return sql.SQL("{}").format(at)
+            return _array(column, at, "boolean[]")
         case _, "A":
-            return sql.SQL("({}::text[])").format(at)
+            return _array(column, at, "text[]")
         case _:
             return sql.SQL("({}::text)").format(at)
+
+
+def _array(column: ExternalColumn, at: sql.Composed, of: LiteralString) -> sql.Composed:
+    """Return an array whose first element is number 1: a slice is, and readers know no other.
+
+    One of several dimensions has no type in a page; the server refuses it with a sentence.
+    """
+    refused = f"column {column.name} has an array of several dimensions, which is not read: "
+    return sql.SQL(
+        "(CASE WHEN array_ndims({0}) > 1 THEN ({1} || array_dims({0}))::{2} ELSE ({0}::{2})[:] END)"
+    ).format(at, sql.Literal(refused), sql.SQL(of))
 
 
 def _cursor(read: TableRead) -> sql.Composed:

@@ -26,7 +26,7 @@ from typing import Any, Final, Protocol
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.blueprints.streams import StreamTable
 from fennel_core.connections.postgres import Pool
-from fennel_core.connections.spark import table_jars
+from fennel_core.connections.spark import DRIVER_OPTIONS, SHORT_JVM, mysql_jars
 from fennel_core.definition.airflow import AirflowOrchestrator
 from fennel_core.definition.orchestrator import CommitOrchestrator
 from fennel_core.settings.model import Settings
@@ -315,8 +315,10 @@ class InlineTableRuns:
 
     async def _run(self, topic: TopicName, run: str) -> None:
         async with self._free:
-            jars = ",".join(table_jars(self._settings))
-            words = ("--master", "local[1,2]", "--jars", jars, "--conf", "spark.log.level=WARN")
+            words = ["--master", "local[1,2]", "--conf", "spark.log.level=WARN"]
+            words += ["--conf", f"{DRIVER_OPTIONS}={SHORT_JVM}"]
+            if jars := mysql_jars(self._settings):
+                words += ["--jars", ",".join(jars)]
             submit = Path(sys.executable).parent / "spark-submit"
             paths = (str(job_file().parents[3]), os.environ.get("PYTHONPATH", ""))
             env = {

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from typing import Final
 
@@ -11,6 +12,7 @@ import pyarrow as pa
 from fennel_core.settings.model import Settings
 from fennel_core.sources.read_rows import RowBatch, StreamPlace
 from fennel_core.sources.store import FeedPartition
+from fennel_core.sources.table_databases import ArrowQuery
 from fennel_core.sources.table_pages import chunks, cursor_batch, row_batch
 from fennel_core.sources.table_reads import TableCursor, TableRead
 from fennel_core.sources.task import task_process
@@ -47,6 +49,8 @@ class PageWork:
     after: StreamPlace
     before: TableCursor | None
     rows: int
+    query: ArrowQuery | None = None
+    """What the task reads; None: the rows of the page are its input."""
 
 
 def page_task(work: PageWork) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
@@ -58,12 +62,25 @@ def page_task(work: PageWork) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
     def write(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         after, before = work.after, work.before
         title = work.partition.title
-        for chunk in chunks(batches, work.rows, work.read.table.file, title):
-            batch, before = row_batch(chunk, work.read, title, after, before)
-            after = batch.end
-            yield _written(work, batch, chunk.rows.num_rows, complete=chunk.complete)
+        with _rows(work, batches) as rows:
+            for chunk in chunks(rows, work.rows, work.read.table.file, title):
+                batch, before = row_batch(chunk, work.read, title, after, before)
+                after = batch.end
+                yield _written(work, batch, chunk.rows.num_rows, complete=chunk.complete)
 
     return write
+
+
+@contextmanager
+def _rows(work: PageWork, batches: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
+    """Yield the rows of a page; a connection that they are read by is closed behind the block."""
+    if work.query is None:
+        yield batches
+        return
+    for _ in batches:  # Spark's task is done when its input is
+        pass
+    with closing(work.query.batches()) as rows:
+        yield rows
 
 
 def settling_task(

@@ -6,7 +6,7 @@ import asyncio
 import logging
 
 from fennel_core.connections import postgres
-from fennel_core.connections.spark import table_jars
+from fennel_core.connections.spark import mysql_jars
 from fennel_core.settings.model import Settings
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.table_run_postgres import PostgresTableRuns
@@ -36,4 +36,4 @@ async def _claimed(run: str) -> list[list[str]]:
 
 def driver_jars() -> str:
     """Return the jars that a read of a table needs, as `spark-submit` takes them."""
-    return ",".join(table_jars(Settings()))
+    return ",".join(mysql_jars(Settings()))

@@ -24,6 +24,11 @@ READ: Final = "read"
 CONNECTION: Final = "spark_default"
 OFFLINE_MEMORY: Final = os.environ.get("FENNEL_OFFLINE_MEMORY") or "2g"
 """`Settings.offline_memory`, read from the environment as in `factory`; a test compares the two."""
+READ_CONF: Final = {
+    "spark.log.level": "WARN",
+    "spark.driver.extraJavaOptions": "-XX:+UseSerialGC -XX:TieredStopAtLevel=1",
+}
+"""With `connections.spark.SHORT_JVM`, written here as above."""
 PULLED_ID: Final = f"{{{{ ti.xcom_pull(task_ids='{ACCEPT}', key='{REQUEST_ID}') }}}}"
 
 
@@ -106,5 +111,5 @@ def read_tables(sources: Any) -> Any:
         conn_id=CONNECTION,
         application=job_file("scheduled_source"),
         name="scheduled source",
-        conf={"spark.log.level": "WARN"},
+        conf=READ_CONF,
     ).expand(application_args=sources)

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import copy
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from fennel_core.settings.model import Settings
+from fennel_core.connections.spark import DRIVER_OPTIONS, SHORT_JVM
 from tests.dags import conftest as _configured  # noqa: F401  # Airflow is configured before its first import
 
 from airflow.sdk import Context  # isort: skip
@@ -48,8 +49,12 @@ def test_an_invalid_form_is_refused_before_a_run_starts(sources: object) -> None
 
 
 def test_a_task_submits_the_program_with_the_driver_of_the_database(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    driver = tmp_path / "mysql" / "mariadb-java-client.jar"
+    driver.parent.mkdir()
+    driver.touch()
+    monkeypatch.setenv("FENNEL_JARS_DIR", str(tmp_path))
     submitted: list[Any] = []
     monkeypatch.setattr(
         spark_tasks.SubmitProgram, "execute", lambda task, _context: submitted.append(task)
@@ -63,8 +68,11 @@ def test_a_task_submits_the_program_with_the_driver_of_the_database(
     task.execute(Context())
     assert submitted[0].application_args == PAIR
     assert submitted[0].application.endswith("fennel_core/apps/spark_jobs/scheduled_source.py")
-    assert "postgresql-" in submitted[0].jars
-    assert str(Settings().jars_dir) in submitted[0].jars
+    assert submitted[0].jars == str(driver), "Postgres is read without one"
+
+
+def test_a_driver_starts_as_that_of_a_run_without_airflow() -> None:
+    assert spark_tasks.READ_CONF[DRIVER_OPTIONS] == SHORT_JVM
 
 
 def test_the_schedule_of_the_platform_and_not_airflow_repeats_a_read() -> None:
