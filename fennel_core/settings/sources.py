@@ -21,7 +21,7 @@ class SourceSettings(SinkSettings):
         "backlog gives way to the others between batches.",
     )
     source_page_rows: int = Field(
-        200_000,
+        500_000,
         gt=0,
         description="Rows of a table that one query reads: a page. Between pages a run reports "
         "its progress, and gives the database back its old row versions.",

@@ -168,6 +168,8 @@ class TableJob:
         reports = asyncio.create_task(self._report(is_paused))
         try:
             await self._store(lambda row, now: reported(row, self._progress, now))
+            if await is_paused():  # after the run was claimed
+                raise RunStopped(f"{self._feed.title} was paused")
             end, reason = await asyncio.to_thread(self._read), self._complaint
         except (RunStopped, FeedRemoved) as order:
             end, reason = RunEnd.STOPPED, str(order)

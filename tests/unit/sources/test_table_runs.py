@@ -16,7 +16,7 @@ from fennel_core.definition.orchestrator import CommitOrchestrator
 from fennel_core.settings.model import Settings
 from fennel_core.sources.controls import MemorySourceControls
 from fennel_core.sources.overview import source_views
-from fennel_core.sources.table_job import RunStopped, TableJob
+from fennel_core.sources.table_job import RunEnd, RunStopped, TableJob
 from fennel_core.sources.table_runs import (
     FIRST_PAUSE,
     LEASE,
@@ -297,6 +297,20 @@ async def test_the_end_of_a_run_and_a_report_may_meet() -> None:
     assert state_of(runs.rows[RAW], NOW) is RunState.COMPLETE
     with pytest.raises(RunStopped, match="another run has begun"):
         await TableJob(Settings(), view, runs, "r2")._store(lambda row, now: row)
+
+
+async def test_a_run_that_was_paused_between_its_claim_and_its_begin_reads_nothing(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(TableJob, "_read", lambda _: RunEnd.COMPLETE)
+    runs = MemoryTableRuns(NOW, {RAW}, {RAW: RUN})
+    (view,) = source_views(branches(main=catalog(table_source())))
+
+    async def is_paused() -> bool:
+        return True
+
+    assert await TableJob(Settings(), view, runs, "r1").run(is_paused) is RunEnd.STOPPED
+    assert "was paused" in (runs.rows[RAW].reason or "")
 
 
 def with_password(word: str) -> SourceBinding:
