@@ -58,7 +58,7 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from benchmarks.http1 import Address, Connection
-from benchmarks.ingest_spark import Spent, Work, run, view_of, views_of
+from benchmarks.ingest_spark import Spent, Work, pause, run, view_of, views_of
 from benchmarks.processes import parts
 from fennel_core.connections import s3
 from fennel_core.connections.committed_records import committed_records, log_ends
@@ -262,6 +262,7 @@ def measure_source(
     for number in range(rounds):
         out = f"{to.large}-{kind}-{number}"
         with workspace(settings, [kind], to) as name:
+            asyncio.run(pause(settings, name))
             for peer in PEERS:
                 topic = f"{out}-{peer}"
                 for suffix in ("", "-raw", "-small", "-small-raw"):
@@ -299,17 +300,17 @@ def figures_of(kind: str, rows: int, size: int, found: dict[str, list[Spent]]) -
 SERVICES = ("query", "ingest", "kafka", "engine driver", "engine JVM", "engine slots")
 
 
-def services_cpu_s(settings: Settings) -> float:
-    """Return the CPU time of this process and of the services that a row passes."""
-    total = time.process_time()
+def services_cpu_s(settings: Settings) -> dict[str, float]:
+    """Return the CPU time of this process (`client`) and of each service that a row passes."""
+    found = {"client": time.process_time(), **dict.fromkeys(SERVICES, 0.0)}
     for name, family in parts(settings.data_dir / "pids").items():
         if name in SERVICES:
             for process in family:
                 try:
-                    total += sum(process.cpu_times()[:2])
+                    found[name] += sum(process.cpu_times()[:2])
                 except psutil.NoSuchProcess:
                     continue
-    return total
+    return found
 
 
 async def log_all(settings: Settings, token: str, bodies: list[bytes]) -> None:
@@ -369,8 +370,11 @@ def measure_log(settings: Settings, to: Place, rows: int, rounds: int) -> dict[s
                 bodies = bodies_of(frame, each)
                 before = services_cpu_s(settings)
                 asyncio.run(log_all(settings, token, bodies))
-                found[way].append(count / (services_cpu_s(settings) - before))
-                print(f"{way}: {found[way][-1]:,.0f} rows per CPU-second", flush=True)
+                after = services_cpu_s(settings)
+                spent = {name: after[name] - before[name] for name in after}
+                found[way].append(count / sum(spent.values()))
+                shares = ", ".join(f"{name} {cpu_s:.1f}" for name, cpu_s in spent.items())
+                print(f"{way}: {found[way][-1]:,.0f} rows per CPU-second ({shares} s)", flush=True)
         expected = pl.concat(sent).group_by("user").len()
         counted = asyncio.run(orders_counted(settings, token))
         assert counted == dict(expected.iter_rows()), "every row is counted once"
