@@ -22,6 +22,8 @@ from fennel_core.wire.gen import connector_pb2
 PORTS: Final = {"postgres": 5432, "mysql": 3306}
 """The ports of databases that are given without one."""
 LARGEST_PORT: Final = 65_535
+LONGEST_NAME: Final = 200
+"""Characters of a name: it is part of a key in Postgres, of paths and of commands."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,8 +113,11 @@ def message_of(
         for each in properties.values()
         if each.required and not rotates and not given.get(each.name)
     ]
-    if not name or any(not char.isprintable() or char in "/ " for char in name):
-        reasons.append("a name has no blanks and no `/`, and is not empty")
+    if not _is_name(name):
+        reasons.append(
+            f"a name has 1 to {LONGEST_NAME} characters, no blanks and no `/`, and begins with "
+            "neither `-` nor `.`"
+        )
     if not reasons:
         reasons += [f"connector `{name}` {why}" for why in _unusable(message)]
     if reasons:
@@ -134,6 +139,12 @@ def shown(database_message: bytes) -> dict[str, str | int]:
             sealed = each.secret or c.SealedSecret.parse(str(value)) is not None
             found[each.name] = "(set)" if sealed else value
     return found
+
+
+def _is_name(name: str) -> bool:
+    """Return whether a name can be written in a command and in the path of a URL."""
+    words = all(char.isprintable() and char not in "/ " for char in name)
+    return words and 0 < len(name) <= LONGEST_NAME and name[0] not in "-."
 
 
 def _set(target: Any, given: Property, value: object) -> str | None:

@@ -64,7 +64,9 @@ async def _reseal_connectors(connection: AsyncConnection, sealer: Sealer) -> int
     for workspace, name, message in rows:
         again = await asyncio.to_thread(reseal_connector, message, WorkspaceId(workspace), sealer)
         await connection.execute(
-            "UPDATE connector SET message = %s WHERE workspace = %s AND name = %s",
+            # A rotation that read the row before must not put back what the old key encrypted.
+            "UPDATE connector SET message = %s, number = number + 1 "
+            "WHERE workspace = %s AND name = %s",
             (again, workspace, name),
         )
     return len(rows)
