@@ -203,7 +203,7 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
     )
     app.state.source_service = sources
     sink_controls = PostgresSinkControls(pool)
-    app.state.sink_orders = SinkOrders(sources.branches, controls, sink_controls)
+    app.state.sink_orders = SinkOrders(sources.branches, controls, sink_controls, sources.stored)
     app.state.sink_rewinds = SinkRewinds(
         app.state.sink_orders,
         sink_controls,

@@ -44,6 +44,8 @@ def sink_list(caller: Caller, branch: str | None, as_json: bool) -> None:
             click.echo(f"    paused by {row['paused_by']} at {row['paused_at']}")
         if row["error"] is not None:
             click.echo(f"    failed {row['failures']} times in a row: {row['error']}")
+            if row.get("remedy") is not None:
+                click.echo(f"    {row['remedy']}")
     if not rows["sinks"]:
         click.echo("No sink." if branch is None else f"Branch {branch} has no sink.")
 

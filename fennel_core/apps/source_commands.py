@@ -66,6 +66,8 @@ def _print(row: dict[str, Any]) -> None:
     if row["error"] is not None and row["state"] != "ended":
         retry = "" if row["retry_at"] is None else f", next attempt at {row['retry_at']}"
         click.echo(f"    failed {row['failures']} times in a row{retry}: {row['error']}")
+        if row.get("remedy") is not None:
+            click.echo(f"    {row['remedy']}")
 
 
 @source.command("pause")

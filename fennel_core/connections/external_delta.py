@@ -14,6 +14,7 @@ import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from shlex import quote
 from typing import ClassVar, Final
 
 import pyarrow as pa
@@ -166,7 +167,7 @@ def delta_refused(table: S3Table, settings: Settings) -> str | None:
         return (
             "would be written with the platform's S3 keys (the client allows a sink no others), "
             f"so ask your operator to name bucket `{table.bucket}` in FENNEL_SINK_SHARED_BUCKETS, "
-            f"or store keys: fennel-core connector add {table.db.name} s3"
+            f"or store keys: fennel-core connector add {quote(table.db.name)} s3"
         )
     return None
 

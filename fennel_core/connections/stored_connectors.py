@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from shlex import quote
 from typing import ClassVar, TypeVar
 
 from fennel_core.connections.errors import ConnectionsError
@@ -24,7 +25,8 @@ def required(kind: type[D], database: D | NamedReference) -> D:
     """
     if isinstance(database, kind):
         return database
+    title = database.kind if isinstance(database, NamedReference) else "KIND"
     raise ConnectorNotStored(
         f"connector `{database.name}` is not stored on this platform any more; add it again: "
-        f"fennel-core connector add {database.name}"
+        f"fennel-core connector add {quote(database.name)} {title} --set …"
     )

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from shlex import quote
 from typing import Any, Final, TypeVar, cast
 
 from fennel_core.blueprints.spec import Catalog
@@ -36,6 +37,14 @@ TITLES: Final[Mapping[str, str]] = {
     "s3": "S3",
     "http": "HTTP",
 }
+SECRETS: Final[Mapping[str, str]] = {
+    "kafka": "sasl_plain_password",
+    "postgres": "password",
+    "mysql": "password",
+    "s3": "aws_secret_access_key",
+    "http": "ca_cert",
+}
+"""The property of each kind that changes most often."""
 Stored = Mapping[str, Access]
 """The stored connectors of one workspace, by name."""
 
@@ -100,11 +109,22 @@ def resolved_catalog(catalog: Catalog, stored: Stored) -> Catalog:
     return replace(catalog, sources=tuple(sources), sinks=tuple(sinks))
 
 
-def remedy(name: str, *, stored: bool) -> str:
-    """Return what to do if the credentials of a connector have changed."""
-    if stored:
-        return f"if its credentials have changed: fennel-core connector rotate {name}"
-    return f"if its credentials have changed: commit connector `{name}` with the new ones"
+def remedy(table: c.Table, stored: Stored) -> str | None:
+    """Return what to do if the credentials of a table's connector have changed.
+
+    None for one that is only named and not stored any more: what is broken says so itself.
+    """
+    name = table.db.name
+    if isinstance(table.db, c.NamedReference):
+        return None
+    found = stored.get(name)
+    if found is None or found != table.db:
+        return f"if its credentials have changed: commit connector `{name}` with the new ones"
+    secret = SECRETS[kind_of(found) or ""]
+    return (
+        f"if its credentials have changed: fennel-core connector rotate {quote(name)} --secret "
+        f"{secret}=file:PATH"
+    )
 
 
 @dataclass(frozen=True, slots=True)

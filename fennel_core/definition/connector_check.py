@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from shlex import quote
 
 from fennel_core.connectors.references import (
     TITLES,
@@ -58,8 +59,8 @@ def _unknown(reference: NamedReference, datasets: Sequence[str], stored: Stored)
         )
     return (
         f"connector `{name}` of {_listed(datasets)} has no address, and this platform stores none "
-        f"by that name; add it: fennel-core connector add {name} {kind} --set … (or define it with "
-        "its address in the code)"
+        f"by that name; add it: fennel-core connector add {quote(name)} {kind} --set … (or define "
+        "it with its address in the code)"
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from shlex import quote
 
 from fennel_core.definition.errors import DefinitionError
 from fennel_core.vocab.problems import Problem
@@ -35,7 +36,7 @@ class ConnectorExists(ConnectorError):
     def __init__(self, name: str) -> None:
         super().__init__(
             f"connector `{name}` is stored already; give it new credentials with `fennel-core "
-            f"connector rotate {name}`, or replace it with `connector add --replace`"
+            f"connector rotate {quote(name)}`, or replace it with `connector add --replace`"
         )
 
 

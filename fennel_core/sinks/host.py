@@ -29,7 +29,6 @@ from fennel_core.connections.installation import installation_of
 from fennel_core.connections.postgres import Pool
 from fennel_core.connections.stored_connectors import required
 from fennel_core.connectors import postgres as connectors
-from fennel_core.connectors.references import remedy
 from fennel_core.history.topic_slices import TopicSlice, plan_slices
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.controls import SinkControls
@@ -111,21 +110,18 @@ class SinkHost:
 
     def report(self) -> list[SinkReport]:
         """Return what is known of each sink, the broken ones first."""
-        found = [
-            thread.report
-            if thread.is_alive() or thread.report.reason is not None
-            else replace(thread.report, reason="its thread has ended; it is started again")
-            for thread in self._running.values()
-        ]
-        found = [
-            each if each.reason is None else replace(each, remedy=self._remedy(each))
-            for each in (*found, *self._paused)
-        ]
+        found = [self._report_of(thread) for thread in self._running.values()]
+        found += self._paused
         return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.sink))
 
-    def _remedy(self, report: SinkReport) -> str:
-        name = report.connector
-        return remedy(name, stored=self._catalogs.is_stored(report.workspace, name))
+    def _report_of(self, thread: SinkThread) -> SinkReport:
+        report = thread.report
+        if report.reason is None:
+            if thread.is_alive():
+                return report
+            return replace(report, reason="its thread has ended; it is started again")
+        remedy = self._catalogs.remedy(report.workspace, thread.target.table)
+        return replace(report, remedy=remedy)
 
     async def run(self) -> None:
         """Follow the catalogs and the erasures until cancelled."""
@@ -197,6 +193,7 @@ class SinkHost:
             if name not in self._running and target.shared not in ending:
                 self._running[name] = SinkThread(self, target)
                 self._running[name].start()
+                log.info("sink is written", sink=target.title, workspace=target.workspace)
         if self._running:
             await self._controls.report(
                 [
@@ -320,9 +317,7 @@ class SinkThread(threading.Thread):
         self._host, self.target = host, target
         self._stopping = threading.Event()
         self.labels = (str(target.workspace), str(target.dataset), target.title)
-        self.report = SinkReport(
-            target.workspace, target.dataset, target.title, connector=target.table.db.name
-        )
+        self.report = SinkReport(target.workspace, target.dataset, target.title)
         """Replaced as a whole, so other threads may read it."""
 
     def stop(self) -> None:

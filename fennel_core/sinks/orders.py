@@ -19,6 +19,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from fennel_core.connectors.references import Stored, remedy
 from fennel_core.ingest.store import Branches
 from fennel_core.sinks.controls import SinkControls
 from fennel_core.sinks.targets import SinkTarget, targets_of
@@ -30,6 +31,7 @@ from fennel_core.vocab.ids import BranchName, TopicName, WorkspaceId
 NAMED = 20
 """Names that an error lists."""
 ReadBranches = Callable[[WorkspaceId], Awaitable[Branches]]
+ReadStored = Callable[[WorkspaceId], Awaitable[Stored]]
 
 
 class SinkApiError(ClassifiedApiError):
@@ -69,7 +71,10 @@ def sink_views(branches: Branches) -> dict[TopicName, SinkView]:
 def sink_row(
     view: SinkView, pause: SourcePause | None, status: FeedStatus | None
 ) -> dict[str, Any]:
-    """Return a sink as the API lists it. `error` is the last one, also of a paused sink."""
+    """Return a sink as the API lists it. `error` is the last one, also of a paused sink.
+
+    `remedy` is the caller's, who knows which connectors are stored.
+    """
     state = reported_state(pause, status)
     watched = status is not None and state in (SourceState.RUNNING, SourceState.PARKED)
     return {
@@ -81,6 +86,7 @@ def sink_row(
         "paused_by": None if pause is None else pause.by,
         "paused_at": None if pause is None else pause.at.isoformat(timespec="seconds"),
         "error": None if status is None else status.reason,
+        "remedy": None,
         "failures": 0 if status is None else status.failures,
         "behind": status.behind if watched and status is not None else None,
     }
@@ -97,6 +103,7 @@ def only_paused(name: str, pause: SourcePause) -> dict[str, Any]:
         "paused_by": pause.by,
         "paused_at": pause.at.isoformat(timespec="seconds"),
         "error": None,
+        "remedy": None,
         "failures": 0,
         "behind": None,
     }
@@ -106,10 +113,17 @@ class SinkOrders:
     """Serves the calls. Use from one event loop."""
 
     def __init__(
-        self, branches: ReadBranches, reports: SourceControls, controls: SinkControls
+        self,
+        branches: ReadBranches,
+        reports: SourceControls,
+        controls: SinkControls,
+        stored: ReadStored | None = None,
     ) -> None:
-        """`reports`: has the statuses of the sinks, and no other part of it is used."""
+        """`reports`: has the statuses of the sinks, and no other part of it is used; `stored`: None
+        if no connectors are.
+        """
         self._branches, self._reports, self._controls = branches, reports, controls
+        self._stored = stored
 
     async def rows(self, workspace: WorkspaceId, branch: BranchName | None) -> list[dict[str, Any]]:
         """Return the sinks of a workspace, or those that one of its branches has.
@@ -118,11 +132,14 @@ class SinkOrders:
         """
         views = sink_views(await self._branches(workspace))
         pauses, statuses = await self._pauses(workspace), await self._reports.statuses()
-        rows = [
-            sink_row(view, pauses.get(view.target.title), statuses.get(name))
-            for name, view in views.items()
-            if branch is None or branch in view.branches
-        ]
+        stored = {} if self._stored is None else await self._stored(workspace)
+        rows = []
+        for name, view in views.items():
+            if branch is None or branch in view.branches:
+                row = sink_row(view, pauses.get(view.target.title), statuses.get(name))
+                if row["state"] == SourceState.PARKED:
+                    row["remedy"] = remedy(view.target.table, stored)
+                rows.append(row)
         if branch is None:
             titles = {view.target.title for view in views.values()}
             rows += [only_paused(n, each) for n, each in pauses.items() if n not in titles]

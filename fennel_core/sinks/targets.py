@@ -116,7 +116,6 @@ class SinkReport:
     behind: int | None = None
     reason: str | None = None
     paused: bool = False
-    connector: str = ""
     remedy: str | None = None
     """What to do about a broken one if the credentials of its connector have changed."""
 

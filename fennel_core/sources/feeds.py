@@ -18,8 +18,8 @@ source starts when its commit switches and ends when the last version that has i
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Final
 
 from fennel_core.blueprints.spec import Catalog
@@ -34,7 +34,7 @@ from fennel_core.graph.s3_paths import ALWAYS, PathWindow
 from fennel_core.sources.controls import FeedNews, FeedStatus
 from fennel_core.sources.store import FeedPartition
 from fennel_core.vocab.ids import TopicName, WorkspaceId
-from fennel_core.wire.connectors import S3Table, Source
+from fennel_core.wire.connectors import S3Table, Source, Table
 
 MICROS: Final = 1_000_000
 FIRST_PAUSE_S: Final = 1.0
@@ -192,6 +192,8 @@ class Broken:
 
 
 FeedState = Reading | Broken
+Remedy = Callable[[WorkspaceId, Table], str | None]
+"""What to do about a broken table of a workspace, None if nothing is known."""
 States = Mapping[TopicName, FeedState]
 
 
@@ -216,13 +218,15 @@ class FeedReport:
     """As that of `FeedProgress`."""
     ended: bool = False
     """It is bounded and has ended, so it is not read any more."""
-    connector: str = field(default="", compare=False)
-    remedy: str | None = field(default=None, compare=False)
+    remedy: str | None = None
     """What to do about a broken one if the credentials of its connector have changed."""
 
 
 def report_of(
-    states: States, paused: Iterable[Feed] = (), ended: Iterable[Feed] = ()
+    states: States,
+    paused: Iterable[Feed] = (),
+    ended: Iterable[Feed] = (),
+    remedy: Remedy = lambda *_: None,
 ) -> list[FeedReport]:
     """Return a report of each feed, the broken ones first, and those that are not read."""
     found = [
@@ -235,7 +239,6 @@ def report_of(
             None,
             paused=not has_ended,
             ended=has_ended,
-            connector=feed.table.db.name,
         )
         for feeds, has_ended in ((paused, False), (ended, True))
         for feed in feeds
@@ -250,7 +253,9 @@ def report_of(
             state.behind if isinstance(state, Reading) else None,
             state.reason if isinstance(state, Broken) else None,
             behind_ms=state.behind_ms if isinstance(state, Reading) else None,
-            connector=state.feed.table.db.name,
+            remedy=remedy(state.feed.workspace, state.feed.table)
+            if isinstance(state, Broken)
+            else None,
         )
         for state in states.values()
     ]
@@ -262,6 +267,7 @@ def scheduled_report(
     statuses: Mapping[TopicName, FeedStatus],
     paused: Collection[TopicName],
     ended: Collection[TopicName] = (),
+    remedy: Remedy = lambda *_: None,
 ) -> list[FeedReport]:
     """Return a report of each source on a schedule, from what its runs have stored."""
     found = []
@@ -280,7 +286,7 @@ def scheduled_report(
                 reason,
                 paused=stops,
                 ended=has_ended and not stops,
-                connector=feed.table.db.name,
+                remedy=None if reason is None else remedy(feed.workspace, feed.table),
             )
         )
     return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.source))

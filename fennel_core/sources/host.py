@@ -35,7 +35,6 @@ from fennel_core.connections.installation import require_ownership
 from fennel_core.connections.postgres import ListenStarted, Pool
 from fennel_core.connections.spark import JVM_EXIT_ERRORS, has_exited
 from fennel_core.connectors import postgres as connectors
-from fennel_core.connectors.references import remedy
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
 from fennel_core.sources import kafka_topics, kinesis, s3_files
@@ -139,13 +138,9 @@ class SourceHost:
     def report(self) -> list[FeedReport]:
         """Return what is known of each feed."""
         return [
-            each if each.reason is None else replace(each, remedy=self._remedy(each))
-            for each in (*self._tables, *report_of(self._states, self._paused, self._over))
+            *self._tables,
+            *report_of(self._states, self._paused, self._over, self._catalogs.remedy),
         ]
-
-    def _remedy(self, report: FeedReport) -> str:
-        name = report.connector
-        return remedy(name, stored=self._catalogs.is_stored(report.workspace, name))
 
     async def run(self, changed: asyncio.Event) -> None:
         """Follow the catalogs; raises only when Spark cannot be started or its JVM has exited."""
@@ -170,8 +165,8 @@ class SourceHost:
             }
             scheduled = {topic: feed for topic, feed in found.items() if feed.scheduled}
             statuses = await self._controls.statuses() if scheduled else {}
-            ends = await self._ends(found)
-            self._tables = scheduled_report(scheduled, statuses, pauses, ends)
+            ends, remedy = await self._ends(found), self._catalogs.remedy
+            self._tables = scheduled_report(scheduled, statuses, pauses, ends, remedy)
             found = {topic: feed for topic, feed in found.items() if not feed.scheduled}
             self._paused = [feed for topic, feed in found.items() if topic in pauses]
             self._over = [f for t, f in found.items() if t in ends and t not in pauses]

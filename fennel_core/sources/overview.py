@@ -154,7 +154,7 @@ def source_row(
 ) -> dict[str, Any]:
     """Return a source as the API lists it. `error` is the last one, also of a paused source.
 
-    `ended`: as for `state_of`.
+    `ended`: as for `state_of`. `remedy` is the caller's, who knows which connectors are stored.
     """
     pause, status, ended_at = orders.pause, orders.status, orders.ended_at
     state = state_of(view, orders, ended)
@@ -169,6 +169,7 @@ def source_row(
         "paused_at": None if pause is None else pause.at.isoformat(timespec="seconds"),
         "ended_at": None if ended_at is None else ended_at.isoformat(timespec="seconds"),
         "error": None if status is None else status.reason,
+        "remedy": None,
         "failures": 0 if status is None else status.failures,
         "retry_at": status.retry_at.isoformat(timespec="seconds")
         if parked and status is not None and status.retry_at is not None

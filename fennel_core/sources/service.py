@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final
 
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.connectors.references import resolved_catalog
+from fennel_core.connectors.references import Stored, remedy, resolved_catalog
 from fennel_core.connectors.store import ConnectorStore, connectors_of
 from fennel_core.ingest.store import Branches, CatalogDirectory
 from fennel_core.sources.api_errors import OrderNotServed, SourceIsSent, SourceUnknown
@@ -18,6 +18,7 @@ from fennel_core.sources.feeds import Feed
 from fennel_core.sources.overview import (
     Orders,
     PositionsOf,
+    SourceState,
     SourceView,
     ended_sources,
     source_row,
@@ -79,6 +80,7 @@ class SourceService:
         positions = await asyncio.to_thread(self._read, feeds) if feeds else {}
         pauses, statuses = await self._controls.pauses(), await self._controls.statuses()
         ends, silences = await self._controls.ends(), await self._controls.silences(workspace)
+        stored = await self.stored(workspace)
         rows = []
         for view in views:
             if view.feed is None:
@@ -87,8 +89,17 @@ class SourceService:
                 topic = view.feed.raw_topic
                 end = ends.get(topic, SourceEnd(None))
                 orders = Orders(pauses.get(topic), statuses.get(topic), end.ended_at)
-                rows.append(source_row(view, orders, positions.get(topic, {})))
+                row = source_row(view, orders, positions.get(topic, {}))
+                if row["state"] == SourceState.PARKED:
+                    row["remedy"] = remedy(view.feed.table, stored)
+                rows.append(row)
         return rows
+
+    async def stored(self, workspace: WorkspaceId) -> Stored:
+        """Return the stored connectors of a workspace."""
+        if self._connectors is None:
+            return {}
+        return connectors_of(await self._connectors.of(workspace))
 
     async def pause(self, workspace: WorkspaceId, name: str, by: str) -> None:
         """Pause a source in every branch. Raises SourceUnknown and SourceIsSent."""

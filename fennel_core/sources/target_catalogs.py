@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Final, LiteralString, cast
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.postgres import Pool, connection_of
 from fennel_core.connectors.postgres import all_connectors
-from fennel_core.connectors.references import Access, resolved_catalog
+from fennel_core.connectors.references import Access, Stored, remedy, resolved_catalog
 from fennel_core.connectors.store import StoredConnector
 from fennel_core.vocab.ids import WorkspaceId
+from fennel_core.wire.connectors import Table
 
 CATALOGS: Final[LiteralString] = """
     SELECT c.id, CASE WHEN c.id = ANY(%(known)s) THEN NULL ELSE c.catalog END
@@ -28,6 +29,7 @@ class TargetCatalogs:
         self._pool = pool
         self._known: dict[str, Catalog] = {}
         self._connectors: list[StoredConnector] = []
+        self._stored: dict[WorkspaceId, dict[str, Access]] = {}
         self._resolved: dict[str, Catalog] = {}
 
     async def read(self) -> list[Catalog]:
@@ -47,21 +49,20 @@ class TargetCatalogs:
             for commit, data in rows
         }
         if connectors != self._connectors or self._known.keys() != self._resolved.keys():
-            self._resolved = _resolved(self._known, connectors)
-            self._connectors = connectors
+            self._connectors, self._stored = connectors, {}
+            for each in connectors:
+                self._stored.setdefault(each.workspace, {})[each.name] = each.database
+            self._resolved = _resolved(self._known, self._stored)
         return [self._resolved[commit] for commit in self._known]
 
-    def is_stored(self, workspace: WorkspaceId, name: str) -> bool:
-        """Return whether a connector of this name was stored when the catalogs were read."""
-        return any((each.workspace, each.name) == (workspace, name) for each in self._connectors)
+    def remedy(self, workspace: WorkspaceId, table: Table) -> str | None:
+        """Return `references.remedy`, with the connectors that were stored when this read."""
+        return remedy(table, self._stored.get(workspace, {}))
 
 
 def _resolved(
-    catalogs: Mapping[str, Catalog], connectors: Sequence[StoredConnector]
+    catalogs: Mapping[str, Catalog], stored: Mapping[WorkspaceId, Stored]
 ) -> dict[str, Catalog]:
-    stored: dict[WorkspaceId, dict[str, Access]] = {}
-    for each in connectors:
-        stored.setdefault(each.workspace, {})[each.name] = each.database
     return {
         commit: resolved_catalog(catalog, stored.get(catalog.workspace, {}))
         for commit, catalog in catalogs.items()

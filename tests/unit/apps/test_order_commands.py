@@ -20,6 +20,7 @@ SOURCE = {
     "paused_by": None,
     "paused_at": None,
     "error": "no topic [orders]",
+    "remedy": "if its credentials have changed: fennel-core connector rotate shop",
     "failures": 3,
     "retry_at": "2026-01-01T00:00:00+00:00",
     "behind": None,
@@ -55,6 +56,7 @@ SINK = {
     "paused_by": None,
     "paused_at": None,
     "error": "it responds with status 503 [no]",
+    "remedy": "if its credentials have changed: fennel-core connector rotate hooks",
     "failures": 3,
     "behind": 12,
 }
@@ -158,6 +160,7 @@ def test_sources_are_listed_with_rows_positions_and_the_next_attempt(calls: Call
         "shop/over  kafka  ended  (branches: main)",
         "Order (append): 7 rows, 2 late, 1 dead letters, ended",
         "ended at 2026-01-02T00:00:00+00:00: nothing came for its idleness",
+        "    if its credentials have changed: fennel-core connector rotate shop",
     ):
         assert text in shown
 
@@ -168,6 +171,7 @@ def test_sinks_are_listed_and_ordered_by_name(calls: Calls) -> None:
     first = "hooks/rows  http  parked, 12 messages behind  of Adult (branches: copy, main)"
     assert first in shown
     assert "failed 3 times in a row: it responds with status 503 [no]" in shown
+    assert "    if its credentials have changed: fennel-core connector rotate hooks" in shown
     for order in ("pause", "resume"):
         assert "hooks/rows" in run("sink", order, "hooks/rows").output
         assert calls[-1] == ("POST", f"/sinks/{order}", {}, {"sink": "hooks/rows"})

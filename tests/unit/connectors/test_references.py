@@ -9,11 +9,14 @@ import pytest
 from fennel_core.blueprints.identity import source_identity
 from fennel_core.blueprints.streams import stream_of
 from fennel_core.connections.stored_connectors import ConnectorNotStored, required
+from fennel_core.connectors.properties import PROPERTIES
 from fennel_core.connectors.references import (
+    SECRETS,
     Access,
     ConnectorUsers,
     is_other,
     reference_of,
+    remedy,
     resolved_catalog,
     resolved_table,
 )
@@ -111,6 +114,38 @@ def test_users_of_a_connector_are_named_once_with_branch_and_dataset() -> None:
     assert users.others(KAFKA) == []
     assert [text.split("`")[1] for text in users.others(replace(KAFKA, bootstrap_servers="b:1"))]
     assert users.others(POSTGRES)[0].startswith("the source of dataset `Others`")
+
+
+@pytest.mark.parametrize(
+    ("table", "stored", "says"),
+    [
+        (replace(NAMED, db=KAFKA), {"shop": KAFKA}, "connector rotate shop --secret sasl_plain"),
+        (replace(NAMED, db=KAFKA), {}, "commit connector `shop` with the new ones"),
+        (
+            replace(NAMED, db=KAFKA),
+            {"shop": replace(KAFKA, login=c.Login(None, c.PlainSecret("other")))},
+            "commit connector `shop` with the new ones",
+        ),
+        (
+            replace(NAMED, db=replace(KAFKA, name="a;b")),
+            {"a;b": replace(KAFKA, name="a;b")},
+            "connector rotate 'a;b' --secret",
+        ),
+        (NAMED, {}, None),
+    ],
+)
+def test_the_remedy_is_a_command_that_can_be_run_or_a_commit(
+    table: c.Table, stored: dict[str, Access], says: str | None
+) -> None:
+    found = remedy(table, stored)
+    assert found is None if says is None else says in (found or "")
+
+
+def test_the_remedy_of_each_kind_names_its_secret() -> None:
+    secrets = {
+        kind: [each.name for each in found if each.secret] for kind, found in PROPERTIES.items()
+    }
+    assert secrets == {kind: [name] for kind, name in SECRETS.items()}
 
 
 @pytest.mark.parametrize(

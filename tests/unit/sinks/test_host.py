@@ -15,6 +15,7 @@ from structlog.testing import capture_logs
 
 from fennel_core.blueprints.spec import Catalog, SinkBinding
 from fennel_core.connections.external_kafka import ExternalKafkaUnusable
+from fennel_core.connectors.references import remedy
 from fennel_core.settings.model import Settings
 from fennel_core.sinks import host as sinks_host
 from fennel_core.sinks import targets
@@ -36,6 +37,7 @@ from fennel_core.wire.connectors import (
     PlainSecret,
     S3Table,
     Sink,
+    Table,
 )
 from tests.support.polling import eventually
 from tests.support.sink_world import USERS, MemoryTopic, SinkWorld, frame
@@ -77,8 +79,8 @@ class Listed:
         self.reads += 1
         return self.found
 
-    def is_stored(self, workspace: WorkspaceId, name: str) -> bool:
-        return (workspace, name) == (SHOP, "kafka")
+    def remedy(self, workspace: WorkspaceId, table: Table) -> str | None:
+        return remedy(table, {"kafka": CONNECTOR} if workspace == SHOP else {})
 
 
 class Host(SinkHost):
@@ -353,7 +355,8 @@ async def test_a_broken_sink_is_written_again_with_new_credentials_and_no_other_
     host.listed.found = [catalog(ONE, TWO)]
     await eventually(lambda: host.reasons().get("kafka/one") == "the cluster is away", within_s=20)
     assert host.report()[0].remedy == (
-        "if its credentials have changed: fennel-core connector rotate kafka"
+        "if its credentials have changed: fennel-core connector rotate kafka --secret "
+        "sasl_plain_password=file:PATH"
     )
     await eventually(lambda: host.written().get("kafka/two") == 1, within_s=20)
     other = host._running[TWO.positions]

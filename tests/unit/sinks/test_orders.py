@@ -51,6 +51,8 @@ async def test_sinks_are_listed_with_branches_state_lag_and_error() -> None:
     assert (rows["sink"], rows["kind"], rows["dataset"]) == ("hooks/rows", "http", "Users")
     assert (rows["state"], rows["behind"], rows["failures"]) == ("parked", 5, 2)
     assert (rows["branches"], rows["error"]) == (["copy", "main"], "it is busy")
+    assert "commit connector `hooks` with the new ones" in rows["remedy"]
+    assert others["remedy"] is None
     assert (others["sink"], others["state"], others["behind"]) == (
         "hooks/others",
         "unwatched",

@@ -17,6 +17,7 @@ from structlog.testing import capture_logs
 from fennel_core.blueprints.spec import Catalog, SourceBinding
 from fennel_core.connections.errors import JvmExited, SystemUnavailable
 from fennel_core.connections.external_kafka import ExternalKafkaUnusable
+from fennel_core.connectors.references import Access, remedy
 from fennel_core.settings.model import Settings
 from fennel_core.sources import feeds
 from fennel_core.sources.controls import MemorySourceControls
@@ -24,7 +25,14 @@ from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import Broken, Feed, FeedProgress, Reading
 from fennel_core.sources.host import SourceHost
 from fennel_core.vocab.ids import TopicName, WorkspaceId
-from fennel_core.wire.connectors import Kafka, KafkaTopic, Login, PlainSecret, SealedSecret
+from fennel_core.wire.connectors import (
+    Kafka,
+    KafkaTopic,
+    Login,
+    PlainSecret,
+    SealedSecret,
+    Table,
+)
 from tests.support.ingest_world import catalog
 from tests.support.polling import eventually
 from tests.support.source_world import RAW, stream_source
@@ -83,7 +91,7 @@ class Host(SourceHost):
     def __init__(self, cluster: Cluster) -> None:
         super().__init__(Settings(), None)  # type: ignore[arg-type]  # the catalogs are given
         self.catalogs: list[Catalog] = []
-        self.stored: set[str] = set()
+        self.stored: dict[str, Access] = {}
         """Connectors that are stored by name."""
         self.lost: Exception | None = None
         """Why the catalogs cannot be read."""
@@ -97,8 +105,9 @@ class Host(SourceHost):
             raise self.lost
         return self.catalogs
 
-    def is_stored(self, workspace: WorkspaceId, name: str) -> bool:
-        return name in self.stored
+    def remedy(self, workspace: WorkspaceId, table: Table) -> str | None:
+        assert workspace == catalog().workspace
+        return remedy(table, self.stored)
 
     task: asyncio.Task[None]
 
@@ -304,7 +313,9 @@ async def test_new_credentials_start_their_stream_again_at_once_and_no_other(
     host, cluster = running
     monkeypatch.setattr(feeds, "FIRST_PAUSE_S", 1000.0)
     monkeypatch.setattr(feeds, "LONGEST_PAUSE_S", 1000.0)
-    host.stored = {"kafka"}
+    database = with_login("old").source.table.db
+    assert isinstance(database, Kafka)
+    host.stored = {"kafka": database}
     other = replace(stream_source("Others"), raw_topic=OTHER)
     host.catalogs = [catalog(with_login("old"), other)]
     await eventually(lambda: len(cluster.queries) == 2)
@@ -312,10 +323,11 @@ async def test_new_credentials_start_their_stream_again_at_once_and_no_other(
     cluster.queries[RAW][0].reason = "authentication failed"
     await eventually(lambda: isinstance(host.state(RAW), Broken))
     assert [each.remedy for each in host.report()] == [
-        "if its credentials have changed: fennel-core connector rotate kafka",
+        "if its credentials have changed: fennel-core connector rotate kafka --secret "
+        "sasl_plain_password=file:PATH",
         None,
     ]
-    host.stored = set()
+    host.stored = {}
     assert "commit connector `kafka`" in (host.report()[0].remedy or "")
     cluster.refused = {}
     host.catalogs = [catalog(with_login("new"), other)]

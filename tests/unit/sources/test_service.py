@@ -54,6 +54,7 @@ async def test_a_stream_is_listed_with_rows_lag_positions_and_error() -> None:
     assert (stream["branches"], stream["failures"]) == (["copy", "main"], 2)
     assert (stream["error"], stream["positions"]) == ("no route", {"0": 40, "1": 2})
     assert stream["retry_at"] is not None
+    assert "commit connector `kafka`" in stream["remedy"]
     users, others = stream["datasets"]
     assert users | {"branches": []} == {
         "dataset": "Users",
@@ -88,7 +89,7 @@ async def test_a_stream_that_is_not_read_is_behind_by_an_unknown_number() -> Non
     stored = controls()
     await stored.report([FeedNews(RAW, 0, 7, None, None)])
     _, stream = await service(stored).rows(WORKSPACE, None)
-    assert (stream["state"], stream["behind"]) == ("running", 7)
+    assert (stream["state"], stream["behind"], stream["remedy"]) == ("running", 7, None)
     await stored.pause([RAW], "token 1")
     _, stream = await service(stored).rows(WORKSPACE, None)
     assert (stream["state"], stream["behind"]) == ("paused", None)
