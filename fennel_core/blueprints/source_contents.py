@@ -171,10 +171,27 @@ def source_changes(
         added = _names(dataset.sources, earlier.sources)
         removed = _names(earlier.sources, dataset.sources)
         if contents[dataset.name] == key_of(topics[dataset.name]):
-            yield from _continued(dataset.name, added, removed)
+            changed = sorted({*added} & {*removed})
+            yield from _changed(dataset.name, changed)
+            yield from _continued(
+                dataset.name,
+                [each for each in added if each not in changed],
+                [each for each in removed if each not in changed],
+            )
         else:
             lost = {each: left_out.get(each, amount_text(RowAmount(None))) for each in removed}
             yield _begun(dataset.name, lost)
+
+
+def _changed(dataset: DatasetName, endpoints: Sequence[str]) -> Iterator[Notice]:
+    for endpoint in endpoints:
+        yield Notice(
+            "source-changed",
+            dataset,
+            f"dataset `{dataset}`: source `{endpoint}` is defined otherwise; its rows are kept, "
+            "those from this commit on are what it says now, and which of them are late is judged "
+            "anew",
+        )
 
 
 def _continued(

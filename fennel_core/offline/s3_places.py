@@ -212,7 +212,8 @@ def _table_problems(
         yield PlaceProblem(
             entity,
             f"bucket `{table.bucket}` needs keys: give `aws_access_key_id` and "
-            "`aws_secret_access_key`, or ask your operator to name it in "
+            "`aws_secret_access_key` (the client sends no name of a connector here, so those that "
+            "are stored, as for `S3.get`, are not used), or ask your operator to name it in "
             "FENNEL_OFFLINE_SHARED_BUCKETS",
         )
     elif account.creds is not None and not rules.sealable:

@@ -20,6 +20,7 @@ from fennel_core.blueprints.source_contents import (
 )
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.vocab.ids import AssetId, DatasetName, WorkspaceId
+from fennel_core.wire.connectors import JsonFormat, Kafka, KafkaTopic, Login, NamedReference
 from tests.support.compiler_inputs import schema, sourced, webhook
 
 SHOP = WorkspaceId("shop")
@@ -149,3 +150,22 @@ def test_the_plan_says_what_becomes_of_the_rows_of_each_source():
     )
     for version in (ONE, compiled(users("b", version=2))):
         assert not [x for x in plan_of(version, catalog(ONE)) if x.startswith("!")]
+
+
+def test_from_code_to_its_name_a_source_goes_on_and_is_named_once():
+    in_code = Kafka("shop", "broker:9092", "PLAINTEXT", "PLAIN", None, "", Login(None, None))
+
+    def reading(connector: Kafka | NamedReference) -> DatasetInput:
+        made = replace(webhook("a"), table=KafkaTopic(connector, "orders", JsonFormat()))
+        return replace(users("a"), sources=(made,))
+
+    before = compiled(reading(in_code))
+    after = reading(NamedReference("shop", "kafka"))
+    [content] = before.source_contents.values()
+    assert chosen(before, compiled(after)) == {NAME: content}
+    continued = compiled(after, Users=content)
+    [raw] = {each.raw_topic for each in before.sources}
+    assert {each.raw_topic for each in continued.sources} == {raw}
+    lines = [line for line in plan_of(continued, catalog(before)) if "source `shop/orders`" in line]
+    assert len(lines) == 1, lines
+    assert "is defined otherwise; its rows are kept" in lines[0]
