@@ -191,6 +191,8 @@ class TableSchedule:
         self._measured: set[tuple[str, str]] = set()
         self._tables: Mapping[TopicName, StreamTable] = {}
         """What the sources read when it was looked last, with their connectors."""
+        self._outdated: Mapping[TopicName, str] = {}
+        """Runs that go on with a connector that has changed since they began."""
 
     async def run(self) -> None:
         """Run without end."""
@@ -218,16 +220,27 @@ class TableSchedule:
         await self._tell({t: each for t, each in feeds.items() if t not in ended}, rows, now)
 
     async def _try_changed(self, feeds: Mapping[TopicName, ScheduledFeed]) -> None:
-        """Let broken sources run now whose connector has changed: it may have other credentials."""
+        """Let broken sources run now whose connector has changed: it may have other credentials.
+
+        A run that goes on has read the earlier ones: if it fails, the source is due again at once.
+        """
         tables = {topic: each.feed.table for topic, each in feeds.items()}
-        changed = [t for t, table in tables.items() if self._tables.get(t, table) != table]
-        if changed:
-            now, rows = await self._runs.read()
-            for topic in changed:
-                row = rows.get(topic)
-                if row is not None and state_of(row, now) is RunState.FAILED:
-                    await self._runs.put(topic, row, stopped(row, row.reason or "", now))
-        self._tables = tables
+        changed = {t for t, table in tables.items() if self._tables.get(t, table) != table}
+        if not (changed or self._outdated):
+            self._tables = tables
+            return
+        now, rows = await self._runs.read()
+        outdated = {}
+        for topic in changed | self._outdated.keys():
+            row = rows.get(topic)
+            if row is None or (topic not in changed and row.run != self._outdated[topic]):
+                continue
+            state = state_of(row, now)
+            if state is RunState.RUNNING:
+                outdated[topic] = row.run
+            elif state is RunState.FAILED:
+                await self._runs.put(topic, row, stopped(row, row.reason or "", now))
+        self._tables, self._outdated = tables, outdated
 
     async def _start(
         self, run: str, topics: Sequence[TopicName], feeds: Mapping[TopicName, ScheduledFeed]

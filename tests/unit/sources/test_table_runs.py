@@ -391,3 +391,33 @@ async def test_a_table_that_has_ended_is_read_again_when_it_is_resumed_or_has_no
     targets.catalogs = [catalog(table_source(every_us=60_000_000))]
     assert await look(1) == 7
     assert (await controls.ends())[RAW].ended_at is None
+
+
+async def test_a_run_that_began_with_old_credentials_and_fails_is_followed_at_once() -> None:
+    runs, starter, targets = MemoryTableRuns(NOW, {RAW}), Starter(), Targets(with_password("a"))
+    controls = MemorySourceControls(lambda: runs.now, {RAW})
+    loop = TableSchedule(targets, runs, controls, starter, 9)
+    await loop.look()
+    targets.catalogs = [catalog(with_password("b"))]
+    await loop.look()
+    assert len(starter.started) == 1, "the run goes on"
+    await loop.look()
+    runs.rows[RAW] = failed(runs.rows[RAW], "refused", timedelta(hours=1), NOW)
+    await loop.look()
+    assert len(starter.started) == 2, "it had the old ones"
+    runs.rows[RAW] = failed(runs.rows[RAW], "refused", timedelta(hours=1), NOW)
+    await loop.look()
+    assert len(starter.started) == 2, "it had the new ones"
+
+
+async def test_a_run_of_another_server_with_new_credentials_waits_after_it_failed() -> None:
+    runs, starter, targets = MemoryTableRuns(NOW, {RAW}), Starter(), Targets(with_password("a"))
+    controls = MemorySourceControls(lambda: runs.now, {RAW})
+    loop = TableSchedule(targets, runs, controls, starter, 9)
+    await loop.look()
+    targets.catalogs = [catalog(with_password("b"))]
+    await loop.look()
+    other = replace(runs.rows[RAW], run="of another server")
+    runs.rows[RAW] = failed(other, "refused", timedelta(hours=1), NOW)
+    await loop.look()
+    assert len(starter.started) == 1
