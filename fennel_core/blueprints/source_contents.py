@@ -189,8 +189,8 @@ def _changed(dataset: DatasetName, endpoints: Sequence[str]) -> Iterator[Notice]
             "source-changed",
             dataset,
             f"dataset `{dataset}`: source `{endpoint}` is defined otherwise; its rows are kept, "
-            "those from this commit on are what it says now, and which of them are late is judged "
-            "anew",
+            "those from this commit on are what it says now, and which of them are late is "
+            "decided as if it was new",
         )
 
 
