@@ -20,6 +20,12 @@ class SourceSettings(SinkSettings):
         description="Messages of one batch over all partitions of a source; a source with a long "
         "backlog gives way to the others between batches.",
     )
+    source_stale_s: float = Field(
+        300.0,
+        gt=0,
+        description="A stream in which something was left unread for so many seconds all the while "
+        "is an alarm of `status`.",
+    )
     source_page_rows: int = Field(
         500_000,
         gt=0,

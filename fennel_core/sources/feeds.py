@@ -18,6 +18,7 @@ source starts when its commit switches and ends when the last version that has i
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Final
@@ -178,6 +179,8 @@ class Reading:
     """As that of `FeedProgress`."""
     looked_s: float | None = None
     """As that of `FeedProgress`."""
+    fresh_s: float = 0.0
+    """When nothing was left unread, or the process began to read it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -189,6 +192,8 @@ class Broken:
     failures: int
     total_failures: int
     retry_s: float
+    fresh_s: float = 0.0
+    """As that of `Reading`."""
 
 
 FeedState = Reading | Broken
@@ -220,6 +225,8 @@ class FeedReport:
     """It is bounded and has ended, so it is not read any more."""
     remedy: str | None = None
     """What to do about a broken one if the credentials of its connector have changed."""
+    stale_s: float | None = None
+    """For how long something was left unread all the while; None if that is not too long."""
 
 
 def report_of(
@@ -227,8 +234,14 @@ def report_of(
     paused: Iterable[Feed] = (),
     ended: Iterable[Feed] = (),
     remedy: Remedy = lambda *_: None,
+    *,
+    now_s: float = 0.0,
+    stale_after_s: float = math.inf,
 ) -> list[FeedReport]:
-    """Return a report of each feed, the broken ones first, and those that are not read."""
+    """Return a report of each feed, the broken ones first, and those that are not read.
+
+    One that was not read to its end for longer than `stale_after_s` says so.
+    """
     found = [
         FeedReport(
             feed.workspace,
@@ -256,8 +269,10 @@ def report_of(
             remedy=remedy(state.feed.workspace, state.feed.table)
             if isinstance(state, Broken)
             else None,
+            stale_s=age_s if age_s > stale_after_s else None,
         )
         for state in states.values()
+        for age_s in [now_s - state.fresh_s]
     ]
     return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.source))
 
@@ -310,7 +325,8 @@ def news_of(states: States, now_s: float) -> list[FeedNews]:
 def started(feed: Feed, before: FeedState | None, now_s: float) -> Reading:
     """Return the state of a feed whose query has started now; `before` is its state before."""
     failures, total = _failures(before)
-    return Reading(feed, now_s, failures, total)
+    fresh_s = now_s if before is None else before.fresh_s
+    return Reading(feed, now_s, failures, total, fresh_s=fresh_s)
 
 
 def seen(state: Reading, progress: FeedProgress | None, now_s: float) -> Reading:
@@ -329,6 +345,7 @@ def seen(state: Reading, progress: FeedProgress | None, now_s: float) -> Reading
         behind=progress.behind,
         behind_ms=progress.behind_ms,
         looked_s=progress.looked_s,
+        fresh_s=now_s if progress.is_caught_up else state.fresh_s,
     )
 
 
@@ -351,7 +368,8 @@ def broken(feed: Feed, before: FeedState | None, reason: str, now_s: float) -> B
         before = seen(before, None, now_s)
     failures, total = _failures(before)
     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 30))
-    return Broken(feed, reason, failures + 1, total + 1, now_s + pause_s)
+    fresh_s = now_s if before is None else before.fresh_s
+    return Broken(feed, reason, failures + 1, total + 1, now_s + pause_s, fresh_s)
 
 
 def _failures(before: FeedState | None) -> tuple[int, int]:

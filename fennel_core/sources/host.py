@@ -108,6 +108,11 @@ BEHIND_S = metrics.gauge(
     "How long before the newest record of a Kinesis stream the last one that was read arrived.",
     ("workspace", "source"),
 )
+AGE_S = metrics.gauge(
+    "fennel_stream_source_age_seconds",
+    "Time since nothing of a stream was left unread, or since the service began to read it.",
+    ("workspace", "source"),
+)
 log = structlog.get_logger(__name__)
 
 
@@ -139,7 +144,14 @@ class SourceHost:
         """Return what is known of each feed."""
         return [
             *self._tables,
-            *report_of(self._states, self._paused, self._over, self._catalogs.remedy),
+            *report_of(
+                self._states,
+                self._paused,
+                self._over,
+                self._catalogs.remedy,
+                now_s=time.monotonic(),
+                stale_after_s=self._settings.source_stale_s,
+            ),
         ]
 
     async def run(self, changed: asyncio.Event) -> None:
@@ -230,6 +242,8 @@ class SourceHost:
         self._set(BEHIND, [(each.feed, each.behind) for each in reading])
         lags = [(e.feed, None if e.behind_ms is None else e.behind_ms / 1000) for e in reading]
         self._set(BEHIND_S, lags)
+        now_s = time.monotonic()
+        self._set(AGE_S, [(each.feed, now_s - each.fresh_s) for each in self._states.values()])
 
     def _set(self, gauge: Gauge, found: Sequence[tuple[Feed, float | None]]) -> None:
         """Set a gauge of feeds, and remove it of those of which nothing is known."""

@@ -432,6 +432,14 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
             highlight=False,
             markup=False,
         )
+    for row in [row for row in sources or () if row["stale_s"] is not None][:MAX_ROWS]:
+        _console().print(
+            f"Stream {row['source']} of {row['workspace']} was not read to its end for "
+            f"{row['stale_s']:.0f} s",
+            style="red",
+            highlight=False,
+            markup=False,
+        )
     for row in paused[:MAX_ROWS]:
         _console().print(
             f"Stream {row['source']} of {row['workspace']} is paused",

@@ -61,12 +61,13 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     read = {"workspace": "demo", "source": "shop/orders", "failures": 0, "behind": 0}
-    read |= {"total_failures": 4, "reason": None, "paused": False, "ended": False}
+    read |= {"total_failures": 4, "reason": None, "paused": False, "ended": False, "stale_s": None}
     away = read | {"source": "shop/users", "failures": 3, "reason": "no topic [users]"}
     late = read | {"source": "shop/late", "behind": 7}
     idle = read | {"source": "shop/idle", "paused": True}
     over = read | {"source": "shop/over", "ended": True}
-    status_tables.print_sources([away | {"behind": None}, read, idle, over])
+    slow = read | {"source": "shop/slow", "stale_s": 312.4}
+    status_tables.print_sources([away | {"behind": None}, read, idle, over, slow])
     shown = capsys.readouterr().out
     assert "behind" not in shown
     status_tables.print_sources([away, late | {"source": "shop/a"}, late | {"behind": 12}])
@@ -75,7 +76,8 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
         "Stream shop/late of demo is 12 messages behind",
         "Stream shop/a of demo is 7 messages behind",
     ]
-    assert "Streams: 1 read, 1 broken, 1 paused, 1 ended" in shown
+    assert "Streams: 2 read, 1 broken, 1 paused, 1 ended" in shown
+    assert "Stream shop/slow of demo was not read to its end for 312 s" in shown
     assert "Stream shop/over of demo has ended: nothing came for its idleness" in shown
     assert "Stream shop/idle of demo is paused" in shown
     assert "Stream shop/users of demo cannot be read (3 attempts): no topic [users]" in shown

@@ -10,6 +10,7 @@ from fennel_core.sources.feeds import (
     Broken,
     FeedProgress,
     FeedReport,
+    FeedState,
     Reading,
     broken,
     feeds_of,
@@ -189,3 +190,24 @@ def test_files_are_left_out_that_no_dataset_takes_rows_of() -> None:
     assert window(files(5, 100, 200), files(5, None, 300), files(5, 7, 8)) == (None, 305)
     assert window(files(5, 100, 200), files(None, 100, 200)) == (None, None)
     assert window(stream_source(since_us=100)) == (None, None)
+
+
+def test_a_stream_is_stale_while_something_is_left_unread_whatever_becomes_of_its_reader() -> None:
+    def stale(state: FeedState, now_s: float) -> float | None:
+        (report,) = report_of({RAW: state}, now_s=now_s, stale_after_s=300)
+        return report.stale_s
+
+    behind, read = FeedProgress(3), FeedProgress(0)
+    state: FeedState = started(FEED, None, 100.0)
+    assert stale(state, 400.0) is None
+    assert stale(state, 401.0) == 301.0, "it has said nothing since it began"
+    state = seen(state, read, 150.0)
+    assert stale(state, 450.0) is None
+    state = seen(seen(state, behind, 200.0), None, 210.0)
+    assert stale(state, 451.0) == 301.0
+    state = broken(FEED, broken(FEED, state, "away", 250.0), "away", 300.0)
+    assert stale(state, 451.0) == 301.0
+    state = seen(started(FEED, state, 500.0), behind, 501.0)
+    assert stale(state, 501.0) == 351.0
+    assert stale(seen(state, read, 502.0), 502.0) is None
+    assert stale(broken(FEED, None, "away", 100.0), 401.0) == 301.0
