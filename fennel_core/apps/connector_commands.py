@@ -136,7 +136,8 @@ def connector_rotate(
     caller: Caller, name: str, plain: tuple[str, ...], secrets: tuple[str, ...], unchecked: bool
 ) -> None:
     """Give connector NAME new credentials, after all that uses it was reached with them; what is
-    not given stays. Sources and sinks take them within seconds, tables with their next run.
+    not given stays. Sources and sinks take them within seconds, one that waits for its system after
+    its timeout (30 s), tables with their next run.
 
     Needs the role admin.
     """

@@ -6,6 +6,7 @@ import shutil
 import subprocess
 import tempfile
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -65,12 +66,23 @@ def properties(folder: Path, port: int, controller: int) -> dict[str, str]:
 @pytest.fixture(scope="module")
 def secured_kafka() -> Iterator[Settings]:
     """The settings of the administrator of a broker that starts empty."""
+    with secured_broker() as settings:
+        yield settings
+
+
+@contextmanager
+def secured_broker(**more: str) -> Iterator[Settings]:
+    """Run a broker that starts empty, and yield the settings of its administrator.
+
+    `more`: properties with `_` for each dot.
+    """
     assert any(JARS.glob("kafka-server-*.jar")), "Kafka's jars are missing: run `make jars`"
     folder = Path(tempfile.mkdtemp(prefix="fennel-kafka-"))
     port, controller = free_ports(2)
     file = folder / "server.properties"
-    lines = properties(folder, port, controller).items()
-    file.write_text("".join(f"{name}={value}\n" for name, value in lines))
+    lines = properties(folder, port, controller)
+    lines |= {name.replace("_", "."): value for name, value in more.items()}
+    file.write_text("".join(f"{name}={value}\n" for name, value in lines.items()))
     scram = f"SCRAM-SHA-512=[name={ADMIN},password={PASSWORD}]"
     words = (*JAVA, "kafka.tools.StorageTool", "format", "-t", CLUSTER, "-c", str(file))
     subprocess.run([*words, "--add-scram", scram], check=True, capture_output=True)  # noqa: S603  # a fixed list of arguments, and no shell

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import datetime
 import ssl
 from pathlib import Path
 
 import pytest
-from cryptography import x509
-from cryptography.hazmat.primitives import hashes, serialization
-from cryptography.hazmat.primitives.asymmetric import ec
-from cryptography.x509.oid import NameOID
 
 from fennel_core.connections import external_http
 from fennel_core.connections.external_http import (
@@ -23,6 +18,7 @@ from fennel_core.connections.external_http import (
     outcome_of,
 )
 from fennel_core.connections.http_addresses import AllowedHosts, HttpAddressRefused
+from tests.support.certificates import certificate
 from tests.support.http_receivers import Receiver, served
 from tests.support.ports import free_port
 
@@ -178,31 +174,3 @@ def test_tls_is_verified_by_the_name_of_the_host(tmp_path: Path) -> None:
         assert isinstance(outcome, TryAgain), "the certificate has another name"
     assert len(receiver.seen) == 1
     assert receiver.seen[0][1]["Host"] == f"hooks.internal:{port}"
-
-
-def certificate(name: str) -> tuple[str, str]:
-    """Return a self-signed certificate and its key, as PEM."""
-    key = ec.generate_private_key(ec.SECP256R1())
-    subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, name)])
-    now = datetime.datetime.now(datetime.UTC)
-    names: list[x509.GeneralName] = [x509.DNSName(name)]
-    built = (
-        x509.CertificateBuilder()
-        .subject_name(subject)
-        .issuer_name(subject)
-        .public_key(key.public_key())
-        .serial_number(x509.random_serial_number())
-        .not_valid_before(now - datetime.timedelta(days=1))
-        .not_valid_after(now + datetime.timedelta(days=1))
-        .add_extension(x509.SubjectAlternativeName(names), critical=False)
-        .add_extension(x509.BasicConstraints(ca=True, path_length=None), critical=True)
-        .sign(key, hashes.SHA256())
-    )
-    return (
-        built.public_bytes(serialization.Encoding.PEM).decode(),
-        key.private_bytes(
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.PKCS8,
-            serialization.NoEncryption(),
-        ).decode(),
-    )
