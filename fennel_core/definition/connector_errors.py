@@ -79,11 +79,14 @@ class ConnectorMoves(ConnectorError):
     STATUS = 409
     CODE = "connector-moves"
 
-    def __init__(self, name: str, was: str, becomes: str, users: Sequence[str]) -> None:
+    def __init__(
+        self, name: str, places: tuple[str, str], users: Sequence[str], *, may_move: bool
+    ) -> None:
+        """`places`: where it leads, and would lead; `may_move`: both are of one kind."""
+        same = "if it is the same system at another address, add --moved, else " if may_move else ""
         super().__init__(
-            f"connector `{name}` leads to {was} and would lead to {becomes}, and is used by "
-            f"{listed(users)}; if it is the same system at another address, add --moved, else add "
-            "it by another name"
+            f"connector `{name}` leads to {places[0]} and would lead to {places[1]}, and is used "
+            f"by {listed(users)}; {same}add it by another name"
         )
 
 

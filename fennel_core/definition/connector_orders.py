@@ -245,7 +245,7 @@ def _require_same_place(
             f"{TITLES[kind]} `{address_of(each)}`"
             for kind, each in zip(kinds, (before, new), strict=True)
         )
-        raise ConnectorMoves(new.name, was, becomes, used)
+        raise ConnectorMoves(new.name, (was, becomes), used, may_move=same_kind)
 
 
 def probe(

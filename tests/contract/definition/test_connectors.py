@@ -170,6 +170,7 @@ async def test_a_connector_in_use_leads_elsewhere_only_if_the_caller_says_so(
     refused = await add(client, shop, RIGHT, properties=localhost, replace=True)
     assert code(refused) == (409, "connector-moves")
     assert "Postgres `127.0.0.1:" in refused.text
+    assert "add --moved, else add it by another name" in refused.text
     moved = await add(client, shop, RIGHT, properties=localhost, replace=True, moved=True)
     assert moved.status_code == 200, moved.text
     kafka = {"bootstrap_servers": "127.0.0.1:1", "security_protocol": "PLAINTEXT"}
@@ -177,6 +178,8 @@ async def test_a_connector_in_use_leads_elsewhere_only_if_the_caller_says_so(
         client, "add", kind="kafka", properties=kafka, replace=True, moved=True, unchecked=True
     )
     assert code(another) == (409, "connector-moves")
+    assert "; add it by another name" in another.text
+    assert "--moved" not in another.text
 
 
 async def test_a_name_of_another_kind_is_refused_with_both_kinds(
