@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any, ClassVar, Final, LiteralString
 
+import adbc_driver_manager as adbc  # its `dbapi` would import pandas
 import adbc_driver_postgresql
-import adbc_driver_postgresql.dbapi as adbc
 import psycopg
 import pyarrow as pa
 from psycopg import sql
@@ -141,14 +141,18 @@ class ExternalPostgres:
         The server sends them in the binary format of COPY, which becomes Arrow without Python.
         Raises `ExternalPostgresUnusable`; what was yielded by then are rows of the query.
         """
-        sizes = {adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value: size_bytes}
+        size = adbc_driver_postgresql.StatementOptions.BATCH_SIZE_HINT_BYTES.value
         try:
             with (
-                adbc.connect(self._address(1000 * PAGE_S), autocommit=True) as connection,
-                connection.cursor(adbc_stmt_kwargs=sizes) as cursor,
+                adbc_driver_postgresql.connect(self._address(1000 * PAGE_S)) as database,
+                adbc.AdbcConnection(database) as connection,
+                adbc.AdbcStatement(connection) as statement,
             ):
-                cursor.execute(query)
-                yield from cursor.fetch_record_batch()
+                statement.set_options(**{size: str(size_bytes)})
+                statement.set_sql_query(query)
+                found, _ = statement.execute_query()
+                with pa.RecordBatchReader.from_stream(found) as rows:
+                    yield from rows
         except (adbc.Error, pa.ArrowException, OSError) as failed:
             raise self._unusable(failed) from failed
 
