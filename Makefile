@@ -100,7 +100,7 @@ connectors: jars-mysql up ## Run the long tests of connectors against real syste
 	.venv/bin/pytest -q -s tests/contract/sources/mysql_reads.py tests/contract/definition/mysql_connectors.py
 	.venv/bin/pytest -q tests/e2e/local/kinesis_platform.py
 	.venv/bin/pytest -q -s tests/e2e/local/connectors_platform.py
-	.venv/bin/pytest -q -s -m platform tests/e2e/platform/table_source.py tests/e2e/platform/mysql_source.py tests/e2e/platform/bounded_sources.py tests/e2e/platform/schema_drift.py
+	.venv/bin/pytest -q -s -m platform tests/e2e/platform/table_source.py tests/e2e/platform/mysql_source.py tests/e2e/platform/bounded_sources.py tests/e2e/platform/schema_drift.py tests/e2e/platform/delta_source.py
 
 connector-faults: env jars ## Kill all between three sources and two sinks, and compare: `make connector-faults KILLS=30 ROWS=1000000 SEED=1`
 	.venv/bin/python -m tests.chaos.connectors --rows $(ROWS) --kills $(KILLS) --seed $(SEED)

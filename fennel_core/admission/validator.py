@@ -7,9 +7,10 @@ preproc computes pass the same cast as logged values. The branch that logs gets 
 the rest is accepted (`validate_or_dead_letter`): a pipeline in a colleague's branch never makes
 your request fail. The same holds for requests that are older than the dataset (`source_replay`).
 
-Rows with cdc `debezium` are change events (`changes.py`): a row that an event puts is validated as
-any other. Of a delete only the key is typed, because `before` may have no more, so `where` and the
-sample (unless it is one of keys) do not apply: a delete of a row that was left out has no effect.
+Rows with cdc `debezium` are change events (`changes.py`), and those with cdc `native` rows of a
+change data feed (`native_changes.py`): a row that one puts is validated as any other. Of a delete
+only the key is typed, because `before` may have no more, so `where` and the sample (unless it is
+one of keys) do not apply: a delete of a row that was left out has no effect.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ from fennel_core.admission.errors import (
     SourceCodeFailed,
     SourceCodeUnavailable,
 )
+from fennel_core.admission.native_changes import native_changes
 from fennel_core.admission.payload import Payload, descend, root_of
 from fennel_core.admission.refusals import (
     bad_kind,
@@ -82,6 +84,8 @@ ATTEMPTS = 64
 without looking for the bad ones.
 """
 _json = msgspec.json.Encoder().encode
+CHANGES = (Cdc.DEBEZIUM, Cdc.NATIVE)
+"""Rows of these are changes: some delete a key."""
 ROWS_IN_LOOP = 2_000
 """Larger requests are cast in a thread, so that they do not delay small ones."""
 _VALUE = "value"
@@ -158,7 +162,7 @@ class Validator:
 
         Rows of change events have several kinds: see `validate_or_dead_letter`.
         """
-        assert binding.source.cdc is not Cdc.DEBEZIUM, "no client logs change events"
+        assert binding.source.cdc not in CHANGES, "no client logs change events"
         return await self._rows(binding, payload, erased)
 
     async def _rows(
@@ -188,8 +192,12 @@ class Validator:
         `attempts`: see `ATTEMPTS`; None: look for every bad row, and raise `SourceCodeFailed` when
         user code could not be run, as for rows that no client waits for.
         """
-        if binding.source.cdc is Cdc.DEBEZIUM:
-            changes = changes_of(payload, binding.source, binding.schema)
+        if binding.source.cdc in CHANGES:
+            changes = (
+                changes_of(payload, binding.source, binding.schema)
+                if binding.source.cdc is Cdc.DEBEZIUM
+                else native_changes(payload, binding.schema)
+            )
             return await self._changed(binding, payload, changes, erased, attempts)
         return await _sorted_out(
             lambda part: self._rows(binding, part, erased),

@@ -43,6 +43,9 @@ def stream_of(table: StreamTable) -> Stream:
     match table:
         case KafkaTopic():
             return Stream("kafka", table.topic, f"Kafka topic `{table.topic}`")
+        case S3Table(format="delta"):
+            place = f"{table.bucket}/{table.prefix.strip('/')}"
+            return Stream("delta", f"{place}?format=delta", f"Delta table `s3://{place}`")
         case S3Table():
             place = f"{table.bucket}/{table.prefix}{table.suffix}"
             return Stream("s3", f"{place}?{_form(table)}", f"S3 files `{place}`")

@@ -24,6 +24,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Schema as DeltaSchema
 
 from fennel_core.connections import external_s3
+from fennel_core.connections.delta_log import TableHead, table_head
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.external_s3 import ExternalBucket, OpenSecret
 from fennel_core.connections.stored_connectors import required
@@ -91,6 +92,16 @@ class ExternalDelta:
             except TableNotFoundError:
                 return None
 
+    def head(self) -> TableHead:
+        """Return the newest version of a table that must exist. Raises `ExternalTableUnusable`."""
+        table = self.table()
+        if table is None:
+            raise ExternalTableUnusable(
+                f"{self.title} does not exist; create it, or correct `prefix` or `path`"
+            )
+        with self.checked("cannot be read"):
+            return table_head(table)
+
     def parent(self) -> str | None:
         """Return the folder above this table that has a table of its own, None if there is none."""
         client, parts = self.bucket.client(), self.path.split("/")
@@ -155,6 +166,11 @@ def delta_place(table: S3Table, settings: Settings, open_secret: OpenSecret) -> 
     `ConnectorNotStored`.
     """
     bucket = external_s3.opened(required(S3, table.db), table.bucket, settings, open_secret)
+    return ExternalDelta(bucket, table.prefix.strip("/"))
+
+
+def source_place(bucket: ExternalBucket, table: S3Table) -> ExternalDelta:
+    """Return the place of a table that a source reads with the keys of its connector."""
     return ExternalDelta(bucket, table.prefix.strip("/"))
 
 

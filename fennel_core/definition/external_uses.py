@@ -10,6 +10,7 @@ from fennel_core.blueprints.streams import is_scheduled, is_stream
 from fennel_core.connections.http_addresses import AllowedHosts
 from fennel_core.connections.secrets import Sealer
 from fennel_core.connectors.references import Stored, resolved_uses
+from fennel_core.definition.delta_check import AddedDelta, added_deltas, delta_problems
 from fennel_core.definition.sink_check import AddedSink, added_sinks, sink_problems
 from fennel_core.definition.source_check import added_streams, source_problems
 from fennel_core.definition.table_check import (
@@ -18,11 +19,12 @@ from fennel_core.definition.table_check import (
     added_tables,
     table_problems,
 )
+from fennel_core.graph.delta_keys import is_delta
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.problems import Problem
-from fennel_core.wire.connectors import NamedReference, Sink, Source
+from fennel_core.wire.connectors import NamedReference, S3Table, Sink, Source
 from fennel_core.wire.entities import SyncRequest
 
 
@@ -33,9 +35,10 @@ class ExternalUses:
     streams: Sequence[Source]
     tables: Sequence[AddedTable]
     sinks: Sequence[AddedSink]
+    deltas: Sequence[AddedDelta]
 
     def __bool__(self) -> bool:
-        return bool(self.streams or self.tables or self.sinks)
+        return bool(self.streams or self.tables or self.sinks or self.deltas)
 
     @property
     def definitions(self) -> list[Source | Sink]:
@@ -44,6 +47,7 @@ class ExternalUses:
             *self.streams,
             *(each.source for each in self.tables),
             *(each.sink for each in self.sinks),
+            *(each.source for each in self.deltas),
         ]
 
     def with_address(self) -> ExternalUses:
@@ -52,6 +56,7 @@ class ExternalUses:
             [each for each in self.streams if not isinstance(each.table.db, NamedReference)],
             [each for each in self.tables if not isinstance(each.table.db, NamedReference)],
             [each for each in self.sinks if not isinstance(each.sink.table.db, NamedReference)],
+            [each for each in self.deltas if not isinstance(each.table.db, NamedReference)],
         )
 
 
@@ -65,7 +70,10 @@ def added_uses(graph: Graph, before: SyncRequest | None, stored: Stored) -> Exte
         sinks=resolved_uses(graph.sinks, stored),
     )
     return ExternalUses(
-        added_streams(now, known), added_tables(now, known), added_sinks(now, known_sinks)
+        added_streams(now, known),
+        added_tables(now, known),
+        added_sinks(now, known_sinks),
+        added_deltas(now, known),
     )
 
 
@@ -73,14 +81,17 @@ def uses_of(catalog: Catalog) -> ExternalUses:
     """Return what the bindings of a catalog read and write."""
     streams: list[Source] = []
     tables: list[AddedTable] = []
+    deltas: list[AddedDelta] = []
     for each in catalog.sources:
         table = each.source.table
         if isinstance(table, DatabaseTable):
             tables.append(AddedTable(each.source, table, each.schema, (each.source,)))
+        elif is_delta(each.source) and isinstance(table, S3Table):
+            deltas.append(AddedDelta(each.source, table, each.schema))
         elif is_stream(table) and not is_scheduled(table):
             streams.append(each.source)
     return ExternalUses(
-        streams, tables, [AddedSink(each.sink, each.schema) for each in catalog.sinks]
+        streams, tables, [AddedSink(each.sink, each.schema) for each in catalog.sinks], deltas
     )
 
 
@@ -99,5 +110,6 @@ async def use_problems(
     return [
         *await source_problems(uses.streams, others, workspace, sealer, settings),
         *await table_problems(uses.tables, others, workspace, sealer, settings),
+        *await delta_problems(uses.deltas, others, workspace, sealer, settings),
         *await sink_problems(uses.sinks, others, workspace, sealer, allowed, settings),
     ]

@@ -35,6 +35,7 @@ from fennel_core.connections.schema_registry import RegistryClient, SchemaRegist
 from fennel_core.connections.secrets import Sealer
 from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.definition.external_checks import REACHED_S, answers
+from fennel_core.graph.delta_keys import is_delta
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.passes.streams import format_title, without_order
 from fennel_core.ledger.kafka_access import AUDIT_PREFIX
@@ -65,11 +66,16 @@ NOT_READ: Final = ("__", AUDIT_PREFIX)
 
 
 def added_streams(graph: Graph, before: Collection[Source]) -> list[Source]:
-    """Return the streams of a valid `graph` that are not in `before`, the branch's version."""
+    """Return the streams of a valid `graph` that are not in `before`, the branch's version.
+
+    Tables are checked in `table_check` and `delta_check`.
+    """
     return [
         source
         for source in graph.sources
-        if source not in before and is_stream(source.table) and not is_scheduled(source.table)
+        if source not in before
+        and is_stream(source.table)
+        and not (is_scheduled(source.table) or is_delta(source))
     ]
 
 

@@ -64,6 +64,18 @@ class StreamReplaced(SourceError):
         )
 
 
+class TableVersionsGone(SourceError):
+    """Versions or files of a Delta table were deleted before they were read."""
+
+    code: ClassVar[str] = "source-versions-gone"
+
+
+class TableVersionUnfit(SourceError):
+    """A version of a Delta table cannot be read as changes of its datasets; the text says why."""
+
+    code: ClassVar[str] = "source-version-unfit"
+
+
 class SchemaRefused(SourceError):
     """A registered schema cannot be used; every message that has it is unreadable."""
 

@@ -31,6 +31,7 @@ from fennel_core.blueprints.streams import (
     is_stream,
     stream_of,
 )
+from fennel_core.graph.delta_keys import key_columns
 from fennel_core.graph.s3_paths import ALWAYS, PathWindow
 from fennel_core.sources.controls import FeedNews, FeedStatus
 from fennel_core.sources.store import FeedPartition
@@ -60,6 +61,8 @@ class Feed:
     """Which times the paths of files may have, by the `spread` of all who read them."""
     generation: int = 0
     """See `sources.controls`; 0 where only the stream matters."""
+    keys: tuple[str, ...] = ()
+    """The columns of a Delta table that name a row; its datasets agree on them. Else empty."""
 
     @property
     def stream(self) -> Stream:
@@ -110,6 +113,7 @@ def feeds_of(catalogs: Iterable[Catalog]) -> dict[TopicName, Feed]:
                 source.source.every_us,
                 source.source.idleness_us if source.source.bounded else None,
                 window_of(source.source),
+                keys=key_columns(source.source, source.schema) or (),
             )
             first = found.get(source.raw_topic, feed)
             given = [us for us in (first.every_us, feed.every_us) if us is not None]

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import msgspec
 
+from fennel_core.connections.external_delta import source_place
 from fennel_core.connections.external_s3 import (
     ExternalBucket,
     FileChanged,
@@ -16,9 +17,12 @@ from fennel_core.connections.external_s3 import (
     ListedFile,
     OpenSecret,
 )
+from fennel_core.graph.delta_keys import DELTA
 from fennel_core.graph.s3_paths import file_path
 from fennel_core.settings.model import Settings
 from fennel_core.sources.bucket_files import opened_bucket, pieces_of
+from fennel_core.sources.delta_changes import DeltaChanges
+from fennel_core.sources.delta_tables import delta_store
 from fennel_core.sources.file_rows import FileUnreadable
 from fennel_core.sources.files import plan
 from fennel_core.sources.messages import DecodedMessages, MessageBatch, decoded_messages
@@ -56,9 +60,12 @@ def newest_file_rows(
 ) -> list[FileRow]:
     """Return up to `count` of the first rows of the files that are read last; blocks.
 
-    Raises `ExternalBucketUnusable` and `SecretUnreadable`.
+    Of a Delta table, of its newest version. Raises `ExternalBucketUnusable`,
+    `ExternalTableUnusable`, `SourceError` and `SecretUnreadable`.
     """
     bucket = opened_bucket(table, settings, open_secret)
+    if table.format == DELTA:
+        return _first_table_rows(bucket, table, count)
     client, path = bucket.client(), file_path(table.prefix, table.suffix)
     listed = [
         file
@@ -81,6 +88,19 @@ def decoded_rows(rows: list[FileRow]) -> DecodedMessages:
     return decoded_messages([each.row for each in rows], texts)
 
 
+def _first_table_rows(bucket: ExternalBucket, table: S3Table, count: int) -> list[FileRow]:
+    """Return the first rows of the newest version of a Delta table."""
+    place = source_place(bucket, table)
+    changes = DeltaChanges(delta_store(place), place.head().shape.table_id, (), None)
+    found: list[FileRow] = []
+    for piece in changes.pieces():
+        for part in piece.parts:
+            found += _rows_of(place.path, part, count - len(found))
+        if len(found) >= count:
+            break
+    return found
+
+
 def _first_rows(
     bucket: ExternalBucket, client: S3Client, table: S3Table, file: ListedFile, count: int
 ) -> list[FileRow]:
@@ -88,7 +108,7 @@ def _first_rows(
     try:
         for piece in pieces_of(bucket, client, table, file):
             for part in piece.parts:
-                rows = _rows_of(file, part, count - len(found))
+                rows = _rows_of(file.key, part, count - len(found))
                 # What is no row comes behind the rows of its part.
                 found += sorted(rows, key=lambda each: each.number)
                 if len(found) >= count:
@@ -98,16 +118,16 @@ def _first_rows(
     return found
 
 
-def _rows_of(file: ListedFile, part: ReadPart, count: int) -> Iterator[FileRow]:
+def _rows_of(key: str, part: ReadPart, count: int) -> Iterator[FileRow]:
     """Yield the first rows of a part, carried as the source carries them."""
     for request in requests_of("", "", _start_of(part, count)):
         places = request.source.places.tolist()
         if isinstance(request, RefusedRows):
-            yield from (FileRow(file.key, place, request.reason) for place in places)
+            yield from (FileRow(key, place, request.reason) for place in places)
             continue
         columns = request.payload.columns
         for at, place in enumerate(places):
-            yield FileRow(file.key, place, {name: each[at] for name, each in columns.items()})
+            yield FileRow(key, place, {name: each[at] for name, each in columns.items()})
 
 
 def _start_of(part: ReadPart, count: int) -> ReadPart:

@@ -37,7 +37,7 @@ from fennel_core.connections.spark import JVM_EXIT_ERRORS, has_exited
 from fennel_core.connectors import postgres as connectors
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
-from fennel_core.sources import kafka_topics, kinesis, s3_files
+from fennel_core.sources import delta_tables, kafka_topics, kinesis, s3_files
 from fennel_core.sources import spark as sources_spark
 from fennel_core.sources.controls import FeedNews, SourceControls
 from fennel_core.sources.errors import SourceError
@@ -381,6 +381,8 @@ def start_feed(by: StartedBy) -> RunningFeed:
     match by.feed.table:
         case KafkaTopic() as table:
             return kafka_topics.start(by, table)
+        case S3Table(format="delta") as table:
+            return delta_tables.start(by, table)
         case S3Table() as table:
             return s3_files.start(by, table)
         case KinesisStream() as table:

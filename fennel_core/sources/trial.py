@@ -17,6 +17,7 @@ import numpy as np
 from fennel_core.admission.payload import Payload
 from fennel_core.admission.validator import CodeRunner, RowKind, Validator
 from fennel_core.connections.erasures import Erased
+from fennel_core.connections.external_delta import ExternalTableUnusable
 from fennel_core.connections.external_kafka import (
     ExternalKafka,
     ExternalKafkaUnusable,
@@ -124,7 +125,7 @@ class SourceTrials:
         unusables = (
             *(ExternalKafkaUnusable, ExternalBucketUnusable, *TableUnusable),
             *(ExternalStreamUnusable, StreamThrottled, IteratorExpired),
-            *(SchemaRegistryUnusable, SecretUnreadable, SourceError),
+            *(ExternalTableUnusable, SchemaRegistryUnusable, SecretUnreadable, SourceError),
         )
         try:
             places, decoded = await asyncio.to_thread(read)

@@ -15,6 +15,7 @@ from typing import Final, assert_never
 from fennel_core.graph.derived_schemas import derive_known_schemas
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.graph.passes.delta_sinks import check_delta_sink
+from fennel_core.graph.passes.delta_sources import check_delta_keys
 from fennel_core.graph.passes.http_sinks import unusable_http
 from fennel_core.graph.passes.kinesis import check_starts
 from fennel_core.graph.passes.streams import (
@@ -52,6 +53,7 @@ def refuse_unserved(graph: Graph, before: Graph | None) -> Iterator[Problem]:
     yield from check_formats(graph)
     yield from check_orders(graph)
     yield from check_starts(graph)
+    yield from check_delta_keys(graph)
     for pipeline in graph.pipelines:
         yield from _operators(graph, pipeline)
 
@@ -110,8 +112,8 @@ def source_not_served(dataset: str, table: c.Table) -> Problem:
     text = (
         f"Dataset `{dataset}` has a source of {table_title(table)}, which this platform does "
         "not read yet: rows come from webhooks, Kafka topics, Kinesis streams, tables of Postgres "
-        "and MySQL, and csv, json and parquet files on S3. Use a webhook and send the rows with "
-        "`client.log`, or give the source an `env` and commit with another one."
+        "and MySQL, and csv, json and parquet files and Delta tables on S3. Use a webhook and "
+        "send the rows with `client.log`, or give the source an `env` and commit with another one."
     )
     return Problem("source-not-served", dataset, text)
 

@@ -11,7 +11,9 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import Final, assert_never
 
+from fennel_core.graph.delta_keys import DELTA, is_delta
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.delta_sources import check_delta_source
 from fennel_core.graph.passes.kinesis import unusable_stream
 from fennel_core.graph.passes.tables import check_table
 from fennel_core.graph.s3_paths import UnknownDirective, file_path
@@ -36,7 +38,7 @@ def reads(table: c.Table) -> bool:
         case c.KafkaTopic() | c.KinesisStream() | c.PostgresTable() | c.MySQLTable():
             return True
         case c.S3Table():
-            return table.format in FILES
+            return table.format in (*FILES, DELTA)
         case _:
             return False
 
@@ -102,6 +104,11 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
         yield from check_table(dataset, source, table)
         return
     assert isinstance(table, c.KafkaTopic | c.KinesisStream | c.S3Table), "these kinds are read"
+    if is_delta(source):
+        assert isinstance(table, c.S3Table), "Delta tables are on S3"
+        yield from check_delta_source(dataset, source, table)
+        yield from connector_problems(dataset, table)
+        return
     match table:
         case c.KafkaTopic():
             what, where = f"Kafka topic `{table.topic}`", "Kafka"
@@ -191,7 +198,11 @@ def connector_problems(
         case c.KinesisStream():
             what, reasons = f"Kinesis stream `{table.stream_arn}`", (*unusable_stream(table),)
         case c.S3Table():
-            what = f"{table.format} files in S3 bucket `{table.bucket}`"
+            what = (
+                f"a Delta table in S3 bucket `{table.bucket}`"
+                if table.format == DELTA
+                else f"{table.format} files in S3 bucket `{table.bucket}`"
+            )
             reasons = (*_unusable_bucket(table),)
         case unreachable:
             assert_never(unreachable)

@@ -10,8 +10,9 @@ from fennel_core.connections.external_s3 import ExternalBucketUnusable
 from fennel_core.settings.model import Settings
 from fennel_core.sources.feeds import Feed
 from fennel_core.sources.kinds import StartedBy
-from fennel_core.sources.s3_files import NAMED, ROUND, round_end, start
+from fennel_core.sources.s3_files import start
 from fennel_core.sources.task import Counts
+from fennel_core.sources.task_rounds import NAMED, ROUND, round_end
 from fennel_core.wire.connectors import S3, Login, PlainSecret, S3Table
 from tests.support.ingest_world import WORKSPACE
 from tests.support.source_world import POSITIONS, RAW
