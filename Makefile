@@ -29,7 +29,7 @@ REQUESTS ?= 10000
 MESSAGES ?= 1000000
 
 .DEFAULT_GOAL := help
-.PHONY: help system env jars jars-mysql demo up down status logs lint scan format test proofs sim faults offline-faults connectors connector-faults backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
+.PHONY: help system env jars jars-mysql demo up down status logs lint scan format test proofs sim faults offline-faults connectors story story-test connector-faults backfill-test commits chaos fuzz hostile hostile-platform kafka-acl-platform fuzz-arrow conformance upgrade-fixture compose-test clean distclean lock
 
 help: ## Show this list
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -101,6 +101,13 @@ connectors: jars-mysql up ## Run the long tests of connectors against real syste
 	.venv/bin/pytest -q tests/e2e/local/kinesis_platform.py
 	.venv/bin/pytest -q -s tests/e2e/local/connectors_platform.py
 	.venv/bin/pytest -q -s -m platform tests/e2e/platform/table_source.py tests/e2e/platform/mysql_source.py tests/e2e/platform/bounded_sources.py tests/e2e/platform/schema_drift.py tests/e2e/platform/delta_source.py
+
+story: up ## Read a lake, a topic and a database of a delivery service into features: examples/delivery
+	.venv/bin/python -m examples.delivery.systems dev-delivery --orders 20000
+	.venv-executor/bin/python -m examples.delivery.story http://127.0.0.1:7400 dev-delivery 20000
+
+story-test: env jars ## Kill parts of a platform of its own during the story, and compare with a recompute
+	.venv/bin/pytest -q -s tests/e2e/local/delivery_platform.py
 
 connector-faults: env jars ## Kill all between three sources and two sinks, and compare: `make connector-faults KILLS=30 ROWS=1000000 SEED=1`
 	.venv/bin/python -m tests.chaos.connectors --rows $(ROWS) --kills $(KILLS) --seed $(SEED)
