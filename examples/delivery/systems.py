@@ -74,7 +74,7 @@ def rows_of(count: int, now: datetime, seed: int = 1) -> Rows:
     )
     # A database has the last state of a row only: these are inserted again, as a later version.
     changed = opened.head(RESTAURANTS // 4).with_columns(
-        cuisine=pl.lit("Fusion"), after_s=pl.lit(int(HISTORY.total_seconds()) // 2)
+        cuisine=pl.lit("Fusion"), after_s=pl.lit(int(HISTORY.total_seconds()) // 2, dtype=pl.Int64)
     )
     restaurants = pl.concat([opened, changed]).select(
         "restaurant_id", "cuisine", updated_at=start + pl.duration(seconds="after_s")
@@ -148,26 +148,25 @@ class Systems:
         at = conninfo_to_dict(self.dsn)
         key, secret = self._keys
         given = {
-            ("delivery-lake", "s3"): {"aws_access_key_id": key},
-            ("delivery-topics", "kafka"): {
+            ("delivery-lake", "s3", "aws_secret_access_key", secret): {"aws_access_key_id": key},
+            ("delivery-topics", "kafka", "", ""): {
                 "bootstrap_servers": self._settings.kafka_bootstrap,
                 "security_protocol": "PLAINTEXT",
             },
-            ("delivery-tables", "postgres"): {
+            ("delivery-tables", "postgres", "password", str(at["password"])): {
                 "host": at["host"],
                 "port": at["port"],
                 "db_name": DATABASE,
                 "username": at["user"],
             },
         }
-        for (name, kind), properties in given.items():
-            words = [f"--set={each}={value}" for each, value in properties.items()]
-            if kind == "s3":
-                words.append("--secret=aws_secret_access_key=-")
+        for (name, kind, hidden, value), properties in given.items():
+            words = [f"--set={each}={text}" for each, text in properties.items()]
+            words += [f"--secret={hidden}=-"] if hidden else []
             caller = ("--url", self._settings.query_url, "--token", token)
             command = [*CLI, "connector", *caller, "add", name, kind, *words]
             subprocess.run(  # noqa: S603  # a fixed list of arguments, and no shell
-                command, input=secret, text=True, check=True
+                command, input=value, text=True, check=True
             )
 
 
