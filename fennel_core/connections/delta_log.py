@@ -21,6 +21,7 @@ import msgspec
 import pyarrow as pa
 from deltalake import DeltaTable
 
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.vocab.delta_feed import DELETE, INSERT, READ
 
 FEED: Final = "delta.enableChangeDataFeed"
@@ -34,8 +35,10 @@ see `unserved`."""
 MICROS_PER_MS: Final = 1000
 
 
-class LogUnreadable(ValueError):
+class LogUnreadable(ConnectionsError):
     """A commit is no text of actions, or names what is not read; the text is about the commit."""
+
+    code = "delta-log-unreadable"
 
 
 class _File(msgspec.Struct):
@@ -101,7 +104,7 @@ class TableShape:
 
 
 @dataclass(frozen=True, slots=True)
-class Commit:
+class TableCommit:
     """What one version changed. `files`: whose rows are its changes, deletes first.
 
     `operation`: for people. `shape` and `unserved`: if the commit changed them.
@@ -124,7 +127,7 @@ class Commit:
         return any(file.change == DELETE for file in self.files)
 
 
-def parse_commit(version: int, text: bytes) -> Commit:
+def parse_commit(version: int, text: bytes) -> TableCommit:
     """Return what a commit did. Raises `LogUnreadable`."""
     try:
         actions = [_decode(line) for line in text.splitlines() if line.strip()]
@@ -137,7 +140,7 @@ def parse_commit(version: int, text: bytes) -> Commit:
     protocol = next((a.protocol for a in actions if a.protocol is not None), None)
     made_ms = info.inCommitTimestamp if info.inCommitTimestamp is not None else info.timestamp
     shape = None if metadata is None else _shape(metadata)
-    return Commit(
+    return TableCommit(
         version,
         None if made_ms is None else made_ms * MICROS_PER_MS,
         info.operation or "unknown",

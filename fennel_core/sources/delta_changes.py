@@ -30,9 +30,9 @@ import pyarrow.parquet as pq
 
 from fennel_core.connections.delta_log import (
     FEED,
-    Commit,
     DataFile,
     LogUnreadable,
+    TableCommit,
     TableHead,
     TableShape,
     parse_commit,
@@ -168,7 +168,7 @@ class DeltaChanges:
         ended = msgspec.structs.replace(cursor, file=0, row=0, done=True, snapshot=False)
         yield DeltaPiece((), ended, 0, 0)
 
-    def _whole(self, version: int) -> Commit:
+    def _whole(self, version: int) -> TableCommit:
         """Return a version as a commit that reads all of its rows."""
         try:
             files = self._store.snapshot(version)
@@ -180,9 +180,9 @@ class DeltaChanges:
             raise TableVersionUnfit(
                 f"{self._store.title}: version {version} is not read: {wrong}"
             ) from wrong
-        return Commit(version, made_us, "", files, None, None)
+        return TableCommit(version, made_us, "", files, None, None)
 
-    def _commit(self, version: int) -> Commit:
+    def _commit(self, version: int) -> TableCommit:
         found = self._store.commit(version)
         if found is None:
             raise TableVersionsGone(
@@ -214,7 +214,7 @@ class DeltaChanges:
             )
 
     def _require_columns(
-        self, commit: Commit, before: Mapping[str, str], now: Mapping[str, str]
+        self, commit: TableCommit, before: Mapping[str, str], now: Mapping[str, str]
     ) -> None:
         gone = sorted(before.keys() - now.keys())
         changed = sorted(name for name in before if now.get(name, before[name]) != before[name])
@@ -226,7 +226,7 @@ class DeltaChanges:
                 f"both forms are not read as one. To go on, {_again()}"
             )
 
-    def _put_keys(self, commit: Commit) -> PutKeys | None:
+    def _put_keys(self, commit: TableCommit) -> PutKeys | None:
         """Return the keys that a version puts, if it may also delete; None if it deletes nothing.
 
         Without keys, raises `TableVersionUnfit` unless the version only adds rows.
@@ -256,7 +256,7 @@ class DeltaChanges:
                 )
         return found.ended() if self._keys else None
 
-    def _key_rows(self, commit: Commit, file: DataFile) -> Iterator[pa.RecordBatch]:
+    def _key_rows(self, commit: TableCommit, file: DataFile) -> Iterator[pa.RecordBatch]:
         """Yield what of a file says which rows it has, and what became of them."""
         with self._file(commit, file) as body:
             try:
@@ -274,7 +274,7 @@ class DeltaChanges:
                     f"read: {wrong}"
                 ) from wrong
 
-    def _changed(self, commit: Commit) -> TableVersionUnfit:
+    def _changed(self, commit: TableCommit) -> TableVersionUnfit:
         return TableVersionUnfit(
             f"{self._store.title}: version {commit.version} ({commit.operation}) changes or "
             "removes rows, and a dataset without keys cannot follow that: it would have rows "
@@ -282,13 +282,13 @@ class DeltaChanges:
             f"feed; {_again()}"
         )
 
-    def _file(self, commit: Commit, file: DataFile) -> io.RawIOBase:
+    def _file(self, commit: TableCommit, file: DataFile) -> io.RawIOBase:
         body = self._store.body(file.path)
         if body is None:
             raise self._gone(commit, file)
         return body
 
-    def _gone(self, commit: Commit, file: DataFile) -> TableVersionsGone:
+    def _gone(self, commit: TableCommit, file: DataFile) -> TableVersionsGone:
         return TableVersionsGone(
             f"{self._store.title}: file `{file.path}` of version {commit.version} was deleted, as "
             f"by VACUUM, before it was read; the table is at version {self.newest}. To go on, "
@@ -296,7 +296,7 @@ class DeltaChanges:
         )
 
     def _rows(
-        self, commit: Commit, file: DataFile, first: int
+        self, commit: TableCommit, file: DataFile, first: int
     ) -> Iterator[tuple[ArrowRows, int, int]]:
         """Yield the rows of a file from row `first` on, where they end, and their bytes."""
         title = f"{self._store.title}: version {commit.version}, `{file.path}`"
@@ -324,7 +324,9 @@ def origin_of(table_id: str) -> str:
     return f"delta/{table_id}"
 
 
-def _changes(part: ArrowRows, commit: Commit, file: DataFile, put: PutKeys | None) -> ArrowRows:
+def _changes(
+    part: ArrowRows, commit: TableCommit, file: DataFile, put: PutKeys | None
+) -> ArrowRows:
     """Return the changes among rows of a file, with the columns that say which they are."""
     rows = partitioned(part.rows, file)
     count = rows.num_rows

@@ -139,7 +139,7 @@ def test_features_are_those_of_a_recompute_whatever_is_killed(
         """Append to the lake and the topic while they are read."""
         for part in new.iter_slices(live // 20):
             systems.send(part)
-            time.sleep(1)
+            time.sleep(1)  # so that rows come while parts are killed
         systems.fill_lake(history[history.height // 2 :])
 
     writes = threading.Thread(target=write)
