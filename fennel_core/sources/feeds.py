@@ -162,6 +162,8 @@ class FeedProgress:
     """How old the last record is beside the newest one, where messages cannot be counted."""
     looked_s: float | None = None
     """When a look began that left nothing unread (monotonic clock); None if there was none yet."""
+    fresh_s: float | None = None
+    """When this was last known to be true: a batch ended, or the next one is not due."""
 
     @property
     def is_caught_up(self) -> bool:
@@ -343,13 +345,15 @@ def seen(state: Reading, progress: FeedProgress | None, now_s: float) -> Reading
     failures = 0 if well else state.failures
     if progress is None:
         return replace(state, failures=failures)
+    known = progress.is_caught_up and progress.fresh_s is not None
     return replace(
         state,
         failures=failures,
         behind=progress.behind,
         behind_ms=progress.behind_ms,
         looked_s=progress.looked_s,
-        fresh_s=now_s if progress.is_caught_up else state.fresh_s,
+        # Of a batch or round that does not end, the report before it says nothing.
+        fresh_s=max(state.fresh_s, progress.fresh_s or 0.0) if known else state.fresh_s,
     )
 
 

@@ -41,6 +41,7 @@ class Rounds(ABC):
         self.stopped = threading.Event()
         self._turns = _turns(by.settings.source_workers)
         self._progress: FeedProgress | None = None
+        self._rests, self._read_s = False, 0.0
         self._reason: str | None = None
         self._thread = InheritableThread(target=self._run, name=f"rounds-{group}", daemon=True)
         self._thread.start()
@@ -60,7 +61,11 @@ class Rounds(ABC):
             self._progress = replace(last, looked_s=look_s)
 
     def progress(self) -> FeedProgress | None:
-        return self._progress
+        """Return that of the last round, which is as old as that round while the next is due."""
+        last = self._progress
+        if last is None:
+            return None
+        return replace(last, fresh_s=time.monotonic() if self._rests else self._read_s)
 
     def failure(self) -> str | None:
         return self._reason
@@ -86,8 +91,11 @@ class Rounds(ABC):
                         return
                     look_s = time.monotonic()
                     self._progress = self.read()
+                    self._read_s = look_s
                     self.found_nothing_after(look_s)
+                self._rests = True
                 self.rest(time.monotonic() - begun_s)
+                self._rests = False
         except (PySparkException, Py4JError) as failed:
             self._reason = reason_of(str(failed)) or type(failed).__name__
         except (ConnectionsError, SourceError) as failed:

@@ -98,16 +98,22 @@ class FeedQuery:
     ) -> None:
         self._query, self._checkpoint, self._inspector = query, checkpoint, inspector
         self._trigger_s = trigger_s
+        self._reported: tuple[str, float] = ("", 0.0)
+        """Which progress the query reported last, and when that was noticed."""
 
     def progress(self) -> FeedProgress | None:
         """Return what the query reported when it last looked; None before."""
         reported, looked_s = self._query.lastProgress, self._looked_s()
+        now_s = time.monotonic()
         if reported is None:
-            return None if looked_s is None else FeedProgress(0, looked_s=looked_s)
+            return None if looked_s is None else FeedProgress(0, None, looked_s, now_s)
+        if reported["timestamp"] != self._reported[0]:
+            self._reported = reported["timestamp"], now_s
         (source,) = reported["sources"]
         end, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
         behind = None if end is None or latest is None else messages_behind(end, latest)
-        return FeedProgress(behind, looked_s=looked_s)
+        fresh_s = self._reported[1] if looked_s is None else now_s
+        return FeedProgress(behind, None, looked_s, fresh_s)
 
     def _looked_s(self) -> float | None:
         """Return when a trigger began, at the latest, that found nothing to read.

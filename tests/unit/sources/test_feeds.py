@@ -197,7 +197,7 @@ def test_a_stream_is_stale_while_something_is_left_unread_whatever_becomes_of_it
         (report,) = report_of({RAW: state}, now_s=now_s, stale_after_s=300)
         return report.stale_s
 
-    behind, read = FeedProgress(3), FeedProgress(0)
+    behind, read = FeedProgress(3, fresh_s=1e6), FeedProgress(0, fresh_s=150.0)
     state: FeedState = started(FEED, None, 100.0)
     assert stale(state, 400.0) is None
     assert stale(state, 401.0) == 301.0, "it has said nothing since it began"
@@ -209,5 +209,7 @@ def test_a_stream_is_stale_while_something_is_left_unread_whatever_becomes_of_it
     assert stale(state, 451.0) == 301.0
     state = seen(started(FEED, state, 500.0), behind, 501.0)
     assert stale(state, 501.0) == 351.0
-    assert stale(seen(state, read, 502.0), 502.0) is None
+    assert stale(seen(state, read, 502.0), 502.0) == 352.0, "it hangs, and its report is old"
+    assert stale(seen(state, FeedProgress(0), 502.0), 502.0) == 352.0
+    assert stale(seen(state, replace(read, fresh_s=502.0), 502.0), 502.0) is None
     assert stale(broken(FEED, None, "away", 100.0), 401.0) == 301.0

@@ -36,18 +36,24 @@ class Inspector:
 
 
 def query(
-    reported: object,
+    last: object,
     inspector: Inspector,
     message: str = "Processing new data",
     is_data_available: bool = False,
 ) -> FeedQuery:
     status = {"message": message, "isDataAvailable": is_data_available}
-    made = SimpleNamespace(lastProgress=reported, stop=lambda: None, status=status)
+    made = SimpleNamespace(lastProgress=last, stop=lambda: None, status=status)
     return FeedQuery(cast(Any, made), Path("/nowhere"), cast(Any, inspector), 2.0)
 
 
 def offsets(**ends: int) -> str:
     return json.dumps({"orders": {name[1:]: end for name, end in ends.items()}})
+
+
+def reported(
+    end: str, latest: str | None, timestamp: str = "2026-01-01T00:00:00.000Z"
+) -> dict[str, object]:
+    return {"timestamp": timestamp, "sources": [{"endOffset": end, "latestOffset": latest}]}
 
 
 @pytest.mark.parametrize(
@@ -62,8 +68,9 @@ def offsets(**ends: int) -> str:
 def test_progress_is_that_of_the_last_batch(
     end: str, latest: str | None, behind: int | None
 ) -> None:
-    reported = {"sources": [{"endOffset": end, "latestOffset": latest}]}
-    assert query(reported, Inspector()).progress() == FeedProgress(behind)
+    found = query(reported(end, latest), Inspector()).progress()
+    assert found is not None
+    assert found == FeedProgress(behind, fresh_s=found.fresh_s)
     assert query(None, Inspector()).progress() is None
 
 
@@ -75,9 +82,34 @@ def test_a_query_that_waits_has_looked_two_triggers_ago_and_another_has_not() ->
     assert waits.looked_s is not None
     assert before_s - 4.0 <= waits.looked_s <= time.monotonic() - 4.0
     end = offsets(p0=9)
-    reported = {"sources": [{"endOffset": end, "latestOffset": end}]}
-    for has_read in (query(reported, Inspector(), WAITS[1], True), query(reported, Inspector())):
-        assert has_read.progress() == FeedProgress(0, looked_s=None)
+    read = reported(end, end)
+    for has_read in (query(read, Inspector(), WAITS[1], True), query(read, Inspector())):
+        found = has_read.progress()
+        assert found is not None
+        assert (found.behind, found.looked_s) == (0, None)
+
+
+def test_the_report_before_a_batch_that_does_not_end_is_as_old_as_it_is() -> None:
+    def fresh_s(of: FeedQuery) -> float:
+        found = of.progress()
+        assert found is not None
+        assert found.fresh_s is not None
+        return found.fresh_s
+
+    end = offsets(p0=9)
+    hangs = query(reported(end, end), Inspector())
+    first = fresh_s(hangs)
+    time.sleep(0.01)  # the clock has to go on
+    assert fresh_s(hangs) == first
+    cast(Any, hangs)._query.lastProgress = reported(end, end, "2026-01-01T00:00:01.000Z")
+    assert fresh_s(hangs) > first
+    for waits in (
+        query(reported(end, end), Inspector(), WAITS[0]),
+        query(None, Inspector(), WAITS[0]),
+    ):
+        before = fresh_s(waits)
+        time.sleep(0.01)  # the clock has to go on
+        assert fresh_s(waits) > before
 
 
 def test_a_query_that_is_stopped_leaves_no_connections() -> None:
