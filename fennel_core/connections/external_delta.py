@@ -24,7 +24,7 @@ from deltalake.exceptions import CommitFailedError, DeltaError, TableNotFoundErr
 from deltalake.schema import Schema as DeltaSchema
 
 from fennel_core.connections import external_s3
-from fennel_core.connections.delta_log import TableHead, table_head
+from fennel_core.connections.delta_log import LogUnreadable, TableHead, table_head
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.external_s3 import ExternalBucket, OpenSecret
 from fennel_core.connections.stored_connectors import required
@@ -155,7 +155,7 @@ class ExternalDelta:
             yield
         except CommitFailedError:
             raise
-        except (DeltaError, OSError, ValueError) as failed:
+        except (LogUnreadable, DeltaError, OSError, ValueError) as failed:
             raise ExternalTableUnusable(f"{self.title} {what}: {text_of(failed)}") from failed
 
 

@@ -10,7 +10,7 @@ import pytest
 from deltalake import DeltaTable, write_deltalake
 
 from fennel_core.connections import s3
-from fennel_core.connections.delta_log import FEED
+from fennel_core.connections.delta_log import FEED, LogUnreadable
 from fennel_core.connections.external_delta import ExternalDelta, ExternalTableUnusable
 from fennel_core.connections.external_s3 import opened
 from fennel_core.definition.delta_check import AddedDelta, delta_problems
@@ -164,3 +164,11 @@ def test_rows_are_shown(lake: Lake) -> None:
     shown = rows[0].row
     assert isinstance(shown, dict)
     assert (shown["user"], shown["_change_type"]) == ("a", "read")
+
+
+def test_what_cannot_be_read_of_a_log_names_the_table(lake: Lake) -> None:
+    with (
+        pytest.raises(ExternalTableUnusable, match=r"Delta table `s3://.*` cannot be opened: it"),
+        lake.place.checked("cannot be opened"),
+    ):
+        raise LogUnreadable("it has no actions")
