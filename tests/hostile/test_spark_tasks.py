@@ -34,6 +34,7 @@ from tests.support.executors import CLIENT_PYTHON
 from tests.support.polling import eventually_sync
 
 pytestmark = pytest.mark.long
+SPARK_FOLDERS = "SPARK_LOCAL_DIRS"
 ROOT = Path(__file__).parents[2]
 SYSTEM_PYTHON = Path("/usr/bin/python3.11")
 """An interpreter that other users can read, unlike one in a home folder."""
@@ -90,7 +91,10 @@ def spark_run(request: pytest.FixtureRequest) -> Iterator[SparkRun]:
             port = str(service.getsockname()[1])
             done = subprocess.run(  # noqa: S603  # a program of this test, and no shell
                 [*python, "-m", "tests.hostile.spark_tasks", str(folder), str(executor), port],
-                env=dict(os.environ) | {"AWS_SECRET_ACCESS_KEY": "canary"} | variables,
+                # The folder of another test's Spark may be one that only its user may enter.
+                env={name: value for name, value in os.environ.items() if name != SPARK_FOLDERS}
+                | {"AWS_SECRET_ACCESS_KEY": "canary"}
+                | variables,
                 user=request.param,
                 cwd=folder,
                 capture_output=True,
