@@ -14,8 +14,8 @@ from fennel_core.apps.workspace_calls import Caller, called, of_workspace
 @of_workspace
 @click.pass_context
 def source(context: click.Context, url: str | None, token: str | None) -> None:
-    """List, pause, resume, test and rewind the sources of a workspace. A source has the name of its
-    connector and of what is read there, as `shop/orders`.
+    """List, pause, resume, limit, test and rewind the sources of a workspace. A source has the name
+    of its connector and of what is read there, as `shop/orders`.
 
     The token selects the workspace. For the demonstration: eval "$(fennel-core env)".
     """
@@ -61,6 +61,8 @@ def _print(row: dict[str, Any]) -> None:
         click.echo(f"    next offsets by partition: {offsets}")
     if row["paused_by"] is not None:
         click.echo(f"    paused by {row['paused_by']} at {row['paused_at']}")
+    if row["rows_per_s"] is not None:
+        click.echo(f"    limited to {row['rows_per_s']:g} rows per second by {row['limited_by']}")
     if row["state"] == "ended" and row["ended_at"] is not None:
         click.echo(f"    ended at {row['ended_at']}: nothing came for its idleness")
     if row["error"] is not None and row["state"] != "ended":
@@ -89,6 +91,25 @@ def source_resume(caller: Caller, name: str) -> None:
     """Read source NAME on from where it was paused, or where a bounded one has ended."""
     called(caller, "POST", "/sources/resume", body={"source": name})
     click.echo(f"Source {name} is resumed.")
+
+
+@source.command("limit")
+@click.argument("name")
+@click.option("--rows-per-s", type=float, metavar="N", help="Rows that may be read per second.")
+@click.option("--none", "no_limit", is_flag=True, help="End the limit.")
+@click.pass_obj
+def source_limit(caller: Caller, name: str, rows_per_s: float | None, no_limit: bool) -> None:
+    """Read source NAME no faster than N rows per second in all, in every branch: messages of a
+    topic, records of a stream, rows of files and tables. Restarts do not end the limit.
+
+    A source that is slower than what comes falls behind: `list` and `status` say so. Needs the role
+    commit or admin.
+    """
+    if no_limit == (rows_per_s is not None):
+        raise click.UsageError("give one of --rows-per-s N and --none")
+    called(caller, "POST", "/sources/limit", body={"source": name, "rows_per_s": rows_per_s})
+    what = "has no limit" if rows_per_s is None else f"is limited to {rows_per_s:g} rows per second"
+    click.echo(f"Source {name} {what}.")
 
 
 @source.command("test")

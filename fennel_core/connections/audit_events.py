@@ -88,6 +88,7 @@ class Action(StrEnum):
     QUERY_OFFLINE = "query-offline"
     CANCEL_OFFLINE = "cancel-offline"
     PAUSE_SOURCE = "pause-source"
+    LIMIT_SOURCE = "limit-source"
     RESUME_SOURCE = "resume-source"
     TEST_SOURCE = "test-source"
     REWIND_SOURCE = "rewind-source"

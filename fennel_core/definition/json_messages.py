@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping
 from typing import Any
 
@@ -62,6 +63,16 @@ def optional_flag(body: dict[str, Any], name: str) -> bool:
     if not isinstance(value, bool):
         raise JsonMalformed(f"`{name}` in the request body must be true or false")
     return value
+
+
+def optional_number(body: dict[str, Any], name: str) -> float | None:
+    """Return the number `name` of a request body, which may be null. Raises JsonMalformed."""
+    value = body.get(name, ...)
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+        raise JsonMalformed(f"`{name}` is required in the request body: a number, or null for none")
+    return float(value)
 
 
 def json_response(value: Any) -> Response:

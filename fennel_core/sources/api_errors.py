@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
+from fennel_core.sources.pace import MAX_ROWS_PER_S
 from fennel_core.vocab.errors import ClassifiedApiError
 
 NAMED: int = 20
@@ -59,7 +60,21 @@ class OrderNotServed(SourceApiError):
     def __init__(self, name: str, title: str, what: str) -> None:
         super().__init__(
             f"source `{name}` reads {title}, which this platform cannot {what} yet; `list`, "
-            "`pause` and `resume` work for it"
+            "`pause`, `resume` and `limit` work for it"
+        )
+
+
+class LimitInvalid(SourceApiError):
+    """No source can be read at such a rate."""
+
+    STATUS = 400
+    CODE = "source-limit"
+
+    def __init__(self, rows_per_s: float) -> None:
+        super().__init__(
+            f"a source cannot be limited to {rows_per_s:g} rows per second: a limit is more than 0 "
+            f"and at most {MAX_ROWS_PER_S:g}; to read nothing pause the source, to read without a "
+            "limit give none"
         )
 
 

@@ -1,11 +1,12 @@
 """What users order about sources, and what the process that reads them reports.
 
-A source is known by the raw topic that it is written to, which all branches share. A pause is kept
-until it is lifted, whatever is restarted, and with the raw topic if a version removes the source
-and a later one revives it. The *generation* of a source counts the steps of its rewinds: a query
-that began at another one may not have seen them, however short the pause was. A bounded source
-*ends* when nothing was found in it for its idleness, and is not read any more until it is resumed
-or rewound. A status says how the source was when the process last looked; nothing is decided by it.
+A source is known by the raw topic that it is written to, which all branches share. A pause is
+kept until it is lifted, whatever is restarted, and with the raw topic if a version removes the
+source and a later one revives it; so is a *limit*, which says how many rows may be read per second.
+The *generation* of a source counts the steps of its rewinds: a query that began at another one may
+not have seen them, however short the pause was. A bounded source *ends* when nothing was found in
+it for its idleness, and is not read any more until it is resumed or rewound. A status says how the
+source was when the process last looked; nothing is decided by it.
 `postgres.py` is the real implementation.
 """
 
@@ -34,6 +35,15 @@ class SourceEnd:
     ended_at: datetime | None
     """None if it was read on since."""
     reopened_at: datetime | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLimit:
+    """How many rows per second may be read of a source, who said so, and when."""
+
+    rows_per_s: float
+    by: str
+    at: datetime
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,6 +89,14 @@ class SourceControls(Protocol):
         """Lift the pauses of sources, and reopen those that have ended."""
         ...
 
+    async def limits(self) -> Mapping[TopicName, SourceLimit]:
+        """Return the limits of sources; the others have none."""
+        ...
+
+    async def limit(self, topic: TopicName, rows_per_s: float | None, by: str) -> None:
+        """Replace the limit of a source; None removes it."""
+        ...
+
     async def ends(self) -> Mapping[TopicName, SourceEnd]:
         """Return the ends of bounded sources, also of those that were read on afterwards."""
         ...
@@ -122,6 +140,7 @@ class MemorySourceControls:
     now: Callable[[], datetime]
     topics: Collection[TopicName]
     _pauses: dict[TopicName, SourcePause] = field(default_factory=dict)
+    _limits: dict[TopicName, SourceLimit] = field(default_factory=dict)
     _generations: dict[TopicName, int] = field(default_factory=dict)
     _news: dict[TopicName, tuple[FeedNews, datetime]] = field(default_factory=dict)
     _ends: dict[TopicName, SourceEnd] = field(default_factory=dict)
@@ -139,6 +158,15 @@ class MemorySourceControls:
         for topic in topics:
             self._pauses.pop(topic, None)
         await self.reopen(topics)
+
+    async def limits(self) -> Mapping[TopicName, SourceLimit]:
+        return dict(self._limits)
+
+    async def limit(self, topic: TopicName, rows_per_s: float | None, by: str) -> None:
+        if rows_per_s is None:
+            self._limits.pop(topic, None)
+        elif topic in self.topics:
+            self._limits[topic] = SourceLimit(rows_per_s, by, self.now())
 
     async def ends(self) -> Mapping[TopicName, SourceEnd]:
         return dict(self._ends)

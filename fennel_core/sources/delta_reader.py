@@ -9,6 +9,7 @@ versions share a transaction; a large version takes many.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -37,7 +38,10 @@ class _Pending:
 
 
 class DeltaReader:
-    """Reads a table. Use from one event loop. `keys` as for `DeltaChanges`; `clock`: of seconds."""
+    """Reads a table. Use from one event loop. `keys` as for `DeltaChanges`; `clock`: of seconds.
+
+    `rows`: that were read in the last round.
+    """
 
     def __init__(
         self,
@@ -49,23 +53,26 @@ class DeltaReader:
     ) -> None:
         self._writer, self._store, self._clock = writer, store, clock
         self._table_id, self._keys = table_id, keys
+        self.rows = 0
         self._place: StreamPlace | None = None
         self._open: tuple[DeltaChanges, Iterator[DeltaPiece]] | None = None
 
-    async def round(self, seconds: float) -> int:
-        """Read for about so long, or to the newest version; return how many versions are left.
+    async def round(self, seconds: float, rows: float = math.inf) -> int:
+        """Read for about so long, about so many rows, or to the newest version; return how many
+        versions are left.
 
         Raises what `PartitionWriter.write_rows` and `DeltaChanges.pieces` raise. What was written
         by then stays.
         """
+        self.rows = 0
         try:
-            return await self._round(seconds)
+            return await self._round(seconds, rows)
         except BaseException:
             # What is open was read for a position that may be another one by now.
             self._open = None
             raise
 
-    async def _round(self, seconds: float) -> int:
+    async def _round(self, seconds: float, rows: float) -> int:
         # A session that was kept has the position of its beginning, and a round in another process
         # may have moved it since.
         self._writer.close()
@@ -90,7 +97,8 @@ class DeltaReader:
                 now_s = self._clock()
                 deadline_s = now_s + max(seconds, now_s - begun_s)
             pending = await self._added(pending, piece)
-            if self._clock() >= deadline_s:
+            self.rows += piece.rows
+            if self.rows >= rows or self._clock() >= deadline_s:
                 await self._flush(pending)
                 at = piece.cursor
                 return changes.newest - at.version + (not at.done)

@@ -23,9 +23,10 @@ from fennel_core.sources.bucket_files import opened_bucket
 from fennel_core.sources.delta_changes import DeltaStore, origin_of
 from fennel_core.sources.delta_reader import DeltaReader
 from fennel_core.sources.kinds import StartedBy
+from fennel_core.sources.pace import step_rows
 from fennel_core.sources.store import FeedPartition
 from fennel_core.sources.task import task_process
-from fennel_core.sources.task_rounds import ROUND_S, TaskRounds, rewinds_of, round_end
+from fennel_core.sources.task_rounds import ROUND_ROWS, ROUND_S, TaskRounds, rewinds_of, round_end
 from fennel_core.sources.writer import PartitionWriter
 from fennel_core.vocab.ids import Micros
 from fennel_core.wire.connectors import JsonFormat, S3Table
@@ -48,6 +49,7 @@ class DeltaRound:
     table_id: str
     keys: tuple[str, ...]
     rewinds: int
+    rows_per_s: float | None
 
 
 def start(by: StartedBy, table: S3Table) -> TaskRounds:
@@ -59,7 +61,9 @@ def start(by: StartedBy, table: S3Table) -> TaskRounds:
     place, partition = source_place(bucket, table), feed.partition(0)
     head = place.head()
     rewinds = rewinds_of(by, partition)
-    work = DeltaRound(by.settings, partition, place, head.shape.table_id, feed.keys, rewinds)
+    work = DeltaRound(
+        by.settings, partition, place, head.shape.table_id, feed.keys, rewinds, feed.rows_per_s
+    )
     return TaskRounds(by, partial(_read, work))
 
 
@@ -107,8 +111,9 @@ def _read(work: DeltaRound) -> pa.RecordBatch:
     origin = origin_of(work.table_id)
     writer, counts = process.writer(work.partition, origin, work.rewinds, JsonFormat())
     counts.found.clear()
-    left = process.run(_reader(work, writer).round(ROUND_S))
-    return round_end(counts.batch(), left, {})
+    reader = _reader(work, writer)
+    left = process.run(reader.round(ROUND_S, step_rows(work.rows_per_s, ROUND_ROWS)))
+    return round_end(counts.batch(), reader.rows, left, {})
 
 
 @lru_cache(maxsize=READERS)

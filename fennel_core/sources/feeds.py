@@ -10,6 +10,7 @@ source starts when its commit switches and ends when the last version that has i
     running    a batch ended, or the longest pause did     forget the failures in a row
     running    it is not wanted, or wanted otherwise       stop
     running    it was rewound, so its generation differs   stop
+    running    it has another limit, so it differs         stop
     any        it is paused, so it is not wanted           as above
     running    it is bounded, and exhausted                end it; so it is not wanted
     broken     its pause is over                           start
@@ -61,6 +62,8 @@ class Feed:
     """Which times the paths of files may have, by the `spread` of all who read them."""
     generation: int = 0
     """See `sources.controls`; 0 where only the stream matters."""
+    rows_per_s: float | None = None
+    """The limit of its reader, if a user has given it one."""
     keys: tuple[str, ...] = ()
     """The columns of a Delta table that name a row; its datasets agree on them. Else empty."""
 
@@ -164,6 +167,8 @@ class FeedProgress:
     """When a look began that left nothing unread (monotonic clock); None if there was none yet."""
     fresh_s: float | None = None
     """When this was last known to be true: a batch ended, or the next one is not due."""
+    rows: int = 0
+    """Rows that were read in the round that reports this, where there are rounds."""
 
     @property
     def is_caught_up(self) -> bool:
@@ -233,6 +238,8 @@ class FeedReport:
     """What to do about a broken one if the credentials of its connector have changed."""
     stale_s: float | None = None
     """For how long something was left unread all the while; None if that is not too long."""
+    rows_per_s: float | None = None
+    """As that of `Feed`."""
 
 
 def report_of(
@@ -258,6 +265,7 @@ def report_of(
             None,
             paused=not has_ended,
             ended=has_ended,
+            rows_per_s=feed.rows_per_s,
         )
         for feeds, has_ended in ((paused, False), (ended, True))
         for feed in feeds
@@ -276,6 +284,7 @@ def report_of(
             if isinstance(state, Broken)
             else None,
             stale_s=age_s if age_s > stale_after_s else None,
+            rows_per_s=state.feed.rows_per_s,
         )
         for state in states.values()
         for age_s in [now_s - state.fresh_s]
@@ -308,6 +317,7 @@ def scheduled_report(
                 paused=stops,
                 ended=has_ended and not stops,
                 remedy=None if reason is None else remedy(feed.workspace, feed.table),
+                rows_per_s=feed.rows_per_s,
             )
         )
     return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.source))

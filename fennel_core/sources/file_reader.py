@@ -13,6 +13,7 @@ source until it can be read.
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -81,7 +82,8 @@ class _Pending:
 class FileReader:
     """Reads one partition of a feed of files. Use from one event loop. `clock`: of seconds.
 
-    `unread`: why files could not be read in the last round, by key; they are left.
+    Of the last round, `rows`: how many were read, and `unread`: why files could not be read, by
+    key; they are left.
     """
 
     def __init__(
@@ -97,6 +99,7 @@ class FileReader:
         self._writer, self._partition, self._path = writer, partition, path
         self._store, self._presorted, self._clock = store, presorted, clock
         self.unread: dict[str, str] = {}
+        self.rows = 0
         self._refused: set[ListedFile] = set()
         self._known: dict[str, bytes] | None = None
         self._place = StreamPlace()
@@ -104,22 +107,23 @@ class FileReader:
         self._pending = _Pending(FileCursor())
         self._open: tuple[ListedFile, int, Iterator[FilePiece]] | None = None
 
-    async def round(self, seconds: float) -> int:
-        """Read for about so long, or until no file is left; return how many files are left.
+    async def round(self, seconds: float, rows: float = math.inf) -> int:
+        """Read for about so long, about so many rows, or until no file is left; return how many
+        files are left.
 
         A listing that takes longer is followed by as much reading. Raises what
         `PartitionWriter.write_rows` raises, `ExternalBucketUnusable` and `TooManyFiles`. What was
         written by then stays.
         """
-        self.unread = {}
+        self.unread, self.rows = {}, 0
         try:
-            return await self._round(seconds)
+            return await self._round(seconds, rows)
         except BaseException:
             # What is pending was read for a position that may be another one by now.
             self._known = self._open = None
             raise
 
-    async def _round(self, seconds: float) -> int:
+    async def _round(self, seconds: float, rows: float) -> int:
         known = await self._begin()
         begun_s = self._clock()
         listed = await asyncio.to_thread(self._store.files)
@@ -152,8 +156,8 @@ class FileReader:
             if self._pending.never_late != never_late or len(self._pending.notes) >= FILES_TOGETHER:
                 await self._flush()
                 self._pending.never_late = never_late
-            ended = await self._read(file, deadline_s)
-            if not ended or self._clock() >= deadline_s:
+            ended = await self._read(file, deadline_s, rows)
+            if not ended or self._is_over(deadline_s, rows):
                 await self._flush()
                 self._refused |= again.intersection(files[number + 1 :])
                 return len(files) - number - ended + len(self.unread)
@@ -173,8 +177,11 @@ class FileReader:
         self._known = dict(self._writer.notes())
         return self._known
 
-    async def _read(self, file: ListedFile, deadline_s: float) -> bool:
-        """Read a file; return False if time was over before its end."""
+    def _is_over(self, deadline_s: float, rows: float) -> bool:
+        return self.rows >= rows or self._clock() >= deadline_s
+
+    async def _read(self, file: ListedFile, deadline_s: float, rows: float) -> bool:
+        """Read a file; return False if the round was over before its end."""
         cursor = self._pending.cursor
         row = 0 if cursor.done or (cursor.key, cursor.etag) != (file.key, file.etag) else cursor.row
         if self._open is None or self._open[:2] != (file, row):
@@ -209,11 +216,12 @@ class FileReader:
             await self._add(file, row, piece)
             row = piece.end
             self._open = file, row, pieces
-            if self._clock() >= deadline_s:
+            if self._is_over(deadline_s, rows):
                 return False
 
     async def _add(self, file: ListedFile, row: int, piece: FilePiece) -> None:
         rows = piece.end - row
+        self.rows += rows
         pending = self._pending
         if pending.rows and (
             pending.rows + rows > TRANSACTION_ROWS

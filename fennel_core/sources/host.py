@@ -171,8 +171,13 @@ class SourceHost:
         """Read which feeds are wanted; if that fails, those that were wanted before still are."""
         try:
             pauses, generations = await self._controls.pauses(), await self._controls.generations()
+            limits = await self._controls.limits()
             found = {
-                topic: replace(feed, generation=generations.get(topic, 0))
+                topic: replace(
+                    feed,
+                    generation=generations.get(topic, 0),
+                    rows_per_s=limits[topic].rows_per_s if topic in limits else None,
+                )
                 for topic, feed in feeds_of(await self._catalogs.read()).items()
             }
             scheduled = {topic: feed for topic, feed in found.items() if feed.scheduled}

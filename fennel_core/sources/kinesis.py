@@ -33,12 +33,14 @@ from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import Feed, FeedProgress
 from fennel_core.sources.kafka import positions_of_feeds
 from fennel_core.sources.kinds import StartedBy
+from fennel_core.sources.pace import step_rows
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.sources.rounds import Rounds
 from fennel_core.sources.shard_reader import ShardEnd, StreamReader, StreamReads
 from fennel_core.sources.shards import StreamStart, decode_cursor, start_of_all
 from fennel_core.sources.task import COUNTS, COUNTS_DDL, Counts, task_process
+from fennel_core.sources.task_rounds import ROUND_ROWS
 from fennel_core.sources.writer import PartitionWriter
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.connectors import (
@@ -165,6 +167,7 @@ class StreamRounds(Rounds):
         is_shard = found.column("shard").is_valid()
         self.by.count_rows(found.filter(found.column("shard").is_null()).select(COUNTS.names))
         ends = found.filter(is_shard).select([name for name, _ in SHARD]).to_pylist()
+        rows = sum(e["next"] - self._places.get(e["shard"], StreamPlace()).next for e in ends)
         self._places |= {e["shard"]: StreamPlace(e["next"], e["cursor"]) for e in ends}
         self._iterators = {e["shard"]: e["iterator"] for e in ends if e["iterator"]}
         self._throttled = any(each["throttled"] for each in ends)
@@ -172,7 +175,7 @@ class StreamRounds(Rounds):
         behind_ms = max((each["behind_ms"] for each in ends), default=0)
         self._more = bool(behind_ms) or unread
         self._log_lost(ends)
-        return FeedProgress(None, behind_ms)
+        return FeedProgress(None, behind_ms, rows=rows)
 
     def rest(self, took_s: float) -> None:
         """Wait until a shard has something new."""
@@ -246,12 +249,12 @@ def _read(work: StreamRound) -> pa.RecordBatch:
         used[number] = counts
         return found
 
-    title = work.feed.stream.title
+    title, rows = work.feed.stream.title, step_rows(work.feed.rows_per_s, ROUND_ROWS)
     reads = StreamReads(
         title, work.origin, work.start, writer, lambda facts: origin_of(work.stream, facts)
     )
     reader = StreamReader(_store(work.stream), reads, dict(work.places))
-    return round_end(list(used.values()), process.run(reader.round(ROUND_S)))
+    return round_end(list(used.values()), process.run(reader.round(ROUND_S, rows)))
 
 
 @lru_cache(maxsize=STORES)

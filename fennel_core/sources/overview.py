@@ -21,7 +21,7 @@ from typing import Any, Final
 
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.ingest.store import Branches
-from fennel_core.sources.controls import FeedStatus, SourcePause
+from fennel_core.sources.controls import FeedStatus, SourceLimit, SourcePause
 from fennel_core.sources.feeds import MICROS, Feed, feeds_of
 from fennel_core.sources.positions import DatasetPosition, SourcePosition
 from fennel_core.vocab.ids import BranchName, Identity, TopicName
@@ -114,6 +114,7 @@ class Orders:
     status: FeedStatus | None = None
     ended_at: datetime | None = None
     """When a bounded stream has ended."""
+    limit: SourceLimit | None = None
 
 
 def state_of(view: SourceView, orders: Orders, ended: Collection[Identity] = ()) -> SourceState:
@@ -167,6 +168,8 @@ def source_row(
         "state": state.value,
         "paused_by": None if pause is None else pause.by,
         "paused_at": None if pause is None else pause.at.isoformat(timespec="seconds"),
+        "rows_per_s": None if orders.limit is None else orders.limit.rows_per_s,
+        "limited_by": None if orders.limit is None else orders.limit.by,
         "ended_at": None if ended_at is None else ended_at.isoformat(timespec="seconds"),
         "error": None if status is None else status.reason,
         "remedy": None,

@@ -1,4 +1,7 @@
-"""Orders and statuses of sources in Postgres (migrations 0020, 0028, 0030); see `controls.py`."""
+"""Orders about sources and their statuses in Postgres; see `controls.py`.
+
+Migrations 0020, 0028, 0030 and 0031.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Final, LiteralString
 
 from fennel_core.connections.postgres import Pool, connection_of
-from fennel_core.sources.controls import FeedNews, FeedStatus, SourceEnd, SourcePause
+from fennel_core.sources.controls import FeedNews, FeedStatus, SourceEnd, SourceLimit, SourcePause
 from fennel_core.vocab.ids import Identity, TopicName, WorkspaceId
 
 PAUSES: Final[LiteralString] = "SELECT raw_topic, paused_by, paused_at FROM source_pause"
@@ -16,7 +19,7 @@ PAUSE: Final[LiteralString] = """
     ON CONFLICT DO NOTHING
 """
 CHANNEL: Final = "pause"
-"""Notified when a pause began or was lifted."""
+"""Notified when a pause or a limit began or ended."""
 NOTIFY: Final[LiteralString] = "SELECT pg_notify(%(channel)s, '')"
 RESUME: Final[LiteralString] = """
     WITH reopened AS (
@@ -25,6 +28,16 @@ RESUME: Final[LiteralString] = """
     )
     DELETE FROM source_pause WHERE raw_topic = ANY(%(topics)s)
 """
+LIMITS: Final[LiteralString] = (
+    "SELECT raw_topic, rows_per_s, limited_by, limited_at FROM source_limit"
+)
+LIMIT: Final[LiteralString] = """
+    INSERT INTO source_limit (raw_topic, rows_per_s, limited_by)
+    SELECT a.id, %(rows_per_s)s, %(by)s FROM asset a WHERE a.id = %(topic)s
+    ON CONFLICT (raw_topic) DO UPDATE SET rows_per_s = excluded.rows_per_s,
+        limited_by = excluded.limited_by, limited_at = excluded.limited_at
+"""
+NO_LIMIT: Final[LiteralString] = "DELETE FROM source_limit WHERE raw_topic = %(topic)s"
 ENDS: Final[LiteralString] = "SELECT raw_topic, ended_at, reopened_at FROM source_end"
 END: Final[LiteralString] = """
     INSERT INTO source_end AS e (raw_topic, ended_at)
@@ -71,7 +84,7 @@ STATUSES: Final[LiteralString] = """
 
 
 class PostgresSourceControls:
-    """`SourceControls` in the tables `source_pause`, `_rewind`, `_end` and `_status`."""
+    """`SourceControls` in the tables `source_pause`, `_limit`, `_rewind`, `_end` and `_status`."""
 
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
@@ -85,6 +98,16 @@ class PostgresSourceControls:
 
     async def resume(self, topics: Collection[TopicName]) -> None:
         await self._rows(RESUME, {"topics": list(topics)})
+        await self._rows(NOTIFY, {"channel": CHANNEL})
+
+    async def limits(self) -> Mapping[TopicName, SourceLimit]:
+        return {TopicName(topic): SourceLimit(*rest) for topic, *rest in await self._rows(LIMITS)}
+
+    async def limit(self, topic: TopicName, rows_per_s: float | None, by: str) -> None:
+        if rows_per_s is None:
+            await self._rows(NO_LIMIT, {"topic": topic})
+        else:
+            await self._rows(LIMIT, {"topic": topic, "rows_per_s": rows_per_s, "by": by})
         await self._rows(NOTIFY, {"channel": CHANNEL})
 
     async def ends(self) -> Mapping[TopicName, SourceEnd]:

@@ -22,6 +22,7 @@ from fennel_core.connections.errors import ConnectionsError
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import FeedProgress
 from fennel_core.sources.kinds import StartedBy
+from fennel_core.sources.pace import rest_s
 from fennel_core.sources.round_turns import Turns, worker_turns
 from fennel_core.sources.spark import reason_of
 
@@ -79,6 +80,11 @@ class Rounds(ABC):
             log.warning("a round could not be cancelled", reason=reason_of(str(failed)))
         self._thread.join(STOP_S)
 
+    def _due_s(self, took_s: float) -> float:
+        """Return how long the limit of the feed holds it up behind a round."""
+        last = self._progress
+        return 0.0 if last is None else rest_s(self.by.feed.rows_per_s, last.rows, took_s)
+
     def _run(self) -> None:
         context = self.by.spark.sparkContext
         try:
@@ -93,6 +99,8 @@ class Rounds(ABC):
                     self._progress = self.read()
                     self._read_s = look_s
                     self.found_nothing_after(look_s)
+                # What comes while the limit holds the feed up is not looked for: it is not at rest.
+                self.stopped.wait(self._due_s(time.monotonic() - begun_s))
                 self._rests = True
                 self.rest(time.monotonic() - begun_s)
                 self._rests = False

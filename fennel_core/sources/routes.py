@@ -1,4 +1,4 @@
-"""`/sources`: list, pause, resume, test and rewind the sources of a workspace.
+"""`/sources`: list, pause, resume, limit, test and rewind the sources of a workspace.
 
 A stream is shared by the branches that have it, so its state is that of the workspace.
 """
@@ -16,6 +16,7 @@ from fennel_core.definition.json_messages import (
     json_response,
     object_body,
     optional_flag,
+    optional_number,
     required_string,
 )
 from fennel_core.definition.routes import API
@@ -26,6 +27,7 @@ from fennel_core.sources.trial import SourceTrials
 from fennel_core.vocab.ids import BranchName
 
 NAMED: Final = {"source": {"type": "string"}}
+LIMIT: Final = NAMED | {"rows_per_s": {"type": ["number", "null"]}}
 FLAGS: Final = ("duplicates_rows", "skips_messages", "dry_run")
 REWIND: Final = NAMED | {"to": {"type": "string"}} | {f: {"type": "boolean"} for f in FLAGS}
 router = APIRouter(prefix=f"{API}/sources", tags=["sources"])
@@ -62,6 +64,17 @@ async def resume(
     async with principal.audited(state, Action.RESUME_SOURCE, f"source {name}"):
         await service.resume(principal.workspace, name)
     return json_response({"source": name, "state": "resumed"})
+
+
+@router.post("/limit", openapi_extra=object_body(LIMIT, tuple(LIMIT)))
+async def limit(request: Request, state: State, principal: Committer, service: Service) -> Response:
+    """Limit how many rows per second are read of a source, in every branch; null ends it."""
+    body = await json_body(request, state.settings.body_limit_bytes, frozenset(LIMIT))
+    name, rows_per_s = required_string(body, "source"), optional_number(body, "rows_per_s")
+    what = "none" if rows_per_s is None else f"{rows_per_s:g} rows/s"
+    async with principal.audited(state, Action.LIMIT_SOURCE, f"source {name}, limit {what}"):
+        await service.limit(principal.workspace, name, rows_per_s, principal.access.actor)
+    return json_response({"source": name, "rows_per_s": rows_per_s})
 
 
 @router.post("/test", openapi_extra=object_body(NAMED, NAMED))

@@ -24,9 +24,10 @@ from fennel_core.sources.file_reader import FileReader, FileStore
 from fennel_core.sources.file_rows import FilePiece
 from fennel_core.sources.files import FILES
 from fennel_core.sources.kinds import StartedBy
+from fennel_core.sources.pace import step_rows
 from fennel_core.sources.store import FeedPartition
 from fennel_core.sources.task import task_process
-from fennel_core.sources.task_rounds import ROUND_S, TaskRounds, rewinds_of, round_end
+from fennel_core.sources.task_rounds import ROUND_ROWS, ROUND_S, TaskRounds, rewinds_of, round_end
 from fennel_core.sources.writer import PartitionWriter
 from fennel_core.wire.connectors import JsonFormat, S3Table
 
@@ -46,6 +47,7 @@ class FileRound:
     rewinds: int
     """Of the position that the source began at."""
     window: PathWindow = ALWAYS
+    rows_per_s: float | None = None
 
     @property
     def path(self) -> FilePath:
@@ -84,7 +86,9 @@ def start(by: StartedBy, table: S3Table) -> TaskRounds:
     # Not the address: it is the installation's, and buckets of one name are the same bucket.
     partition, origin = feed.partition(0), f"s3/{table.bucket}"
     rewinds = rewinds_of(by, partition)
-    work = FileRound(by.settings, partition, origin, bucket, table, rewinds, feed.window)
+    work = FileRound(
+        by.settings, partition, origin, bucket, table, rewinds, feed.window, feed.rows_per_s
+    )
     return TaskRounds(by, partial(_read, work))
 
 
@@ -93,8 +97,8 @@ def _read(work: FileRound) -> pa.RecordBatch:
     writer, counts = process.writer(work.partition, work.origin, work.rewinds, JsonFormat())
     counts.found.clear()
     reader = _reader(work, writer)
-    left = process.run(reader.round(ROUND_S))
-    return round_end(counts.batch(), left, reader.unread)
+    left = process.run(reader.round(ROUND_S, step_rows(work.rows_per_s, ROUND_ROWS)))
+    return round_end(counts.batch(), reader.rows, left, reader.unread)
 
 
 @lru_cache(maxsize=READERS)

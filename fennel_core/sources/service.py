@@ -1,4 +1,4 @@
-"""The calls about sources: list, pause and resume those of a workspace."""
+"""The calls about sources: list, pause, resume and limit those of a workspace."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from fennel_core.blueprints.spec import Catalog
 from fennel_core.connectors.references import Stored, remedy, resolved_catalog
 from fennel_core.connectors.store import ConnectorStore, connectors_of
 from fennel_core.ingest.store import Branches, CatalogDirectory
-from fennel_core.sources.api_errors import OrderNotServed, SourceIsSent, SourceUnknown
+from fennel_core.sources.api_errors import LimitInvalid, OrderNotServed, SourceIsSent, SourceUnknown
 from fennel_core.sources.controls import SourceControls, SourceEnd
 from fennel_core.sources.feeds import Feed
 from fennel_core.sources.overview import (
@@ -24,6 +24,7 @@ from fennel_core.sources.overview import (
     source_row,
     source_views,
 )
+from fennel_core.sources.pace import MAX_ROWS_PER_S
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
 from fennel_core.wire.connectors import Kafka, KafkaTopic, RecordFormat
@@ -80,6 +81,7 @@ class SourceService:
         positions = await asyncio.to_thread(self._read, feeds) if feeds else {}
         pauses, statuses = await self._controls.pauses(), await self._controls.statuses()
         ends, silences = await self._controls.ends(), await self._controls.silences(workspace)
+        limits = await self._controls.limits()
         stored = await self.stored(workspace)
         rows = []
         for view in views:
@@ -88,7 +90,9 @@ class SourceService:
             else:
                 topic = view.feed.raw_topic
                 end = ends.get(topic, SourceEnd(None))
-                orders = Orders(pauses.get(topic), statuses.get(topic), end.ended_at)
+                orders = Orders(
+                    pauses.get(topic), statuses.get(topic), end.ended_at, limits.get(topic)
+                )
                 row = source_row(view, orders, positions.get(topic, {}))
                 if row["state"] == SourceState.PARKED:
                     row["remedy"] = remedy(view.feed.table, stored)
@@ -110,6 +114,18 @@ class SourceService:
         """Read a source on that was paused or has ended. Raises SourceUnknown and SourceIsSent."""
         _, feed = await self.feed(workspace, name, "resume")
         await self._controls.resume([feed.raw_topic])
+
+    async def limit(
+        self, workspace: WorkspaceId, name: str, rows_per_s: float | None, by: str
+    ) -> None:
+        """Limit how fast a source is read in every branch; None ends the limit.
+
+        Raises LimitInvalid, SourceUnknown and SourceIsSent.
+        """
+        if rows_per_s is not None and not 0 < rows_per_s <= MAX_ROWS_PER_S:
+            raise LimitInvalid(rows_per_s)
+        _, feed = await self.feed(workspace, name, "limit")
+        await self._controls.limit(feed.raw_topic, rows_per_s, by)
 
     async def feed(self, workspace: WorkspaceId, name: str, what: str) -> tuple[SourceView, Feed]:
         """Return the stream of this name. Raises SourceUnknown, and SourceIsSent for a webhook.

@@ -8,6 +8,7 @@ more, another reader was there, and the write is refused (`writer.py`).
 from __future__ import annotations
 
 import asyncio
+import math
 import time
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
@@ -146,9 +147,11 @@ class StreamReader:
         self._clock, self._sleep = clock, sleep
         self.places = dict(places)
         self._free, self._begun = asyncio.Semaphore(AT_ONCE), 0
+        self._rows, self._most = 0, math.inf
 
-    async def round(self, seconds: float) -> list[ShardEnd]:
-        """Read for about so long, or until nothing is new; return how far each shard came.
+    async def round(self, seconds: float, rows: float = math.inf) -> list[ShardEnd]:
+        """Read for about so long, about so many rows, or until nothing is new; return how far each
+        shard came.
 
         Raises `StreamReplaced`, `ExternalStreamUnusable`, and what `PartitionWriter.write_rows`
         raises. What was written by then stays.
@@ -158,6 +161,7 @@ class StreamReader:
         if now != self._reads.origin:
             raise StreamReplaced(self._reads.title, self._reads.origin, now)
         deadline_s, self._begun = self._clock() + seconds, 0
+        self._rows, self._most = 0, rows
         ends: dict[int, ShardEnd] = {}
         while True:
             shards = await asyncio.to_thread(self._store.shards)
@@ -166,7 +170,7 @@ class StreamReader:
             left = [
                 shard for shard in readable(shards, self._cursors()) if shard.number not in ends
             ]
-            if not left or (ends and self._clock() >= deadline_s):
+            if not left or (ends and self._is_over(deadline_s)):
                 return [ends[number] for number in sorted(ends)]
             # All of them, also if one fails: a transaction that was begun is ended.
             found = await asyncio.gather(
@@ -177,6 +181,9 @@ class StreamReader:
                     raise end
                 ends[end.shard] = end
 
+    def _is_over(self, deadline_s: float) -> bool:
+        return self._rows >= self._most or self._clock() >= deadline_s
+
     def _cursors(self) -> dict[int, ShardCursor]:
         found = {number: decode_cursor(place.cursor) for number, place in self.places.items()}
         return {number: cursor for number, cursor in found.items() if cursor is not None}
@@ -184,7 +191,7 @@ class StreamReader:
     async def _shard(self, shard: Shard, facts: StreamFacts, deadline_s: float) -> ShardEnd:
         async with self._free:
             place = self.places.get(shard.number, StreamPlace())
-            if self._begun >= AT_ONCE and self._clock() >= deadline_s:
+            if self._begun >= AT_ONCE and self._is_over(deadline_s):
                 return ShardEnd(shard.number, place)
             self._begun += 1
             cursor = decode_cursor(place.cursor)
@@ -222,7 +229,7 @@ class StreamReader:
             records = await self._checked(one, got, facts)
             await self._take(one, records, got)
             caught_up = not got.behind_ms and not one.expected
-            if one.cursor.done or caught_up or self._clock() >= deadline_s:
+            if one.cursor.done or caught_up or self._is_over(deadline_s):
                 return
             await self._sleep(PAUSE_S)
 
@@ -303,6 +310,7 @@ class StreamReader:
         if place == one.place:
             return
         await one.writer.write_rows(RowBatch(one.place, place, parts))
+        self._rows += place.next - one.place.next
         one.place, one.cursor = place, cursor
         self.places[one.shard.number] = place
 

@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import re
 import shutil
+import threading
 import time
 import uuid
 from collections.abc import Callable, Mapping
@@ -24,7 +25,9 @@ import pyarrow as pa
 import structlog
 from py4j.protocol import Py4JJavaError
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import DataFrame, Observation, SparkSession
+from pyspark.sql.functions import count as count_messages
+from pyspark.sql.functions import lit
 from pyspark.sql.streaming.query import StreamingQuery
 
 from fennel_core.connections.external_kafka import ExternalKafka, TopicInspector
@@ -32,6 +35,7 @@ from fennel_core.connections.spark import kafka_jars, session_builder
 from fennel_core.settings.model import MIB, Settings
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import Feed, FeedProgress, messages_behind
+from fennel_core.sources.pace import rest_s, step_rows
 from fennel_core.sources.task import COUNTS_DDL, feed_task
 from fennel_core.wire.connectors import KafkaTopic
 
@@ -51,6 +55,7 @@ _RAISED: Final = re.compile(
 _PLAN: Final = "=== Streaming Query ==="
 """Where Spark begins to describe the query that failed."""
 REASON_CHARS: Final = 500
+WriteBatch = Callable[[DataFrame, int], None]
 WAITS: Final = ("Waiting for data to arrive", "Waiting for next trigger")
 """What a query says between two triggers."""
 log = structlog.get_logger(__name__)
@@ -95,9 +100,10 @@ class FeedQuery:
         checkpoint: Path,
         inspector: TopicInspector,
         trigger_s: float,
+        stopped: threading.Event,
     ) -> None:
         self._query, self._checkpoint, self._inspector = query, checkpoint, inspector
-        self._trigger_s = trigger_s
+        self._trigger_s, self._stopped = trigger_s, stopped
         self._reported: tuple[str, float] = ("", 0.0)
         """Which progress the query reported last, and when that was noticed."""
 
@@ -138,6 +144,7 @@ class FeedQuery:
         A batch that hangs for longer ends later. Whatever it still writes, the next reader sees:
         it fences the writers first.
         """
+        self._stopped.set()
         try:
             self._query.stop()
         except (PySparkException, Py4JJavaError) as late:
@@ -164,7 +171,9 @@ def start_query(
     before it writes a batch of a topic that was created again since. `count` gets what became of
     the rows of each batch.
     """
-    inspector = TopicInspector(kafka, feed.stream.name)
+    inspector, stopped = TopicInspector(kafka, feed.stream.name), threading.Event()
+    write = batch_writer(settings, feed, origin, rewinds, inspector, count)
+    write = write if feed.rows_per_s is None else paced(write, feed.rows_per_s, stopped)
     checkpoint = checkpoints(settings) / uuid.uuid4().hex
     offsets = {feed.stream.name: {str(number): offset for number, offset in starts.items()}}
 
@@ -174,16 +183,31 @@ def start_query(
         .option("kafka.isolation.level", "read_committed")
         .option("subscribe", feed.stream.name)
         .option("startingOffsets", json.dumps(offsets))
-        .option("maxOffsetsPerTrigger", settings.source_batch_messages)
+        .option("maxOffsetsPerTrigger", step_rows(feed.rows_per_s, settings.source_batch_messages))
         .option("failOnDataLoss", True)
         .load()
-        .writeStream.foreachBatch(batch_writer(settings, feed, origin, rewinds, inspector, count))
+        .writeStream.foreachBatch(write)
         .queryName(feed.raw_topic)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{settings.source_trigger_ms} milliseconds")
         .start()
     )
-    return FeedQuery(query, checkpoint, inspector, settings.source_trigger_ms / 1000)
+    return FeedQuery(query, checkpoint, inspector, settings.source_trigger_ms / 1000, stopped)
+
+
+def paced(write: WriteBatch, rows_per_s: float, stopped: threading.Event) -> WriteBatch:
+    """Return `write` with the rest that a limit asks for, unless the query is stopped.
+
+    The rest is part of the batch, because Spark may give a batch one message of each partition,
+    whatever it was to have, and begins the next one at once if a batch took longer than a trigger.
+    """
+
+    def write_and_rest(frame: DataFrame, number: int) -> None:
+        begun_s, seen = time.monotonic(), Observation()
+        write(frame.observe(seen, count_messages(lit(1)).alias("messages")), number)
+        stopped.wait(rest_s(rows_per_s, seen.get["messages"], time.monotonic() - begun_s))
+
+    return write_and_rest
 
 
 def batch_writer(
@@ -193,7 +217,7 @@ def batch_writer(
     rewinds: Mapping[int, int],
     inspector: TopicInspector,
     count: Callable[[pa.Table], None],
-) -> Callable[[DataFrame, int], None]:
+) -> WriteBatch:
     """Return the function that writes a batch of the stream `origin`; for `foreachBatch`."""
 
     assert isinstance(feed.table, KafkaTopic), "queries are over topics of Kafka"

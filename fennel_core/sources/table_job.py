@@ -14,6 +14,7 @@ means that the run was taken for lost, or the source is gone: it stops.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -48,6 +49,7 @@ from fennel_core.sources.overview import (
     source_views,
     view_interval,
 )
+from fennel_core.sources.pace import rest_s, step_rows
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.sources.read_rows import StreamPlace
@@ -142,7 +144,8 @@ async def run_table_source(settings: Settings, topic: TopicName, run: str) -> Ru
         if not views:
             log.info("no branch has the source any more", topic=topic)
             return RunEnd.STOPPED
-        job = TableJob(settings, views[0], runs, run)
+        limit = (await controls.limits()).get(topic)
+        job = TableJob(settings, views[0], runs, run, None if limit is None else limit.rows_per_s)
         return await job.run(lambda: _is_paused(controls, topic))
 
 
@@ -153,14 +156,25 @@ async def _is_paused(controls: PostgresSourceControls, topic: TopicName) -> bool
 class TableJob:
     """One run. Use once, from one event loop."""
 
-    def __init__(self, settings: Settings, view: SourceView, runs: TableRuns, run: str) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        view: SourceView,
+        runs: TableRuns,
+        run: str,
+        rows_per_s: float | None = None,
+    ) -> None:
         assert view.feed is not None, "a table has positions"
         self._settings, self._view, self._runs, self._name = settings, view, runs, run
         self._feed: Feed = view.feed
         self._every = view_interval(view)
         self._spark: SparkSession | None = None
         self._progress = TableProgress(0, None)
+        self._rows_per_s = rows_per_s
+        self._page_rows = step_rows(rows_per_s, settings.source_page_rows)
         self._stopped: str | None = None
+        self._over = threading.Event()
+        """Set when the run is to end."""
         self._complaint: str | None = None
 
     async def run(self, is_paused: Callable[[], Any]) -> RunEnd:
@@ -238,9 +252,11 @@ class TableJob:
                 log.warning("run not reported; retrying", reason=str(lost))
             except RunStopped as order:
                 self._stopped = str(order)
-            if self._stopped is not None and self._spark is not None:
-                with suppress(*JVM_EXIT_ERRORS):
-                    self._spark.sparkContext.cancelAllJobs()
+            if self._stopped is not None:
+                self._over.set()
+                if self._spark is not None:
+                    with suppress(*JVM_EXIT_ERRORS):
+                        self._spark.sparkContext.cancelAllJobs()
 
     def _read(self) -> RunEnd:
         """Read page by page; blocks."""
@@ -248,6 +264,7 @@ class TableJob:
         self._spark = session(self._settings)
         until_s = time.monotonic() + self._settings.source_run_s
         while self._stopped is None:
+            begun_s = time.monotonic()
             page = self._page(at)
             cursor = cursor_of(page.after.cursor) if page.rows else at.cursor
             at = replace(at, place=page.after, cursor=cursor)
@@ -262,6 +279,7 @@ class TableJob:
                 dead=page.dead,
                 **self._said(),
             )
+            self._over.wait(rest_s(self._rows_per_s, page.rows, time.monotonic() - begun_s))
             if page.complete:
                 self._settle(at)
                 return RunEnd.COMPLETE
@@ -302,14 +320,14 @@ class TableJob:
             read,
             at.place,
             at.cursor,
-            self._settings.source_page_rows,
+            self._page_rows,
         )
 
     def _page(self, at: BegunRead) -> Page:
         assert self._spark is not None, "Spark is started before the first page"
         with at.database.connect() as connection:
             read = at.database.at_page(connection, at.read)
-        query = at.database.page_query(read, at.cursor, self._settings.source_page_rows + 1)
+        query = at.database.page_query(read, at.cursor, self._page_rows + 1)
         work = self._work(at, read)
         match at.database.reading(query):
             case JdbcQuery(options):

@@ -21,14 +21,24 @@ from fennel_core.sources.task import COUNTS, COUNTS_DDL
 
 ROUND_S: Final = 20.0
 """How long a round reads before it gives way to other sources."""
-LEFT, WAITING, UNREAD = "left", "waiting", "unread"
-ROUND_DDL: Final = f"{COUNTS_DDL}, {LEFT} bigint, {WAITING} bigint, {UNREAD} array<string>"
-ROUND: Final = pa.schema(
-    [*COUNTS, (LEFT, pa.int64()), (WAITING, pa.int64()), (UNREAD, pa.list_(pa.string()))]
+READ, LEFT, WAITING, UNREAD = "read", "left", "waiting", "unread"
+ROUND_DDL: Final = (
+    f"{COUNTS_DDL}, {READ} bigint, {LEFT} bigint, {WAITING} bigint, {UNREAD} array<string>"
 )
-"""What became of rows, and in the last row what is left, files or versions: of them `WAITING` could
-not be read, for reasons of which some are `UNREAD`.
+ROUND: Final = pa.schema(
+    [
+        *COUNTS,
+        (READ, pa.int64()),
+        (LEFT, pa.int64()),
+        (WAITING, pa.int64()),
+        (UNREAD, pa.list_(pa.string())),
+    ]
+)
+"""What became of rows, and in the last row how many were read, and what is left, files or versions:
+of them `WAITING` could not be read, for reasons of which some are `UNREAD`.
 """
+ROUND_ROWS: Final = 1 << 40
+"""What a round may read without a limit: time ends it."""
 NAMED: Final = 10
 """Files that could not be read whose reasons are logged."""
 MICROS: Final = 1e6
@@ -57,7 +67,7 @@ class TaskRounds(Rounds):
         found = frame.toArrow()
         left = found.column(LEFT)
         self.by.count_rows(found.filter(left.is_null()).select(COUNTS.names))
-        (end,) = found.filter(left.is_valid()).select([LEFT, WAITING, UNREAD]).to_pylist()
+        (end,) = found.filter(left.is_valid()).select([READ, LEFT, WAITING, UNREAD]).to_pylist()
         if end[WAITING]:
             log.warning(
                 "files of a source could not be read; they are tried again",
@@ -67,7 +77,7 @@ class TaskRounds(Rounds):
                 reasons=end[UNREAD],
             )
         self._more = end[LEFT] > end[WAITING]
-        return FeedProgress(end[LEFT])
+        return FeedProgress(end[LEFT], rows=end[READ])
 
     def rest(self, took_s: float) -> None:
         self.stopped.wait(0.0 if self._more else max(0.0, self._pause_s - took_s))
@@ -86,8 +96,10 @@ def round_task(
     return run
 
 
-def round_end(counts: pa.RecordBatch, left: int, unread: Mapping[str, str]) -> pa.RecordBatch:
-    """Return the rows of `ROUND`. `unread`: why files could not be read, by key."""
+def round_end(
+    counts: pa.RecordBatch, rows: int, left: int, unread: Mapping[str, str]
+) -> pa.RecordBatch:
+    """Return the rows of `ROUND`. `rows`: that were read; `unread`: why files were not, by key."""
     reasons = [f"{key}: {reason}" for key, reason in list(unread.items())[:NAMED]]
-    end = {LEFT: left, WAITING: len(unread), UNREAD: reasons}
+    end = {READ: rows, LEFT: left, WAITING: len(unread), UNREAD: reasons}
     return pa.RecordBatch.from_pylist([*counts.to_pylist(), end], schema=ROUND)

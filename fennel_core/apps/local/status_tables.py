@@ -420,7 +420,8 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
     behind = sorted((row for row in sources or () if row["behind"]), key=_by_backlog)
     for row in behind[:MAX_ROWS]:
         _console().print(
-            f"Stream {row['source']} of {row['workspace']} is {row['behind']} messages behind",
+            f"Stream {row['source']} of {row['workspace']} is {row['behind']} messages behind"
+            f"{_limit_of(row)}",
             highlight=False,
             markup=False,
         )
@@ -428,14 +429,14 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
     for row in late[:MAX_ROWS]:
         _console().print(
             f"Stream {row['source']} of {row['workspace']} is {row['behind_ms'] / 1000:.1f} s "
-            "behind",
+            f"behind{_limit_of(row)}",
             highlight=False,
             markup=False,
         )
     for row in [row for row in sources or () if row["stale_s"] is not None][:MAX_ROWS]:
         _console().print(
             f"Stream {row['source']} of {row['workspace']} was not read to its end for "
-            f"{row['stale_s']:.0f} s",
+            f"{row['stale_s']:.0f} s{_limit_of(row)}",
             style="red",
             highlight=False,
             markup=False,
@@ -461,6 +462,12 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
             highlight=False,
             markup=False,
         )
+
+
+def _limit_of(row: AlarmRow) -> str:
+    """Return the limit of a stream, as the end of its line."""
+    limit = row["rows_per_s"]
+    return "" if limit is None else f", limited to {limit:g} rows per second"
 
 
 def _by_time(row: AlarmRow) -> int:

@@ -301,10 +301,16 @@ async def test_orders_about_sources_are_audited_and_name_what_is_wrong(
             "source-unknown",
         )
         assert "`shop/orders`" in refused.text
+    for rows_per_s, code in ((5, "source-unknown"), (0, "source-limit"), ("5", "json-malformed")):
+        body = {"source": "shop/orders", "rows_per_s": rows_per_s}
+        refused = await client.post(f"{API}/sources/limit", json=body)
+        assert refused.headers["x-fennel-error-code"] == code
     events = (await client.get(f"{API}/audit")).json()["events"]
     assert [
         (e["action"], e["subject"], e["outcome"]) for e in events if e["outcome"] != "started"
     ] == [
+        ("limit-source", "source shop/orders, limit 0 rows/s", "source-limit"),
+        ("limit-source", "source shop/orders, limit 5 rows/s", "source-unknown"),
         ("test-source", "source shop/orders", "source-unknown"),
         ("resume-source", "source shop/orders", "source-unknown"),
         ("pause-source", "source shop/orders", "source-unknown"),

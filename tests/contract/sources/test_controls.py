@@ -48,6 +48,23 @@ async def test_a_pause_is_kept_until_it_is_lifted(controls: SourceControls) -> N
     assert await controls.pauses() == {USERS: first[USERS]}
 
 
+async def test_a_limit_is_replaced_and_ended(controls: SourceControls) -> None:
+    assert await controls.limits() == {}
+    await controls.limit(ORDERS, 5.0, "token 1")
+    await controls.limit(USERS, 0.25, "token 1")
+    await controls.limit(GONE, 5.0, "token 1")
+    await controls.limit(ORDERS, 7.5, "token 2")
+    await controls.resume([ORDERS])
+    found = await controls.limits()
+    assert {topic: (each.rows_per_s, each.by) for topic, each in found.items()} == {
+        ORDERS: (7.5, "token 2"),
+        USERS: (0.25, "token 1"),
+    }
+    await controls.limit(ORDERS, None, "token 1")
+    await controls.limit(GONE, None, "token 1")
+    assert list(await controls.limits()) == [USERS]
+
+
 async def test_a_generation_begins_only_while_a_source_is_paused(controls: SourceControls) -> None:
     assert not await controls.begin_generation(ORDERS)
     assert await controls.generations() == {}

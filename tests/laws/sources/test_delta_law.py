@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 import tempfile
 from dataclasses import replace
 from pathlib import Path
@@ -46,7 +47,11 @@ REFUSED = Fault(TransactionAborted("the broker refused"), committed=False)
 outcomes = st.sampled_from([None, None, None, LOST_AFTER, LOST_BEFORE, REFUSED])
 users = st.sets(st.sampled_from("abcde"), min_size=1)
 reads = st.one_of(
-    st.tuples(st.just("read"), st.lists(st.integers(0, 2), min_size=1, max_size=3)),
+    st.tuples(
+        st.just("read"),
+        st.lists(st.integers(0, 2), min_size=1, max_size=3),
+        st.sampled_from([0, 1, 3, math.inf]),
+    ),
     st.tuples(st.just("kill"), st.integers(0, 2)),
 )
 moves = st.one_of(st.tuples(st.just("optimize")), st.tuples(st.just("checkpoint")))
@@ -98,13 +103,13 @@ async def run(todo, table, keys, of, turns, faults) -> SourceWorld:
     alive: dict[int, DeltaReader] = {}
     table_id = table.table_id
 
-    async def read(number: int, seconds: float = 0.0) -> int:
+    async def read(number: int, rows: float, seconds: float = 0.0) -> int:
         if number not in alive:
             writer = sources.writer(origin=origin_of(table_id))
             clock = itertools.count().__next__
             alive[number] = DeltaReader(writer, table.store(), table_id, keys, clock)
         try:
-            return await alive[number].round(seconds)
+            return await alive[number].round(seconds, rows)
         except (ReaderSuperseded, RowsNotWritten):
             return -1
 
@@ -112,11 +117,12 @@ async def run(todo, table, keys, of, turns, faults) -> SourceWorld:
         if what == "kill":
             alive.pop(given_[0], None)
         elif what == "read":
-            await asyncio.gather(*(read(number) for number in set(given_[0])))
+            readers, rows = given_
+            await asyncio.gather(*(read(number, rows, ENDLESS_S) for number in set(readers)))
         else:
             getattr(table, what)(*given_)
     faults.clear()
-    assert await read(9, ENDLESS_S) == 0
+    assert await read(9, math.inf, ENDLESS_S) == 0
     await sources.world.close()
     return sources
 

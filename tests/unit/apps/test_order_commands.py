@@ -25,6 +25,8 @@ SOURCE = {
     "retry_at": "2026-01-01T00:00:00+00:00",
     "behind": None,
     "ended_at": None,
+    "rows_per_s": 12.5,
+    "limited_by": "ann",
     "positions": {"0": 41},
     "datasets": [
         {"dataset": "Order", "cdc": "append", "accepted": 7, "late": 2, "dead": 1, "ended": False},
@@ -84,6 +86,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
         "/sinks/pause": {},
         "/sinks/resume": {},
         "/sources/pause": {},
+        "/sources/limit": {},
         "/sources/resume": {},
         "/sources/test": {
             "messages": 2,
@@ -157,12 +160,28 @@ def test_sources_are_listed_with_rows_positions_and_the_next_attempt(calls: Call
         "Order (append): 7 rows, 2 late, 1 dead letters",
         "next offsets by partition: 0: 41",
         "failed 3 times in a row, next attempt at 2026-01-01T00:00:00+00:00: no topic [orders]",
+        "    limited to 12.5 rows per second by ann",
         "shop/over  kafka  ended  (branches: main)",
         "Order (append): 7 rows, 2 late, 1 dead letters, ended",
         "ended at 2026-01-02T00:00:00+00:00: nothing came for its idleness",
         "    if its credentials have changed: fennel-core connector rotate shop",
     ):
         assert text in shown
+
+
+def test_a_source_is_limited_and_the_limit_ended(calls: Calls) -> None:
+    said = run("source", "limit", "shop/orders", "--rows-per-s", "0.5").output
+    assert said == "Source shop/orders is limited to 0.5 rows per second.\n"
+    assert run("source", "limit", "shop/orders", "--none").output.endswith("has no limit.\n")
+    bodies = [body for _, _, _, body in calls]
+    assert bodies == [
+        {"source": "shop/orders", "rows_per_s": 0.5},
+        {"source": "shop/orders", "rows_per_s": None},
+    ]
+    for words in ((), ("--rows-per-s", "1", "--none")):
+        refused = CliRunner().invoke(main, ["source", "limit", "shop/orders", *words])
+        assert refused.exit_code == 2
+        assert "give one of --rows-per-s N and --none" in refused.output
 
 
 def test_sinks_are_listed_and_ordered_by_name(calls: Calls) -> None:

@@ -62,6 +62,7 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
 ) -> None:
     read = {"workspace": "demo", "source": "shop/orders", "failures": 0, "behind": 0}
     read |= {"total_failures": 4, "reason": None, "paused": False, "ended": False, "stale_s": None}
+    read |= {"rows_per_s": None}
     away = read | {"source": "shop/users", "failures": 3, "reason": "no topic [users]"}
     late = read | {"source": "shop/late", "behind": 7}
     idle = read | {"source": "shop/idle", "paused": True}
@@ -70,10 +71,12 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
     status_tables.print_sources([away | {"behind": None}, read, idle, over, slow])
     shown = capsys.readouterr().out
     assert "behind" not in shown
-    status_tables.print_sources([away, late | {"source": "shop/a"}, late | {"behind": 12}])
+    status_tables.print_sources(
+        [away, late | {"source": "shop/a"}, late | {"behind": 12, "rows_per_s": 2.5}]
+    )
     lines = capsys.readouterr().out.splitlines()
     assert [line for line in lines if "behind" in line] == [
-        "Stream shop/late of demo is 12 messages behind",
+        "Stream shop/late of demo is 12 messages behind, limited to 2.5 rows per second",
         "Stream shop/a of demo is 7 messages behind",
     ]
     assert "Streams: 2 read, 1 broken, 1 paused, 1 ended" in shown

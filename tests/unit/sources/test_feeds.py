@@ -57,6 +57,16 @@ def test_a_changed_connector_restarts_the_feed() -> None:
     assert to_stop(wanted, {RAW: broken(FEED, None, "away", 0.0)}) == [RAW]
 
 
+def test_another_limit_restarts_the_feed_that_has_it() -> None:
+    limited = replace(FEED, rows_per_s=5.0)
+    states: dict[TopicName, FeedState] = {RAW: started(FEED, None, 0.0)}
+    assert to_stop({RAW: limited}, states) == [RAW]
+    reading = started(limited, None, 0.0)
+    assert to_stop({RAW: limited}, {RAW: reading}) == []
+    [report] = report_of({RAW: reading})
+    assert report.rows_per_s == 5.0
+
+
 def test_a_broken_feed_is_tried_again_after_pauses_that_double() -> None:
     state, pauses = None, []
     for _ in range(8):

@@ -362,3 +362,15 @@ async def test_files_outside_of_the_window_are_not_read_but_one_that_was_begun_i
     assert await reader(sources, bucket, path).round(ENDLESS_S) == 0, "a wider window reads them"
     assert bucket.opened[3:] == [("2022/b", 0)]
     assert len(sources.read()) == 10
+
+
+async def test_a_round_ends_behind_the_piece_that_has_its_last_row(sources: SourceWorld) -> None:
+    bucket = Bucket()
+    bucket.put("a", 3, 3, 3, at=2)
+    bucket.put("b", 3)
+    own = reader(sources, bucket)
+    found = []
+    for _ in range(4):
+        left = await own.round(ENDLESS_S, 4)
+        found.append((left, own.rows, len(sources.read())))
+    assert found == [(1, 6, 6), (1, 6, 12), (0, 0, 12), (0, 0, 12)]

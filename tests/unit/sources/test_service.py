@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
 
 from fennel_core.ingest.store import MemoryDirectory
-from fennel_core.sources.api_errors import OrderNotServed, SourceIsSent, SourceUnknown
+from fennel_core.sources.api_errors import LimitInvalid, OrderNotServed, SourceIsSent, SourceUnknown
 from fennel_core.sources.controls import FeedNews, FeedStatus, MemorySourceControls, SourcePause
 from fennel_core.sources.feeds import feeds_of
 from fennel_core.sources.overview import STATUS_S, Orders, SourceState, source_views, state_of
@@ -108,6 +109,28 @@ async def test_a_source_is_paused_and_resumed_by_its_name() -> None:
     assert (stream["state"], stream["paused_by"]) == ("paused", "token 1")
     await calls.resume(WORKSPACE, "kafka/orders")
     assert await stored.pauses() == {}
+
+
+async def test_a_source_is_limited_by_its_name_until_the_limit_is_ended() -> None:
+    stored = controls()
+    calls = service(stored)
+    await calls.limit(WORKSPACE, "kafka/orders", 12.5, "token 1")
+    stream = (await calls.rows(WORKSPACE, None))[1]
+    assert (stream["rows_per_s"], stream["limited_by"]) == (12.5, "token 1")
+    await calls.limit(WORKSPACE, "kafka/orders", None, "token 2")
+    stream = (await calls.rows(WORKSPACE, None))[1]
+    assert (stream["rows_per_s"], stream["limited_by"]) == (None, None)
+
+
+@pytest.mark.parametrize("rows_per_s", [0.0, -1.0, 1e10])
+async def test_a_limit_that_no_source_can_have_is_refused(rows_per_s: float) -> None:
+    with pytest.raises(LimitInvalid, match=re.escape(f"limited to {rows_per_s:g} rows")):
+        await service(controls()).limit(WORKSPACE, "kafka/orders", rows_per_s, "token 1")
+
+
+async def test_a_webhook_is_not_limited() -> None:
+    with pytest.raises(SourceIsSent, match=r"`hook/e` is a webhook.*cannot limit it"):
+        await service(controls()).limit(WORKSPACE, "hook/e", 5.0, "token 1")
 
 
 async def test_what_cannot_be_paused_is_refused_by_name() -> None:

@@ -165,3 +165,18 @@ async def test_a_record_that_holds_nothing_for_the_shard_is_passed() -> None:
     cursor = decode_cursor(reader.places[1].cursor)
     assert cursor is not None
     assert (cursor.sequence, cursor.passed) == (sequence, -1)
+
+
+async def test_a_round_of_some_rows_ends_behind_them_and_the_next_goes_on() -> None:
+    reading = Reading()
+    reading.put(2)
+    reading.stream.split(0)
+    reading.put(4)
+    process = reading.process()
+    ages = []
+    for _ in range(4):
+        await process.round(1e9, 1)
+        ages.append(len(reading.ages()))
+    assert ages[0] < 6
+    assert ages[-1] == 6
+    assert reading.ages() == [1, 2, 3, 4, 5, 6]

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
+import threading
 import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
+from unittest.mock import Mock
 
 import pytest
 from pyspark.sql import DataFrame
 
 from fennel_core.connections.external_kafka import ExternalTopic
 from fennel_core.settings.model import Settings
+from fennel_core.sources import spark
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import FeedProgress, feeds_of
-from fennel_core.sources.spark import WAITS, FeedQuery, batch_writer
+from fennel_core.sources.spark import WAITS, FeedQuery, batch_writer, paced
 from tests.support.ingest_world import catalog
 from tests.support.source_world import stream_source
 
@@ -43,7 +46,9 @@ def query(
 ) -> FeedQuery:
     status = {"message": message, "isDataAvailable": is_data_available}
     made = SimpleNamespace(lastProgress=last, stop=lambda: None, status=status)
-    return FeedQuery(cast(Any, made), Path("/nowhere"), cast(Any, inspector), 2.0)
+    return FeedQuery(
+        cast(Any, made), Path("/nowhere"), cast(Any, inspector), 2.0, threading.Event()
+    )
 
 
 def offsets(**ends: int) -> str:
@@ -135,3 +140,42 @@ def test_a_batch_of_a_topic_that_was_created_again_is_not_written() -> None:
     ):
         write(cast(Any, Frame()), 1)
     assert len(frames) == 1
+
+
+class Frame:
+    """A batch; what is observed of it is known once it was written."""
+
+    def __init__(self, messages: int) -> None:
+        self._messages = messages
+
+    def observe(self, seen: Seen, _: object) -> Frame:
+        seen.get = {"messages": self._messages}
+        return self
+
+
+class Seen:
+    """As Spark's `Observation`."""
+
+    get: dict[str, int]
+
+
+def test_a_limited_batch_rests_for_its_messages_until_the_query_is_stopped(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    stopped, rests, written = threading.Event(), [], []
+    monkeypatch.setattr(stopped, "wait", rests.append)
+    for name, value in (("Observation", Seen), ("count_messages", Mock()), ("lit", Mock())):
+        monkeypatch.setattr(spark, name, value)
+    limited = paced(lambda _, number: written.append(number), 0.5, stopped)
+    for number, messages in enumerate((40, 0)):
+        limited(cast(DataFrame, Frame(messages)), number)
+    assert written == [0, 1]
+    assert 0 < rests[0] <= 80
+    assert rests[1] == 0
+
+
+def test_the_end_of_a_query_ends_the_rest_of_its_batch() -> None:
+    made = query(None, Inspector())
+    assert not made._stopped.is_set()
+    made.stop()
+    assert made._stopped.is_set()
