@@ -17,6 +17,8 @@ from fennel_core.connections.external_mysql import ExternalMySQL
 from tests.support.ports import free_port
 
 SERVER, INSTALL = Path("/usr/sbin/mariadbd"), Path("/usr/bin/mariadb-install-db")
+DEFAULTS = Path("/usr/bin/my_print_defaults")
+"""Of the client's package; the installation calls it."""
 START_S = 30
 OWNER, READER = "owner", "fennel"
 WORDS = "not-a-real-one"
@@ -32,7 +34,9 @@ def connected(port: int, user: str = OWNER, database: str | None = None) -> Conn
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[int]:
     """The port of a server with a user who owns all, and one who may read."""
-    assert SERVER.exists(), "MariaDB is missing: run `apt-get install mariadb-server-core`"
+    assert SERVER.exists(), (
+        "MariaDB is missing: run `apt-get install mariadb-server-core mariadb-client-core`"
+    )
     folder = Path(tempfile.mkdtemp(prefix="fennel-maria-"))
     port = free_port()
     setup = folder / "init.sql"
