@@ -117,7 +117,10 @@ class FeedQuery:
             self._reported = reported["timestamp"], now_s
         (source,) = reported["sources"]
         end, latest = _offsets(source["endOffset"]), _offsets(source["latestOffset"])
-        behind = None if end is None or latest is None else messages_behind(end, latest)
+        if end is not None and latest is not None:
+            behind: int | None = messages_behind(end, latest)
+        else:  # Spark reports no latest offsets of a trigger without data
+            behind = None if looked_s is None else 0
         fresh_s = self._reported[1] if looked_s is None else now_s
         return FeedProgress(behind, None, looked_s, fresh_s)
 

@@ -94,6 +94,18 @@ def test_a_query_that_waits_has_looked_two_triggers_ago_and_another_has_not() ->
         assert (found.behind, found.looked_s) == (0, None)
 
 
+@pytest.mark.parametrize("latest", [None, "null"])
+def test_a_query_that_waits_has_nothing_left_whatever_its_last_report_knew(
+    latest: str | None,
+) -> None:
+    waits = query(reported(offsets(p0=9), latest), Inspector(), WAITS[0]).progress()
+    assert waits is not None
+    assert (waits.behind, waits.is_caught_up) == (0, True)
+    reads = query(reported(offsets(p0=9), latest), Inspector()).progress()
+    assert reads is not None
+    assert (reads.behind, reads.is_caught_up) == (None, False)
+
+
 def test_the_report_before_a_batch_that_does_not_end_is_as_old_as_it_is() -> None:
     def fresh_s(of: FeedQuery) -> float:
         found = of.progress()
