@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import json
-from typing import Any
+from typing import Any, Final
 
 import click
 
 from fennel_core.apps.workspace_calls import Caller, called, of_workspace
+
+UNREAD_SHOWN_S: Final = 60.0
+"""A stream that is read all the time is listed as up to this old: it is reported now and then."""
 
 
 @click.group()
@@ -44,6 +47,9 @@ def _print(row: dict[str, Any]) -> None:
     behind = "" if row["behind"] is None else f", {row['behind']} messages behind"
     if row.get("behind_ms") is not None:
         behind = f", {row['behind_ms'] / 1000:.1f} s behind"
+    unread_s = row["unread_s"]
+    if unread_s is not None and unread_s >= UNREAD_SHOWN_S:
+        behind += f", not read to its end for {unread_s:.0f} s"
     click.echo(
         f"{row['source']}  {row['kind']}  {row['state']}{behind}  "
         f"(branches: {', '.join(row['branches'])})"

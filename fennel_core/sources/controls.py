@@ -60,6 +60,8 @@ class FeedNews:
     reason: str | None
     retry_s: float | None
     behind_ms: int | None = None
+    unread_s: float | None = None
+    """For how long it was not read to its end; None if that is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,6 +74,8 @@ class FeedStatus:
     retry_at: datetime | None
     age_s: float
     behind_ms: int | None = None
+    unread_s: float | None = None
+    """As that of `FeedNews`, until now."""
 
 
 class SourceControls(Protocol):
@@ -210,6 +214,7 @@ class MemorySourceControls:
                 None if news.retry_s is None else at + timedelta(seconds=news.retry_s),
                 (now - at).total_seconds(),
                 news.behind_ms,
+                None if news.unread_s is None else news.unread_s + (now - at).total_seconds(),
             )
             for topic, (news, at) in self._news.items()
         }

@@ -333,15 +333,36 @@ def news_of(states: States, now_s: float) -> list[FeedNews]:
             state.reason if isinstance(state, Broken) else None,
             max(0.0, state.retry_s - now_s) if isinstance(state, Broken) else None,
             state.behind_ms if isinstance(state, Reading) else None,
+            max(0.0, now_s - state.fresh_s),
         )
         for topic, state in sorted(states.items())
     ]
 
 
-def started(feed: Feed, before: FeedState | None, now_s: float) -> Reading:
-    """Return the state of a feed whose query has started now; `before` is its state before."""
+def fresh_before(
+    statuses: Mapping[TopicName, FeedStatus], wanted: Collection[TopicName], now_s: float
+) -> dict[TopicName, float]:
+    """Return when the feeds that are read were last known to be read to their end.
+
+    The process before this one stored it. One that is read later, because it is paused now, begins
+    anew.
+    """
+    return {
+        topic: now_s - status.unread_s
+        for topic, status in statuses.items()
+        if topic in wanted and status.unread_s is not None
+    }
+
+
+def started(
+    feed: Feed, before: FeedState | None, now_s: float, fresh_s: float | None = None
+) -> Reading:
+    """Return the state of a feed whose query has started now; `before` is its state before.
+
+    `fresh_s`: without one, when an earlier process knew it to be read to its end.
+    """
     failures, total = _failures(before)
-    fresh_s = now_s if before is None else before.fresh_s
+    fresh_s = _fresh_s(before, now_s, fresh_s)
     return Reading(feed, now_s, failures, total, fresh_s=fresh_s)
 
 
@@ -380,14 +401,22 @@ def is_exhausted(state: Reading, found_s: float | None) -> bool:
     return quiet_s > state.feed.idleness_us / MICROS
 
 
-def broken(feed: Feed, before: FeedState | None, reason: str, now_s: float) -> Broken:
-    """Return the state of a feed that has failed now; `before` is its state before."""
+def broken(
+    feed: Feed, before: FeedState | None, reason: str, now_s: float, fresh_s: float | None = None
+) -> Broken:
+    """Return the state of a feed that has failed now; the rest as for `started`."""
     if isinstance(before, Reading):
         before = seen(before, None, now_s)
     failures, total = _failures(before)
     pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 30))
-    fresh_s = now_s if before is None else before.fresh_s
+    fresh_s = _fresh_s(before, now_s, fresh_s)
     return Broken(feed, reason, failures + 1, total + 1, now_s + pause_s, fresh_s)
+
+
+def _fresh_s(before: FeedState | None, now_s: float, stored_s: float | None) -> float:
+    if before is not None:
+        return before.fresh_s
+    return now_s if stored_s is None else min(now_s, stored_s)
 
 
 def _failures(before: FeedState | None) -> tuple[int, int]:

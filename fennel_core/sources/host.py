@@ -49,6 +49,7 @@ from fennel_core.sources.feeds import (
     Reading,
     broken,
     feeds_of,
+    fresh_before,
     is_exhausted,
     news_of,
     report_of,
@@ -132,6 +133,8 @@ class SourceHost:
         self._wanted: dict[TopicName, Feed] = {}
         self._paused: list[Feed] = []
         self._over: list[Feed] = []
+        self._fresh_s: dict[TopicName, float] | None = None
+        """When the process before this knew each feed to be read to its end; None: not read yet."""
         self._found: dict[TopicName, float] = {}
         """When rows of a feed were last found."""
         self._controls: SourceControls = PostgresSourceControls(pool)
@@ -181,13 +184,15 @@ class SourceHost:
                 for topic, feed in feeds_of(await self._catalogs.read()).items()
             }
             scheduled = {topic: feed for topic, feed in found.items() if feed.scheduled}
-            statuses = await self._controls.statuses() if scheduled else {}
+            statuses = await self._controls.statuses() if scheduled or self._fresh_s is None else {}
             ends, remedy = await self._ends(found), self._catalogs.remedy
             self._tables = scheduled_report(scheduled, statuses, pauses, ends, remedy)
             found = {topic: feed for topic, feed in found.items() if not feed.scheduled}
             self._paused = [feed for topic, feed in found.items() if topic in pauses]
             self._over = [f for t, f in found.items() if t in ends and t not in pauses]
             self._wanted = {t: f for t, f in found.items() if t not in pauses and t not in ends}
+            if self._fresh_s is None:
+                self._fresh_s = fresh_before(statuses, self._wanted, time.monotonic())
             await self._tell()
             self.problem = None
         except SystemUnavailable as lost:
@@ -213,7 +218,7 @@ class SourceHost:
         now_s = time.monotonic()
         told_s, before = self._told
         news = news_of(self._states, now_s)
-        same = [replace(each, retry_s=None) for each in news]
+        same = [replace(each, retry_s=None, unread_s=None) for each in news]
         if same != before or now_s - told_s > STATUS_EVERY_S:
             await self._controls.report(news)
             self._told = now_s, same
@@ -320,7 +325,8 @@ class SourceHost:
             await self._failed(feed, sources_spark.reason_of(str(failed)) or _reason(failed))
             return
         self._queries[topic] = query
-        self._states[topic] = started(feed, self._states.get(topic), time.monotonic())
+        before, fresh_s = self._states.get(topic), self._taken_fresh_s(topic)
+        self._states[topic] = started(feed, before, time.monotonic(), fresh_s)
         log.info("source is read", source=feed.title, workspace=feed.workspace)
 
     def _started(self, feed: Feed) -> RunningFeed:
@@ -340,10 +346,15 @@ class SourceHost:
         await self._end(feed.raw_topic)
         self._park(feed, reason)
 
+    def _taken_fresh_s(self, topic: TopicName) -> float | None:
+        """Return what the process before this knew of a feed, once: it has a state from then on."""
+        return None if self._fresh_s is None else self._fresh_s.pop(topic, None)
+
     def _park(self, feed: Feed, reason: str) -> None:
         """Leave a feed alone for a time."""
         topic = feed.raw_topic
-        state = broken(feed, self._states.get(topic), reason, time.monotonic())
+        before, fresh_s = self._states.get(topic), self._taken_fresh_s(topic)
+        state = broken(feed, before, reason, time.monotonic(), fresh_s)
         self._states[topic] = state
         log.error(
             "source is broken; it is tried again",

@@ -179,6 +179,7 @@ def source_row(
         else None,
         "behind": status.behind if read and status is not None else None,
         "behind_ms": status.behind_ms if read and status is not None else None,
+        "unread_s": status.unread_s if read and status is not None else None,
         "positions": {str(number): each.next for number, each in sorted(positions.items())},
         "datasets": [
             _dataset_row(binding, having, positions.values())

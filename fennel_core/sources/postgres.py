@@ -1,6 +1,6 @@
 """Orders about sources and their statuses in Postgres; see `controls.py`.
 
-Migrations 0020, 0028, 0030 and 0031.
+Migrations 0020, 0028, 0030, 0031 and 0032.
 """
 
 from __future__ import annotations
@@ -65,20 +65,21 @@ BEGIN_GENERATION: Final[LiteralString] = """
 GENERATIONS: Final[LiteralString] = "SELECT raw_topic, generation FROM source_rewind"
 REPORT: Final[LiteralString] = """
     INSERT INTO source_status
-        (raw_topic, failures, behind, behind_ms, reason, retry_at, reported_at)
+        (raw_topic, failures, behind, behind_ms, reason, retry_at, reported_at, fresh_at)
     SELECT a.id, n.failures, n.behind, n.behind_ms, n.reason,
-        now() + make_interval(secs => n.retry_s), now()
+        now() + make_interval(secs => n.retry_s), now(), now() - make_interval(secs => n.unread_s)
     FROM unnest(%(topics)s::text[], %(failures)s::integer[], %(behind)s::bigint[],
-        %(behind_ms)s::bigint[], %(reasons)s::text[], %(retry_s)s::float8[])
-        AS n (topic, failures, behind, behind_ms, reason, retry_s)
+        %(behind_ms)s::bigint[], %(reasons)s::text[], %(retry_s)s::float8[], %(unread_s)s::float8[])
+        AS n (topic, failures, behind, behind_ms, reason, retry_s, unread_s)
     JOIN asset a ON a.id = n.topic ORDER BY a.id
     ON CONFLICT (raw_topic) DO UPDATE SET failures = excluded.failures, behind = excluded.behind,
-        behind_ms = excluded.behind_ms,
+        behind_ms = excluded.behind_ms, fresh_at = excluded.fresh_at,
         reason = excluded.reason, retry_at = excluded.retry_at, reported_at = excluded.reported_at
 """
 STATUSES: Final[LiteralString] = """
     SELECT raw_topic, failures, behind, reason, retry_at,
-        extract(epoch FROM now() - reported_at)::float8, behind_ms
+        extract(epoch FROM now() - reported_at)::float8, behind_ms,
+        extract(epoch FROM now() - fresh_at)::float8
     FROM source_status
 """
 
@@ -137,6 +138,7 @@ class PostgresSourceControls:
             "behind_ms": [each.behind_ms for each in news],
             "reasons": [None if e.reason is None else e.reason.replace("\0", "") for e in news],
             "retry_s": [each.retry_s for each in news],
+            "unread_s": [each.unread_s for each in news],
         }
         await self._rows(REPORT, values)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from dataclasses import replace
 from datetime import UTC, datetime
 
 import pytest
@@ -139,3 +140,17 @@ async def test_a_rewind_reopens_a_source_only_while_it_is_paused(controls: Sourc
     assert await controls.begin_generation(ORDERS)
     ends = await controls.ends()
     assert [ends[topic].ended_at is None for topic in (ORDERS, USERS)] == [True, False]
+
+
+async def test_a_status_says_since_when_a_source_was_not_read_to_its_end(
+    controls: SourceControls,
+) -> None:
+    news = FeedNews(ORDERS, 0, 3, None, None, unread_s=300.0)
+    await controls.report([news, replace(news, raw_topic=USERS, unread_s=None)])
+    found = await controls.statuses()
+    assert found[ORDERS].unread_s == pytest.approx(300.0 + found[ORDERS].age_s, abs=0.01)
+    assert found[USERS].unread_s is None
+    await controls.report([replace(news, unread_s=0.0)])
+    again = (await controls.statuses())[ORDERS].unread_s
+    assert again is not None
+    assert again < 300.0

@@ -25,6 +25,7 @@ SOURCE = {
     "retry_at": "2026-01-01T00:00:00+00:00",
     "behind": None,
     "ended_at": None,
+    "unread_s": 312.4,
     "rows_per_s": 12.5,
     "limited_by": "ann",
     "positions": {"0": 41},
@@ -35,6 +36,7 @@ SOURCE = {
 OVER = SOURCE | {
     "source": "shop/over",
     "state": "ended",
+    "unread_s": 3.0,
     "ended_at": "2026-01-02T00:00:00+00:00",
     "error": None,
     "datasets": [{**SOURCE["datasets"][0], "ended": True}],  # type: ignore[index]  # a list
@@ -156,7 +158,7 @@ def test_sources_are_listed_with_rows_positions_and_the_next_attempt(calls: Call
     shown = run("source", "list", "--branch", "main").output
     assert calls == [("GET", "/sources", {"branch": "main"}, None)]
     for text in (
-        "shop/orders  kafka  parked  (branches: main)",
+        "shop/orders  kafka  parked, not read to its end for 312 s  (branches: main)",
         "Order (append): 7 rows, 2 late, 1 dead letters",
         "next offsets by partition: 0: 41",
         "failed 3 times in a row, next attempt at 2026-01-01T00:00:00+00:00: no topic [orders]",

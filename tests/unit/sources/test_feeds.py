@@ -4,6 +4,7 @@ from dataclasses import replace
 
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.blueprints.streams import stream_of
+from fennel_core.sources.controls import FeedStatus
 from fennel_core.sources.feeds import (
     FIRST_PAUSE_S,
     LONGEST_PAUSE_S,
@@ -14,8 +15,10 @@ from fennel_core.sources.feeds import (
     Reading,
     broken,
     feeds_of,
+    fresh_before,
     is_exhausted,
     messages_behind,
+    news_of,
     report_of,
     seen,
     started,
@@ -30,6 +33,7 @@ from tests.support.source_world import CONNECTOR, RAW, stream_source
 CATALOG = catalog(binding(), stream_source(), stream_source("Others"))
 WANTED = feeds_of([CATALOG, CATALOG])
 (FEED,) = WANTED.values()
+OTHER = TopicName("w.raw.other.9")
 
 
 def test_a_stream_of_several_datasets_and_branches_is_one_feed() -> None:
@@ -223,3 +227,19 @@ def test_a_stream_is_stale_while_something_is_left_unread_whatever_becomes_of_it
     assert stale(seen(state, FeedProgress(0), 502.0), 502.0) == 352.0
     assert stale(seen(state, replace(read, fresh_s=502.0), 502.0), 502.0) is None
     assert stale(broken(FEED, None, "away", 100.0), 401.0) == 301.0
+
+
+def test_a_stream_that_was_not_read_to_its_end_is_as_old_behind_a_restart() -> None:
+    (news,) = news_of({RAW: seen(started(FEED, None, 100.0), FeedProgress(3), 150.0)}, 400.0)
+    assert news.unread_s == 300.0
+    status = FeedStatus(0, 3, None, None, 5.0, unread_s=305.0)
+    known = fresh_before({RAW: status, OTHER: status}, {RAW}, 1000.0)
+    assert known == {RAW: 695.0}
+    assert fresh_before({RAW: replace(status, unread_s=None)}, {RAW}, 1000.0) == {}
+    for state in (
+        started(FEED, None, 1000.0, known[RAW]),
+        broken(FEED, None, "away", 1000.0, known[RAW]),
+    ):
+        assert state.fresh_s == 695.0
+        assert started(FEED, state, 1010.0, 990.0).fresh_s == 695.0, "its own state is newer"
+    assert started(FEED, None, 1000.0, 1200.0).fresh_s == 1000.0, "a clock went back"

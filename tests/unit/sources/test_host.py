@@ -20,7 +20,7 @@ from fennel_core.connections.external_kafka import ExternalKafkaUnusable
 from fennel_core.connectors.references import Access, remedy
 from fennel_core.settings.model import Settings
 from fennel_core.sources import feeds
-from fennel_core.sources.controls import MemorySourceControls
+from fennel_core.sources.controls import FeedNews, MemorySourceControls
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import Broken, Feed, FeedProgress, Reading
 from fennel_core.sources.host import SourceHost
@@ -292,6 +292,38 @@ async def test_a_stream_that_was_rewound_between_two_looks_is_started_again(
     assert cluster.queries[RAW][0].stopped
     await eventually(lambda: isinstance(host.state(RAW), Reading))
     assert [len(cluster.queries[topic]) for topic in (RAW, OTHER)] == [2, 1]
+
+
+async def test_a_limit_restarts_its_stream_and_no_other(running: tuple[Host, Cluster]) -> None:
+    host, cluster = running
+    host.catalogs = [TWO]
+    await eventually(lambda: len(cluster.queries) == 2)
+    await host._controls.limit(RAW, 5.0, "token 1")
+    await eventually(lambda: len(cluster.queries[RAW]) == 2)
+    assert cluster.queries[RAW][0].stopped
+    await eventually(
+        lambda: [each.rows_per_s for each in host.report()] in ([5.0, None], [None, 5.0])
+    )
+    assert [len(cluster.queries[topic]) for topic in (RAW, OTHER)] == [2, 1]
+
+
+async def test_a_stream_is_as_old_as_the_process_before_this_one_knew(
+    running: tuple[Host, Cluster],
+) -> None:
+    host, _ = running
+    news = [FeedNews(topic, 0, 3, None, None, unread_s=500.0) for topic in (RAW, OTHER)]
+    await host._controls.report(news)
+    host._fresh_s = None  # as a process that has just begun
+    await host._controls.pause([OTHER], "token 1")
+    host.catalogs = [TWO]
+    await eventually(lambda: [each.stale_s is not None for each in host.report()].count(True) == 1)
+    [stale] = [each.stale_s for each in host.report() if each.stale_s is not None]
+    assert 500 <= stale < 600
+    await host._controls.resume([OTHER])
+    await eventually(lambda: isinstance(host.state(OTHER), Reading))
+    found = host.state(OTHER)
+    assert isinstance(found, Reading)
+    assert time.monotonic() - found.fresh_s < 60, "a stream that was paused begins anew"
 
 
 async def test_the_status_of_each_stream_is_stored(running: tuple[Host, Cluster]) -> None:
