@@ -94,7 +94,7 @@ class PartitionStatus:
     lag: int | None
     error: str | None
     reported_s: float
-    """Age of the runner's last report."""
+    """Seconds since the report of the runner last changed: it grows while a job is idle."""
 
 
 class PostgresReader:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from fennel_core.sources.pace import MAX_ROWS_PER_S
+from fennel_core.sources.pace import MAX_ROWS_PER_S, MIN_ROWS_PER_S
 from fennel_core.vocab.errors import ClassifiedApiError
 
 NAMED: int = 20
@@ -72,8 +72,8 @@ class LimitInvalid(SourceApiError):
 
     def __init__(self, rows_per_s: float) -> None:
         super().__init__(
-            f"a source cannot be limited to {rows_per_s:g} rows per second: a limit is more than 0 "
-            f"and at most {MAX_ROWS_PER_S:g}; to read nothing pause the source, to read without a "
+            f"a source cannot be limited to {rows_per_s:g} rows per second: a limit is at least "
+            f"{MIN_ROWS_PER_S:g} and at most {MAX_ROWS_PER_S:g}; to read nothing pause the source, to read without a "
             "limit give none"
         )
 

@@ -344,8 +344,7 @@ def fresh_before(
 ) -> dict[TopicName, float]:
     """Return when the feeds that are read were last known to be read to their end.
 
-    The process before this one stored it. One that is read later, because it is paused now, begins
-    anew.
+    The process before this one stored it. One that is paused now counts from when it is resumed.
     """
     return {
         topic: now_s - status.unread_s

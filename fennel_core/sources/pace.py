@@ -15,6 +15,8 @@ from typing import Final
 
 STEP_S: Final = 2.0
 """A step is what the limit has for this time: how uneven the load of a limited source is."""
+MIN_ROWS_PER_S: Final = 0.01
+"""A rest is at most 100 s, so a run over a table ends in time and keeps its pace."""
 MAX_ROWS_PER_S: Final = 1e9
 """More than any source has: a larger limit is a mistake."""
 

@@ -24,7 +24,7 @@ from fennel_core.sources.overview import (
     source_row,
     source_views,
 )
-from fennel_core.sources.pace import MAX_ROWS_PER_S
+from fennel_core.sources.pace import MAX_ROWS_PER_S, MIN_ROWS_PER_S
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
 from fennel_core.wire.connectors import Kafka, KafkaTopic, RecordFormat
@@ -122,7 +122,7 @@ class SourceService:
 
         Raises LimitInvalid, SourceUnknown and SourceIsSent.
         """
-        if rows_per_s is not None and not 0 < rows_per_s <= MAX_ROWS_PER_S:
+        if rows_per_s is not None and not MIN_ROWS_PER_S <= rows_per_s <= MAX_ROWS_PER_S:
             raise LimitInvalid(rows_per_s)
         _, feed = await self.feed(workspace, name, "limit")
         await self._controls.limit(feed.raw_topic, rows_per_s, by)

@@ -323,7 +323,9 @@ async def test_a_stream_is_as_old_as_the_process_before_this_one_knew(
     await eventually(lambda: isinstance(host.state(OTHER), Reading))
     found = host.state(OTHER)
     assert isinstance(found, Reading)
-    assert time.monotonic() - found.fresh_s < 60, "a stream that was paused begins anew"
+    assert time.monotonic() - found.fresh_s < 60, (
+        "a stream that was paused counts from when it is resumed"
+    )
 
 
 async def test_the_status_of_each_stream_is_stored(running: tuple[Host, Cluster]) -> None:

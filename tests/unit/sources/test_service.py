@@ -122,7 +122,7 @@ async def test_a_source_is_limited_by_its_name_until_the_limit_is_ended() -> Non
     assert (stream["rows_per_s"], stream["limited_by"]) == (None, None)
 
 
-@pytest.mark.parametrize("rows_per_s", [0.0, -1.0, 1e10])
+@pytest.mark.parametrize("rows_per_s", [0.0, -1.0, 0.009, 1e10])
 async def test_a_limit_that_no_source_can_have_is_refused(rows_per_s: float) -> None:
     with pytest.raises(LimitInvalid, match=re.escape(f"limited to {rows_per_s:g} rows")):
         await service(controls()).limit(WORKSPACE, "kafka/orders", rows_per_s, "token 1")
