@@ -73,8 +73,8 @@ class LimitInvalid(SourceApiError):
     def __init__(self, rows_per_s: float) -> None:
         super().__init__(
             f"a source cannot be limited to {rows_per_s:g} rows per second: a limit is at least "
-            f"{MIN_ROWS_PER_S:g} and at most {MAX_ROWS_PER_S:g}; to read nothing pause the source, to read without a "
-            "limit give none"
+            f"{MIN_ROWS_PER_S:g} and at most {MAX_ROWS_PER_S:g}; pause the source to read nothing, "
+            "and end its limit to read it as fast as it can be"
         )
 
 
