@@ -15,12 +15,13 @@ from fennel_core.wire.connectors import (
     KafkaTopic,
     KinesisStream,
     MySQLTable,
+    PostgresChanges,
     PostgresTable,
     S3Table,
     Table,
 )
 
-StreamTable = KafkaTopic | S3Table | KinesisStream | PostgresTable | MySQLTable
+StreamTable = KafkaTopic | S3Table | KinesisStream | PostgresTable | MySQLTable | PostgresChanges
 """The tables that are streams: one case in `stream_of` for each."""
 
 
@@ -57,6 +58,10 @@ def stream_of(table: StreamTable) -> Stream:
             return Stream("postgres", table.table, f"Postgres table `{table.table}`")
         case MySQLTable():
             return Stream("mysql", table.table, f"MySQL table `{table.table}`")
+        case PostgresChanges():
+            # Beside the rows of the table, which are a stream of their own.
+            name = f"{table.table}?changes"
+            return Stream("postgres-changes", name, f"changes of Postgres table `{table.table}`")
 
 
 def is_scheduled(table: StreamTable) -> bool:

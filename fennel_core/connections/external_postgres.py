@@ -22,6 +22,7 @@ import psycopg
 import pyarrow as pa
 from psycopg import sql
 from psycopg.conninfo import make_conninfo
+from psycopg.pq import ExecStatus
 
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.external_kafka import OpenSecret, secret_text
@@ -122,14 +123,15 @@ class ExternalPostgres:
 
     @contextmanager
     def connect(
-        self, statement_ms: int = STATEMENT_MS
+        self, statement_ms: int = STATEMENT_MS, *, writes: bool = False
     ) -> Iterator[psycopg.Connection[tuple[Any, ...]]]:
-        """Yield a connection that only reads; each statement takes at most `statement_ms`.
+        """Yield a connection that only reads unless it `writes`; each statement takes at most
+        `statement_ms`.
 
         Raises `ExternalPostgresUnusable`, also for what fails within the block.
         """
         try:
-            address = self._address(statement_ms)
+            address = self._address(statement_ms, writes=writes)
             with psycopg.connect(address, autocommit=True) as connection:
                 yield connection
         except psycopg.Error as failed:
@@ -156,7 +158,23 @@ class ExternalPostgres:
         except (adbc.Error, pa.ArrowException, OSError) as failed:
             raise self._unusable(failed) from failed
 
-    def _address(self, statement_ms: int) -> str:
+    def require_replication(self) -> None:
+        """Open a connection of the replication protocol. Raises `ExternalPostgresUnusable`."""
+        address = make_conninfo(self._address(STATEMENT_MS), replication="database")
+        try:
+            with psycopg.connect(address, autocommit=True) as connection:
+                found = connection.pgconn.exec_(b"IDENTIFY_SYSTEM")
+                if found.status != ExecStatus.TUPLES_OK:
+                    raise psycopg.OperationalError(found.error_message.decode(errors="replace"))
+        except psycopg.Error as failed:
+            raise ExternalPostgresUnusable(
+                f"connector `{self.name}`: user `{self.user}` may not read changes of database "
+                f"`{self.database}`: {_line(failed)}; run `ALTER ROLE {self.user} REPLICATION`, "
+                "and let the server accept replication connections (pg_hba.conf)"
+            ) from failed
+
+    def _address(self, statement_ms: int, *, writes: bool = False) -> str:
+        reads_only = "off" if writes else "on"
         return make_conninfo(
             "",
             host=self.host,
@@ -169,7 +187,8 @@ class ExternalPostgres:
             client_encoding="UTF8",
             tcp_user_timeout=STATEMENT_MS + 1000 * CONNECT_S,
             keepalives_idle=KEEPALIVE_S,
-            options=f"-c statement_timeout={statement_ms} -c default_transaction_read_only=on "
+            options=f"-c statement_timeout={statement_ms} "
+            f"-c default_transaction_read_only={reads_only} "
             f"-c timezone=UTC -c lock_timeout={LOCK_S}s",
             **self.parameters,
         )

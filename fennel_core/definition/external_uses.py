@@ -10,6 +10,11 @@ from fennel_core.blueprints.streams import is_scheduled, is_stream
 from fennel_core.connections.http_addresses import AllowedHosts
 from fennel_core.connections.secrets import Sealer
 from fennel_core.connectors.references import Stored, resolved_uses
+from fennel_core.definition.changes_check import (
+    AddedChanges,
+    added_changes,
+    changes_problems,
+)
 from fennel_core.definition.delta_check import AddedDelta, added_deltas, delta_problems
 from fennel_core.definition.sink_check import AddedSink, added_sinks, sink_problems
 from fennel_core.definition.source_check import added_streams, source_problems
@@ -24,7 +29,7 @@ from fennel_core.graph.entity_graph import Graph
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.problems import Problem
-from fennel_core.wire.connectors import NamedReference, S3Table, Sink, Source
+from fennel_core.wire.connectors import NamedReference, PostgresChanges, S3Table, Sink, Source
 from fennel_core.wire.entities import SyncRequest
 
 
@@ -36,9 +41,10 @@ class ExternalUses:
     tables: Sequence[AddedTable]
     sinks: Sequence[AddedSink]
     deltas: Sequence[AddedDelta]
+    changes: Sequence[AddedChanges]
 
     def __bool__(self) -> bool:
-        return bool(self.streams or self.tables or self.sinks or self.deltas)
+        return bool(self.streams or self.tables or self.sinks or self.deltas or self.changes)
 
     @property
     def definitions(self) -> list[Source | Sink]:
@@ -48,6 +54,7 @@ class ExternalUses:
             *(each.source for each in self.tables),
             *(each.sink for each in self.sinks),
             *(each.source for each in self.deltas),
+            *(each.source for each in self.changes),
         ]
 
     def with_address(self) -> ExternalUses:
@@ -57,6 +64,7 @@ class ExternalUses:
             [each for each in self.tables if not isinstance(each.table.db, NamedReference)],
             [each for each in self.sinks if not isinstance(each.sink.table.db, NamedReference)],
             [each for each in self.deltas if not isinstance(each.table.db, NamedReference)],
+            [each for each in self.changes if not isinstance(each.table.db, NamedReference)],
         )
 
 
@@ -74,6 +82,7 @@ def added_uses(graph: Graph, before: SyncRequest | None, stored: Stored) -> Exte
         added_tables(now, known),
         added_sinks(now, known_sinks),
         added_deltas(now, known),
+        added_changes(now, known),
     )
 
 
@@ -82,17 +91,19 @@ def uses_of(catalog: Catalog) -> ExternalUses:
     streams: list[Source] = []
     tables: list[AddedTable] = []
     deltas: list[AddedDelta] = []
+    changes: list[AddedChanges] = []
     for each in catalog.sources:
         table = each.source.table
         if isinstance(table, DatabaseTable):
             tables.append(AddedTable(each.source, table, each.schema, (each.source,)))
+        elif isinstance(table, PostgresChanges):
+            changes.append(AddedChanges(each.source, table, each.schema))
         elif is_delta(each.source) and isinstance(table, S3Table):
             deltas.append(AddedDelta(each.source, table, each.schema))
         elif is_stream(table) and not is_scheduled(table):
             streams.append(each.source)
-    return ExternalUses(
-        streams, tables, [AddedSink(each.sink, each.schema) for each in catalog.sinks], deltas
-    )
+    sinks = [AddedSink(each.sink, each.schema) for each in catalog.sinks]
+    return ExternalUses(streams, tables, sinks, deltas, changes)
 
 
 async def use_problems(
@@ -111,5 +122,6 @@ async def use_problems(
         *await source_problems(uses.streams, others, workspace, sealer, settings),
         *await table_problems(uses.tables, others, workspace, sealer, settings),
         *await delta_problems(uses.deltas, others, workspace, sealer, settings),
+        *await changes_problems(uses.changes, others, workspace, sealer),
         *await sink_problems(uses.sinks, others, workspace, sealer, allowed, settings),
     ]

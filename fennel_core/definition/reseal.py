@@ -23,7 +23,7 @@ from fennel_core.definition.errors import SecretsNotConfigured
 from fennel_core.definition.sealed_request import reseal_body, reseal_connector
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import WorkspaceId
-from fennel_core.wire.connectors import SealedSecret
+from fennel_core.wire.connectors import PostgresChanges, SealedSecret, Table
 
 Part = TypeVar("Part")
 WITH_SECRETS: Final[LiteralString] = """
@@ -55,6 +55,7 @@ async def reseal(pool: Pool, sealer: Sealer) -> Resealed:
     for (id_,) in rows:
         await in_transaction(pool, partial(_reseal_commit, commit=str(id_), sealer=sealer))
     connectors = await in_transaction(pool, partial(_reseal_connectors, sealer=sealer))
+    await in_transaction(pool, partial(_reseal_slots, sealer=sealer))
     return Resealed(stored, len(rows), connectors)
 
 
@@ -70,6 +71,19 @@ async def _reseal_connectors(connection: AsyncConnection, sealer: Sealer) -> int
             (again, workspace, name),
         )
     return len(rows)
+
+
+async def _reseal_slots(connection: AsyncConnection, sealer: Sealer) -> None:
+    """Encrypt what reaches the databases with slots of sources again; it is of no version."""
+    cursor = await connection.execute(
+        "SELECT raw_topic, workspace, definition FROM change_slot FOR UPDATE"
+    )
+    for topic, workspace, definition in cast(list[tuple[str, str, bytes]], await cursor.fetchall()):
+        table = stored_names.loads(definition, PostgresChanges)
+        again = stored_names.dumps(sealed_again(table, WorkspaceId(workspace), sealer))
+        await connection.execute(
+            "UPDATE change_slot SET definition = %s WHERE raw_topic = %s", (again, topic)
+        )
 
 
 async def _reseal_commit(connection: AsyncConnection, commit: str, sealer: Sealer) -> None:
@@ -93,32 +107,36 @@ def resealed_catalog(stored: bytes, workspace: WorkspaceId, sealer: Sealer) -> b
     """Return a stored catalog with the credentials of its streams encrypted again."""
     catalog = stored_names.loads(stored, Catalog)
 
-    def again(credential: SealedSecret) -> SealedSecret:
-        value = sealer.open(workspace, CREDENTIAL, credential.token.encode("ascii"))
-        token = sealer.seal(workspace, CREDENTIAL, value).decode("ascii")
-        return SealedSecret(sealer.fingerprint(workspace, value), token)
-
-    def sealed_again(part: Part) -> Part:
-        """Return a part of a connector with the secrets in it, wherever they are."""
-        changed: Any = part
-        if isinstance(part, SealedSecret):
-            changed = again(part)
-        elif isinstance(part, tuple):
-            changed = tuple(map(sealed_again, part))
-        elif is_dataclass(part):
-            own = {each.name: sealed_again(getattr(part, each.name)) for each in fields(part)}
-            changed = replace(cast(Any, part), **own)
-        return cast(Part, changed)
+    def again(table: Table) -> Table:
+        return sealed_again(table, workspace, sealer)
 
     sources = tuple(
-        replace(each, source=replace(each.source, table=sealed_again(each.source.table)))
+        replace(each, source=replace(each.source, table=again(each.source.table)))
         for each in catalog.sources
     )
     sinks = tuple(
-        replace(each, sink=replace(each.sink, table=sealed_again(each.sink.table)))
+        replace(each, sink=replace(each.sink, table=again(each.sink.table)))
         for each in catalog.sinks
     )
     return stored_names.dumps(replace(catalog, sources=sources, sinks=sinks))
+
+
+def sealed_again(part: Part, workspace: WorkspaceId, sealer: Sealer) -> Part:
+    """Return a part of a connector with the secrets in it encrypted again, wherever they are."""
+
+    def again(part: Any) -> Any:
+        if isinstance(part, SealedSecret):
+            value = sealer.open(workspace, CREDENTIAL, part.token.encode("ascii"))
+            token = sealer.seal(workspace, CREDENTIAL, value).decode("ascii")
+            return SealedSecret(sealer.fingerprint(workspace, value), token)
+        if isinstance(part, tuple):
+            return tuple(map(again, part))
+        if is_dataclass(part) and not isinstance(part, type):
+            own = {each.name: again(getattr(part, each.name)) for each in fields(part)}
+            return replace(part, **own)
+        return part
+
+    return cast(Part, again(part))
 
 
 def reseal_installation(settings: Settings) -> Resealed:

@@ -52,6 +52,7 @@ from fennel_core.wire.connectors import (
     Kinesis,
     KinesisStream,
     MySQLTable,
+    PostgresChanges,
     PostgresTable,
     RecordFormat,
     S3Table,
@@ -68,7 +69,7 @@ NOT_READ: Final = ("__", AUDIT_PREFIX)
 def added_streams(graph: Graph, before: Collection[Source]) -> list[Source]:
     """Return the streams of a valid `graph` that are not in `before`, the branch's version.
 
-    Tables are checked in `table_check` and `delta_check`.
+    Tables are checked in `table_check`, `delta_check` and `changes_check`.
     """
     return [
         source
@@ -76,6 +77,7 @@ def added_streams(graph: Graph, before: Collection[Source]) -> list[Source]:
         if source not in before
         and is_stream(source.table)
         and not (is_scheduled(source.table) or is_delta(source))
+        and not isinstance(source.table, PostgresChanges)
     ]
 
 
@@ -192,8 +194,8 @@ def _not_allowed(table: StreamTable, settings: Settings | None) -> str | None:
                 return "cannot be read by a program without an installation"
             assert isinstance(table.db, Kinesis), "validation refuses connectors by name"
             return external_kinesis.role_refused(table.db, settings)
-        case PostgresTable() | MySQLTable():
-            raise AssertionError("tables are checked in table_check")
+        case PostgresTable() | MySQLTable() | PostgresChanges():
+            raise AssertionError("tables have checks of their own")
         case unreachable:
             assert_never(unreachable)
     return None
@@ -265,8 +267,8 @@ def _reach(
             assert settings is not None, "streams are not allowed without an installation"
             stream = external_kinesis.opened(table.db, table.stream_arn, settings, workspace)
             _reach_kinesis(table, stream)
-        case PostgresTable() | MySQLTable():
-            raise AssertionError("tables are checked in table_check")
+        case PostgresTable() | MySQLTable() | PostgresChanges():
+            raise AssertionError("tables have checks of their own")
         case unreachable:
             assert_never(unreachable)
 

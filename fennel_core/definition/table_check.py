@@ -222,6 +222,13 @@ def unfit(table: ExternalTable, source: Source, schema: Schema) -> Iterator[str]
     taken = [each.name for each in table.columns if each.name.startswith(OWN_PREFIX)]
     if taken:
         yield f"{title} has the column `{taken[0]}`, and names with {OWN_PREFIX} are the platform's"
+    yield from unfit_columns(title, table, source, schema)
+
+
+def unfit_columns(
+    title: str, table: ExternalTable, source: Source, schema: Schema
+) -> Iterator[str]:
+    """Yield why columns do not fit the fields of a dataset. `title`: of the table."""
     made = {name for name, _ in source.preproc}
     served = {each.name: each for each in served_columns(table)}
     for field in schema.fields:

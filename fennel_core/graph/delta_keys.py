@@ -19,8 +19,11 @@ def key_columns(source: Source, schema: Schema) -> tuple[str, ...] | None:
     None if one is no column: a constant, or computed. Empty for a dataset without keys, and for a
     source of another kind.
     """
-    if not is_delta(source):
-        return ()
+    return columns_of_keys(source, schema) if is_delta(source) else ()
+
+
+def columns_of_keys(source: Source, schema: Schema) -> tuple[str, ...] | None:
+    """Return the columns that the key fields are read from; as `key_columns`, of any table."""
     steps, found = dict(source.preproc), list[str]()
     for name in schema.key_names:
         step = steps.get(name)

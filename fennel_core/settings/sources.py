@@ -45,6 +45,12 @@ class SourceSettings(SinkSettings):
         description="A run of a scheduled source ends after so many seconds and a page, and goes "
         "on after others that wait. Shorter turns cost more starts of Spark, 10 CPU-seconds each.",
     )
+    change_engine_mib: int = Field(
+        512,
+        ge=128,
+        description="Heap of the JVM that reads the changes of databases, MiB. It is started with "
+        "the first such source; each has up to 16 MiB of changes in memory.",
+    )
     source_workers: int = Field(
         2,
         gt=0,

@@ -169,6 +169,8 @@ class FeedProgress:
     """When this was last known to be true: a batch ended, or the next one is not due."""
     rows: int = 0
     """Rows that were read in the round that reports this, where there are rounds."""
+    retained_bytes: int | None = None
+    """What a database keeps of its log for the source; None if it does not."""
 
     @property
     def is_caught_up(self) -> bool:
@@ -192,6 +194,8 @@ class Reading:
     """As that of `FeedProgress`."""
     fresh_s: float = 0.0
     """When nothing was left unread, or the process began to read it."""
+    retained_bytes: int | None = None
+    """As that of `FeedProgress`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -240,6 +244,8 @@ class FeedReport:
     """For how long something was left unread all the while; None if that is not too long."""
     rows_per_s: float | None = None
     """As that of `Feed`."""
+    retained_bytes: int | None = None
+    """As that of `FeedProgress`."""
 
 
 def report_of(
@@ -285,6 +291,7 @@ def report_of(
             else None,
             stale_s=age_s if age_s > stale_after_s else None,
             rows_per_s=state.feed.rows_per_s,
+            retained_bytes=state.retained_bytes if isinstance(state, Reading) else None,
         )
         for state in states.values()
         for age_s in [now_s - state.fresh_s]
@@ -382,6 +389,7 @@ def seen(state: Reading, progress: FeedProgress | None, now_s: float) -> Reading
         behind=progress.behind,
         behind_ms=progress.behind_ms,
         looked_s=progress.looked_s,
+        retained_bytes=progress.retained_bytes,
         # Of a batch or round that does not end, the report before it says nothing.
         fresh_s=max(state.fresh_s, progress.fresh_s or 0.0) if known else state.fresh_s,
     )

@@ -37,10 +37,16 @@ from fennel_core.connections.spark import JVM_EXIT_ERRORS, has_exited
 from fennel_core.connectors import postgres as connectors
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
-from fennel_core.sources import delta_tables, kafka_topics, kinesis, s3_files
+from fennel_core.sources import changes, delta_tables, kafka_topics, kinesis, s3_files
 from fennel_core.sources import spark as sources_spark
+from fennel_core.sources.change_slots import (
+    AbandonedSlot,
+    ChangeSlots,
+    PostgresChangeSlots,
+    drop_abandoned,
+)
 from fennel_core.sources.controls import FeedNews, SourceControls
-from fennel_core.sources.errors import SourceError
+from fennel_core.sources.errors import FeedRemoved, SourceError
 from fennel_core.sources.feeds import (
     Broken,
     Feed,
@@ -74,6 +80,7 @@ from fennel_core.wire.connectors import (
     KafkaTopic,
     KinesisStream,
     MySQLTable,
+    PostgresChanges,
     PostgresTable,
     S3Table,
     SealedSecret,
@@ -87,6 +94,8 @@ LOOK_S: Final = 1.0
 """How often queries are checked; a change of the catalogs is noticed at once."""
 STATUS_EVERY_S: Final = 15.0
 """How often the status of each feed is stored if nothing changes."""
+SLOTS_S: Final = 30.0
+"""How often slots of destroyed sources are looked for."""
 STARTS: Final = 8
 """Feeds that are started at once."""
 PROBE_S: Final = 10.0
@@ -128,6 +137,8 @@ class SourceHost:
         self._queries: dict[TopicName, RunningFeed] = {}
         self._catalogs = TargetCatalogs(pool)
         self._tables: list[FeedReport] = []
+        self._kept_slots: list[FeedReport] = []
+        """Slots of destroyed sources that could not be dropped."""
         self._work: dict[TopicName, asyncio.Task[None]] = {}
         self._spark: SparkSession | None = None
         self._wanted: dict[TopicName, Feed] = {}
@@ -138,6 +149,7 @@ class SourceHost:
         self._found: dict[TopicName, float] = {}
         """When rows of a feed were last found."""
         self._controls: SourceControls = PostgresSourceControls(pool)
+        self._slots: ChangeSlots = PostgresChangeSlots(pool)
         self._told: tuple[float, list[FeedNews]] = (-math.inf, [])
         self._measured: dict[Gauge, set[tuple[str, str]]] = {}
         self._free = asyncio.Semaphore(STARTS)
@@ -147,6 +159,7 @@ class SourceHost:
         """Return what is known of each feed."""
         return [
             *self._tables,
+            *self._kept_slots,
             *report_of(
                 self._states,
                 self._paused,
@@ -159,6 +172,7 @@ class SourceHost:
 
     async def run(self, changed: asyncio.Event) -> None:
         """Follow the catalogs; raises only when Spark cannot be started or its JVM has exited."""
+        slots = asyncio.create_task(self._drop_slots())
         try:
             while True:
                 changed.clear()
@@ -167,8 +181,28 @@ class SourceHost:
                 with contextlib.suppress(TimeoutError):
                     await asyncio.wait_for(changed.wait(), LOOK_S)
         finally:
-            for task in self._work.values():
+            for task in (slots, *self._work.values()):
                 task.cancel()
+
+    async def _drop_slots(self) -> None:
+        """Drop the slots of destroyed sources, as long as the process runs."""
+        while True:
+            try:
+                left = await drop_abandoned(self._slots, self._drop_slot)
+                self._kept_slots = [
+                    FeedReport(each.workspace, each.title, 1, 1, None, each.error) for each in left
+                ]
+            except SystemUnavailable as lost:
+                log.warning("slots of destroyed sources could not be read", reason=str(lost))
+            except Exception:  # last line of defence: what is read goes on, and this is tried again
+                log.exception("slots of destroyed sources could not be dropped")
+            await asyncio.sleep(SLOTS_S)
+
+    def _drop_slot(self, slot: AbandonedSlot) -> None:
+        _, changed_log = changes.opened_log(
+            slot.table, slot.slot, lambda secret: self._open(slot.workspace, secret)
+        )
+        changed_log.drop()
 
     async def _look(self) -> None:
         """Read which feeds are wanted; if that fails, those that were wanted before still are."""
@@ -320,7 +354,13 @@ class SourceHost:
         topic = feed.raw_topic
         await self._end(topic)  # the query of a feed that an unexpected error parked
         try:
-            query = await self._in_thread(lambda: self._started(feed))
+            slot = ""
+            if isinstance(feed.table, PostgresChanges):
+                held = await self._slots.hold(feed, feed.table)
+                if held is None:
+                    raise FeedRemoved(f"{feed.title} is not the source of a dataset any more")
+                slot = held
+            query = await self._in_thread(lambda: self._started(feed, slot))
         except (ConnectionsError, SourceError, PySparkException, KafkaException) as failed:
             await self._failed(feed, sources_spark.reason_of(str(failed)) or _reason(failed))
             return
@@ -329,7 +369,7 @@ class SourceHost:
         self._states[topic] = started(feed, before, time.monotonic(), fresh_s)
         log.info("source is read", source=feed.title, workspace=feed.workspace)
 
-    def _started(self, feed: Feed) -> RunningFeed:
+    def _started(self, feed: Feed, slot: str) -> RunningFeed:
         assert self._spark is not None, "Spark is started before its first query"
 
         def count(counts: pa.Table) -> None:
@@ -337,7 +377,7 @@ class SourceHost:
                 self._found[feed.raw_topic] = time.monotonic()
             count_rows(counts)
 
-        return start_feed(StartedBy(self._spark, self._settings, feed, self._open, count))
+        return start_feed(StartedBy(self._spark, self._settings, feed, self._open, count, slot))
 
     def _open(self, workspace: WorkspaceId, secret: SealedSecret) -> str:
         return secrets.opened_credential(self._sealer, workspace, secret.token)
@@ -403,6 +443,8 @@ def start_feed(by: StartedBy) -> RunningFeed:
             return s3_files.start(by, table)
         case KinesisStream() as table:
             return kinesis.start(by, table)
+        case PostgresChanges() as table:
+            return changes.start(by, table)
         case PostgresTable() | MySQLTable():
             raise AssertionError("tables are read by runs of their own")
 

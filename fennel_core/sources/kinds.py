@@ -44,3 +44,5 @@ class StartedBy:
     feed: Feed
     open_secret: Callable[[WorkspaceId, SealedSecret], str]
     count_rows: Callable[[pa.Table], None]
+    slot: str = ""
+    """Of changes: how the names of the slots begin that are kept for the feed."""

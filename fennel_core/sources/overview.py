@@ -25,12 +25,10 @@ from fennel_core.sources.controls import FeedStatus, SourceLimit, SourcePause
 from fennel_core.sources.feeds import MICROS, Feed, feeds_of
 from fennel_core.sources.positions import DatasetPosition, SourcePosition
 from fennel_core.vocab.ids import BranchName, Identity, TopicName
-from fennel_core.wire.connectors import Cdc, Source
+from fennel_core.wire.connectors import DEFAULT_EVERY_US, Cdc, Source
 
 STATUS_S: Final = 60.0
 """A status that is older says nothing: the process reports four times as often."""
-DEFAULT_EVERY_US: Final = 30 * 60 * 1_000_000
-"""The interval that the client gives to a source without `every`."""
 PositionsOf = Mapping[TopicName, Mapping[int, SourcePosition]]
 """Of each feed, by raw topic: the position of each partition of its stream."""
 

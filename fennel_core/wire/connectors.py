@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import ClassVar
+from typing import ClassVar, Final
 
 from fennel_core.vocab.dtypes import Bool, Field, Float, Int, Str, Timestamp
 from fennel_core.vocab.ids import DatasetName, Micros
@@ -273,6 +273,14 @@ class PostgresTable:
 
 
 @dataclass(frozen=True, slots=True)
+class PostgresChanges:
+    """The changes of a table, as the database records them: a table with cdc `debezium`."""
+
+    db: Postgres | NamedReference
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
 class S3Table:
     """Objects under `prefix` whose key matches the pattern `suffix`.
 
@@ -371,6 +379,7 @@ Table = (
     WebhookEndpoint
     | MySQLTable
     | PostgresTable
+    | PostgresChanges
     | S3Table
     | KafkaTopic
     | SnowflakeTable
@@ -390,6 +399,9 @@ class Cdc(Enum):
     NATIVE = "native"
     DELETE = "delete"
 
+
+DEFAULT_EVERY_US: Final = 30 * 60 * 1_000_000
+"""The interval that the client gives to a source without `every`."""
 
 # --- sources --------------------------------------------------------------------------------------
 

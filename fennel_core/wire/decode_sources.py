@@ -31,11 +31,12 @@ CDCS = {
 
 def decode_source(message: pb.Source) -> c.Source:
     """Decode one source of one dataset; raises `UnsupportedValue` for an unknown part."""
+    cdc = known(CDCS, message.cdc, message, "cdc")
     return c.Source(
         dataset=DatasetName(message.dataset),
         version=message.ds_version,
-        table=decode_table(message.table),
-        cdc=known(CDCS, message.cdc, message, "cdc"),
+        table=_source_table(decode_table(message.table), cdc),
+        cdc=cdc,
         disorder_us=decode_duration_us(message.disorder),
         every_us=decode_duration_us(message.every) if message.HasField("every") else None,
         cursor=(message.cursor or None) if message.HasField("cursor") else None,
@@ -52,6 +53,13 @@ def decode_source(message: pb.Source) -> c.Source:
         where=_where(message),
         sampling=_sampling(message),
     )
+
+
+def _source_table(table: c.Table, cdc: c.Cdc) -> c.Table:
+    """Return what is read: the client sends the rows of a table and its changes as one table."""
+    if isinstance(table, c.PostgresTable) and table.slot_name is None and cdc is c.Cdc.DEBEZIUM:
+        return c.PostgresChanges(table.db, table.table)
+    return table
 
 
 def _preproc(message: pb.PreProcValue) -> c.PreProc:

@@ -189,6 +189,7 @@ _CONNECTORS: Final = (
     Stored("table.webhook", c.WebhookEndpoint, "db endpoint"),
     Stored("table.mysql", c.MySQLTable, "db table"),
     Stored("table.postgres", c.PostgresTable, "db table slot_name"),
+    Stored("table.postgres_changes", c.PostgresChanges, "db table"),
     Stored(
         "table.s3",
         c.S3Table,

@@ -54,12 +54,15 @@ def make_cluster(data: Path) -> None:
 
 
 @contextmanager
-def running(data: Path, stop: str = "immediate") -> Iterator[str]:
-    """Run a server over its files; yield the connection string of its maintenance database."""
+def running(data: Path, stop: str = "immediate", more: str = "") -> Iterator[str]:
+    """Run a server over its files; yield the connection string of its maintenance database.
+
+    `more`: flags of the server.
+    """
     port = free_port()
     flags = (
         f"-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories='' -c "
-        "fsync=off -c max_connections=100"
+        f"fsync=off -c max_connections=100 {more}"
     )
     server_tool("pg_ctl", data, "-w", "-o", flags, "-l", str(data.parent / "log"), "start")
     try:

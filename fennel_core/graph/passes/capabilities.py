@@ -10,7 +10,7 @@ always accepted, also where they have no effect.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Final, assert_never
+from typing import assert_never
 
 from fennel_core.graph.derived_schemas import derive_known_schemas
 from fennel_core.graph.entity_graph import Graph
@@ -32,9 +32,6 @@ from fennel_core.vocab.problems import Problem
 from fennel_core.wire import connectors as c
 from fennel_core.wire import operators as o
 from fennel_core.wire.entities import Dataset, Pipeline
-
-DEFAULT_EVERY_US: Final = 30 * 60 * 1_000_000
-"""The poll interval that the client gives to a source without `every`."""
 
 
 def refuse_unserved(graph: Graph, before: Graph | None) -> Iterator[Problem]:
@@ -160,7 +157,7 @@ def _webhook(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
         )
         yield Problem("cdc-not-served", dataset.name, text)
     without_effect = {
-        "every": source.every_us not in (None, DEFAULT_EVERY_US),
+        "every": source.every_us not in (None, c.DEFAULT_EVERY_US),
         "cursor": source.cursor is not None,
         "timestamp_field": source.timestamp_field not in (None, dataset.schema.timestamp),
     }
@@ -182,6 +179,8 @@ def table_title(table: c.Table) -> str:
             return f"MySQL table `{table.table}`"
         case c.PostgresTable():
             return f"Postgres table `{table.table}`"
+        case c.PostgresChanges():
+            return f"changes of Postgres table `{table.table}`"
         case c.SnowflakeTable():
             return f"Snowflake table `{table.table}`"
         case c.BigQueryTable():

@@ -13,6 +13,7 @@ from fennel_core.wire.connectors import (
     KafkaTopic,
     KinesisStream,
     MySQLTable,
+    PostgresChanges,
     PostgresTable,
     S3Table,
     Sink,
@@ -63,7 +64,7 @@ def _what(table: Table) -> str | None:
         case S3Table():
             path = f"{table.bucket}/{table.prefix}{table.suffix}"
             return f"{table.format} files `{table.db.name}/{path}`"
-        case PostgresTable():
+        case PostgresTable() | PostgresChanges():
             return f"Postgres table `{table.db.name}/{table.table}`"
         case MySQLTable():
             return f"MySQL table `{table.db.name}/{table.table}`"

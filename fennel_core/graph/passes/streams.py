@@ -13,6 +13,7 @@ from typing import Final, assert_never
 
 from fennel_core.graph.delta_keys import DELTA, is_delta
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.graph.passes.changes import check_changes
 from fennel_core.graph.passes.delta_sources import check_delta_source
 from fennel_core.graph.passes.kinesis import unusable_stream
 from fennel_core.graph.passes.tables import check_table
@@ -35,7 +36,9 @@ BUCKET: Final = re.compile(r"[a-z0-9][a-z0-9.-]{1,61}[a-z0-9]")
 def reads(table: c.Table) -> bool:
     """Return whether the platform reads the external stream `table`."""
     match table:
-        case c.KafkaTopic() | c.KinesisStream() | c.PostgresTable() | c.MySQLTable():
+        case c.KafkaTopic() | c.KinesisStream():
+            return True
+        case c.PostgresTable() | c.MySQLTable() | c.PostgresChanges():
             return True
         case c.S3Table():
             return table.format in (*FILES, DELTA)
@@ -102,6 +105,9 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
     table = source.table
     if isinstance(table, c.PostgresTable | c.MySQLTable):
         yield from check_table(dataset, source, table)
+        return
+    if isinstance(table, c.PostgresChanges):
+        yield from check_changes(dataset, source, table)
         return
     assert isinstance(table, c.KafkaTopic | c.KinesisStream | c.S3Table), "these kinds are read"
     if is_delta(source):

@@ -12,7 +12,7 @@ import pytest
 
 from fennel_core.graph.entity_graph import Graph, merge_incremental
 from fennel_core.graph.passes import INCREMENTAL_RULES, RULES, validate
-from fennel_core.graph.passes.capabilities import DEFAULT_EVERY_US, refuse_unserved
+from fennel_core.graph.passes.capabilities import refuse_unserved
 from fennel_core.graph.passes.connectors import one_definition_per_connector
 from fennel_core.graph.passes.dependencies import declare_dependencies
 from fennel_core.graph.passes.expectations import check_expectations
@@ -23,6 +23,7 @@ from fennel_core.graph.passes.supersets import keep_features
 from fennel_core.graph.passes.versions import require_new_version_on_change
 from fennel_core.graph.sink_places import is_written
 from fennel_core.wire.connectors import (
+    DEFAULT_EVERY_US,
     AvroFormat,
     BasicAuth,
     Cdc,

@@ -1,0 +1,302 @@
+"""The JVM with Debezium's connectors, which read the changes of databases.
+
+Theory. Debezium is a library of Kafka Connect: a *task* of its connector is started with properties
+and polled for records. Kafka Connect would remember how far they were written; here nothing is
+remembered in the JVM: a task begins at a place that it is given, and dies with its reader. The
+platform needs no more of Connect than that, so it drives tasks itself.
+
+The JVM runs no code of ours. It is reached through py4j, from the process that starts it and from
+the workers of Spark that write the changes, each with the token of this JVM. What they share is
+kept by name in the JVM's own table of properties: the task, records that were polled to see whether
+there are any (`look`), and those that were handed out last. A list of records becomes one text in
+the JVM, with a line of JSON for each: a call costs as much as many rows.
+
+    task = engine.start("orders", "io.debezium.connector.postgresql.PostgresConnectorTask", {...})
+    while lines := task.take():
+        write(lines)
+        task.confirm()      # the server may forget what is before the last commit of these
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import threading
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any, ClassVar, Final
+
+import pyspark
+from py4j.java_gateway import GatewayParameters, JavaGateway, launch_gateway
+from py4j.protocol import Py4JError, Py4JJavaError
+
+from fennel_core.connections.errors import ConnectionsError
+from fennel_core.settings.model import Settings
+
+OPENED: Final = (
+    *("java.util", "java.util.stream", "java.util.concurrent"),
+    *("java.lang", "java.lang.invoke"),
+)
+"""Packages of Java whose classes py4j calls methods of."""
+JAVA_OPTIONS: Final = (
+    *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
+    "-XX:+UseSerialGC",
+    "-XX:TieredStopAtLevel=1",
+    "-XX:+ExitOnOutOfMemoryError",
+    "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
+    # What it logs with the whole stack is raised, too.
+    "-Dorg.slf4j.simpleLogger.log.io.debezium.pipeline.ErrorHandler=off",
+)
+CAUSES: Final = 8
+"""Causes of an error that are looked through for the one that says most."""
+COMMON: Final[Mapping[str, str]] = {
+    # Values as text that JSON can hold, and nulls as they are: not as the default of the column.
+    "converter.schemas.enable": "false",
+    "converter.replace.null.with.default": "false",
+    "decimal.handling.mode": "string",
+    "time.precision.mode": "isostring",
+    "binary.handling.mode": "base64",
+    "interval.handling.mode": "string",
+    # Every change is an event, and nothing else is.
+    "tombstones.on.delete": "false",
+    "skipped.operations": "none",
+    # A task that fails ends: started again by itself, it would begin at another place.
+    "errors.max.retries": "0",
+    "poll.interval.ms": "100",
+    "max.batch.size": "4096",
+    "max.queue.size": "16384",
+    "max.queue.size.in.bytes": str(16 * 1024 * 1024),
+}
+_TASK, _AHEAD, _LAST, _FORMAT, _VALUE, _JOIN = "task", "ahead", "last", "format", "value", "join"
+
+
+class ChangeEngineFailed(ConnectionsError):
+    """A task of the engine has ended, or its JVM has; the text has the database's own words.
+
+    The source is read again from its position after a pause.
+    """
+
+    code: ClassVar[str] = "source-changes-ended"
+
+
+@dataclass(frozen=True, slots=True)
+class EngineAddress:
+    """Where the JVM listens, on the loopback interface, and what it asks of its callers."""
+
+    port: int
+    token: str
+
+    def __repr__(self) -> str:
+        return f"EngineAddress({self.port})"
+
+
+class ChangeTask:
+    """A task that reads changes. The calls block, and raise `ChangeEngineFailed`.
+
+    Use from one thread at a time, of any process that has the address.
+    """
+
+    def __init__(self, address: EngineAddress, name: str) -> None:
+        self.name = name
+        self._jvm: Any = _gateway(address).jvm
+
+    def look(self) -> bool:
+        """Return whether there are changes that were not taken; wait a moment for some."""
+        with _failures(self.name):
+            if self._get(_AHEAD) is None:
+                found = self._get(_TASK).poll()
+                if found:
+                    self._put(_AHEAD, found)
+            return self._get(_AHEAD) is not None
+
+    def take(self) -> list[str]:
+        """Return the next changes as lines of JSON; empty if there are none at this moment."""
+        with _failures(self.name):
+            found = self._table.remove(self._key(_AHEAD))
+            if found is None:
+                found = self._get(_TASK).poll()
+            if not found:
+                return []
+            self._put(_LAST, found)
+            text = found.stream().map(self._get(_FORMAT)).map(self._get(_VALUE))
+            return str(text.collect(self._get(_JOIN))).split("\n")
+
+    def confirm(self) -> None:
+        """Let the server forget what is before the last commit of the changes that were taken."""
+        with _failures(self.name):
+            last, task = self._get(_LAST), self._get(_TASK)
+            if last is not None:
+                task.commitRecord(last.get(last.size() - 1), None)
+                task.commit()
+
+    def stop(self) -> None:
+        """End the task; it has let go of the database when this returns."""
+        with _failures(self.name):
+            task = self._table.remove(self._key(_TASK))
+            for each in (_AHEAD, _LAST, _FORMAT, _VALUE, _JOIN):
+                self._table.remove(self._key(each))
+            if task is not None:
+                task.stop()
+
+    @property
+    def _table(self) -> Any:
+        return self._jvm.java.lang.System.getProperties()
+
+    def _key(self, what: str) -> str:
+        return f"fennel/{self.name}/{what}"
+
+    def _get(self, what: str) -> Any:
+        return self._table.get(self._key(what))
+
+    def _put(self, what: str, value: Any) -> None:
+        self._table.put(self._key(what), value)
+
+    def begin(self, task_class: str, properties: Mapping[str, str]) -> None:
+        """Start the task. `properties`: of Debezium, beside `COMMON`."""
+        java, given = self._jvm, {**COMMON, **properties, **_names(self.name)}
+        with _failures(self.name):
+            for what, value in _to_text(java, given).items():
+                self._put(what, value)
+            task = _class(java, task_class)()
+            task.initialize(_context(java, self.name))
+            self._put(_TASK, task)
+            task.start(given)
+
+
+class ChangeEngine:
+    """A JVM for the tasks of this process; it ends with it. Use from any thread."""
+
+    def __init__(self, settings: Settings) -> None:
+        jars = sorted((settings.jars_dir / "changes").glob("*.jar"))
+        assert jars, "Debezium's jars are missing: run `make jars`"
+        extra = sorted((settings.jars_dir / "mysql").glob("*.jar"))
+        home = os.environ.get("JAVA_HOME")
+        [py4j] = (Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar")
+        port, token = launch_gateway(
+            jarpath=str(py4j),
+            classpath=":".join(map(str, (*jars, *extra))),
+            java_path=str(Path(home) / "bin" / "java") if home else "java",
+            javaopts=[*JAVA_OPTIONS, f"-Xmx{settings.change_engine_mib}m"],
+            die_on_exit=True,
+            enable_auth=True,
+            redirect_stdout=sys.stderr,
+            redirect_stderr=sys.stderr,
+        )
+        self.address = EngineAddress(port, token)
+
+    def start(self, name: str, task_class: str, properties: Mapping[str, str]) -> ChangeTask:
+        """Start a task; `name` is its own in this JVM. Raises `ChangeEngineFailed`; blocks."""
+        task = ChangeTask(self.address, name)
+        try:
+            task.begin(task_class, properties)
+        except BaseException:
+            task.stop()
+            raise
+        return task
+
+    def is_running(self) -> bool:
+        """Return whether the JVM is there."""
+        try:
+            _gateway(self.address).jvm.java.lang.System.nanoTime()
+        except (Py4JError, OSError):
+            return False
+        return True
+
+
+_engine_lock = threading.Lock()
+_engines: list[ChangeEngine] = []
+
+
+def engine_of(settings: Settings) -> ChangeEngine:
+    """Return the JVM of this process; start one if there is none that runs. Blocks."""
+    with _engine_lock:
+        if not _engines or not _engines[0].is_running():
+            _engines[:] = [ChangeEngine(settings)]
+        return _engines[0]
+
+
+@lru_cache(maxsize=8)
+def _gateway(address: EngineAddress) -> JavaGateway:
+    """Return the connection of this process to a JVM."""
+    given = GatewayParameters(port=address.port, auth_token=address.token, auto_convert=True)
+    return JavaGateway(gateway_parameters=given)
+
+
+def _names(name: str) -> dict[str, str]:
+    # The prefix of topics is the name of the task's metrics, of which a JVM has one of each.
+    return {"name": name, "topic.prefix": name}
+
+
+def _class(java: Any, name: str) -> Any:
+    """Return a class by its name; calling it makes an object."""
+    found = java
+    for part in name.split("."):
+        found = getattr(found, part)
+    return found
+
+
+def _to_text(java: Any, properties: Mapping[str, str]) -> dict[str, Any]:
+    """Return Java's functions that make a line of JSON of a record, its value, and one text of all.
+
+    `ChangeEvent.value` becomes a function by a method handle: py4j cannot name a method.
+    """
+    types, invoke = java.java.lang.Class, java.java.lang.invoke
+    form, held = types.forName("io.debezium.engine.format.Json"), java.java.util.Properties()
+    for key, value in properties.items():
+        held.setProperty(key, value)
+    formats = java.io.debezium.engine.format.KeyValueHeaderChangeEventFormat.of(form, form, form)
+    converter = java.io.debezium.embedded.ConverterBuilder().using(formats).using(held)
+    value = invoke.MethodHandles.lookup().findVirtual(
+        types.forName("io.debezium.engine.ChangeEvent"),
+        "value",
+        invoke.MethodType.methodType(types.forName("java.lang.Object")),
+    )
+    function = types.forName("java.util.function.Function")
+    return {
+        _FORMAT: converter.toFormat(converter.headerConverter()),
+        _VALUE: invoke.MethodHandleProxies.asInterfaceInstance(function, value),
+        _JOIN: java.java.util.stream.Collectors.joining("\n"),
+    }
+
+
+def _context(java: Any, name: str) -> Any:
+    """Return what Kafka Connect gives to a task: nothing is remembered of one before."""
+    connect = java.org.apache.kafka.connect
+    store = java.io.debezium.embedded.KafkaConnectUtil.memoryOffsetBackingStore()
+    converters = []
+    for is_key in (True, False):
+        converter = connect.json.JsonConverter()
+        converter.configure({"schemas.enable": "false"}, is_key)
+        converters.append(converter)
+    store.start()
+    reader = connect.storage.OffsetStorageReaderImpl(store, name, *converters)
+    task = connect.util.ConnectorTaskId(name, 0)
+    return connect.runtime.WorkerSourceTaskContext(reader, task, None, None, None)
+
+
+@contextmanager
+def _failures(name: str) -> Iterator[None]:
+    """Raise `ChangeEngineFailed` with the innermost cause of what Java raises."""
+    try:
+        yield
+    except Py4JJavaError as failed:
+        raise ChangeEngineFailed(_cause(failed.java_exception)) from failed
+    except (Py4JError, OSError) as failed:
+        raise ChangeEngineFailed(
+            f"the engine of changes has ended while it read `{name}`: {failed}"
+        ) from failed
+
+
+def _cause(raised: Any) -> str:
+    texts = [type(raised).__name__]
+    for _ in range(CAUSES):
+        if raised is None:
+            break
+        text = raised.getMessage()
+        if text:
+            texts.append(str(text).strip().splitlines()[0])
+        raised = raised.getCause()
+    return texts[-1]

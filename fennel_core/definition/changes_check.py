@@ -1,0 +1,131 @@
+"""Check the tables whose changes a commit reads: the rights, the log, the key and the columns.
+
+The changes of a table are read once for all its datasets, so they agree on the address.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+from fennel_core.blueprints.spec import Catalog
+from fennel_core.blueprints.streams import stream_of
+from fennel_core.connections import external_postgres
+from fennel_core.connections.errors import ConnectionsError
+from fennel_core.connections.external_changes import LoggedTable, logged_table, require_log
+from fennel_core.connections.secrets import Sealer
+from fennel_core.connectors.references import address_of
+from fennel_core.definition.external_checks import REACHED_S, answers
+from fennel_core.definition.source_check import secret_opener
+from fennel_core.definition.table_check import unfit_columns
+from fennel_core.graph.delta_keys import columns_of_keys
+from fennel_core.graph.entity_graph import Graph
+from fennel_core.vocab.ids import BranchName, WorkspaceId
+from fennel_core.vocab.problems import Problem
+from fennel_core.vocab.schema import Schema
+from fennel_core.wire.connectors import Postgres, PostgresChanges, Source
+
+
+@dataclass(frozen=True, slots=True)
+class AddedChanges:
+    """A source of changes that a commit adds or alters, and the schema of its dataset."""
+
+    source: Source
+    table: PostgresChanges
+    schema: Schema
+
+
+def added_changes(graph: Graph, before: Sequence[Source]) -> list[AddedChanges]:
+    """Return the changes that `graph` reads, and the version of the branch before does not."""
+    found = []
+    for source in graph.sources:
+        table, dataset = source.table, graph.dataset(source.dataset)
+        if source not in before and isinstance(table, PostgresChanges):
+            assert dataset is not None, "a valid source has a dataset"
+            found.append(AddedChanges(source, table, dataset.schema))
+    return found
+
+
+async def changes_problems(
+    added: Sequence[AddedChanges],
+    others: Mapping[BranchName, Catalog],
+    workspace: WorkspaceId,
+    sealer: Sealer | None,
+) -> tuple[Problem, ...]:
+    """Return a problem for each table whose changes cannot be read, or not into its dataset.
+
+    `others`: the catalogs of the workspace's other branches.
+    """
+    found = [problem for each in added for problem in _disagreements(each, others)]
+    asked = [partial(_unreadable, each, workspace, sealer) for each in added]
+    for each, problems in zip(added, await answers(asked), strict=True):
+        dataset = each.source.dataset
+        late = (
+            f"Dataset `{dataset}`: {stream_of(each.table).title} were not reached in "
+            f"{REACHED_S:.0f} s; check the address, and commit again"
+        )
+        found += [Problem("source-unreachable", dataset, late)] if problems is None else problems
+    return tuple(found)
+
+
+def _disagreements(added: AddedChanges, others: Mapping[BranchName, Catalog]) -> Iterator[Problem]:
+    own = _address(added.table)
+    for branch, catalog in others.items():
+        for binding in catalog.sources:
+            table = binding.source.table
+            if not isinstance(table, PostgresChanges):
+                continue
+            same = (table.db.name, table.table) == (added.table.db.name, added.table.table)
+            if same and _address(table) != own:
+                text = (
+                    f"Dataset `{added.source.dataset}`: connector `{table.db.name}` of "
+                    f"{stream_of(table).title} leads to `{own}`, and in branch `{branch}` to "
+                    f"`{_address(table)}`; branches share what they read, so give it the same "
+                    "address, or another name"
+                )
+                yield Problem("connector-redefined", added.source.dataset, text)
+                return
+
+
+def _address(table: PostgresChanges) -> str:
+    assert isinstance(table.db, Postgres), "names are resolved before"
+    return address_of(table.db)
+
+
+def _unreadable(
+    added: AddedChanges, workspace: WorkspaceId, sealer: Sealer | None
+) -> list[Problem]:
+    dataset, table = added.source.dataset, added.table
+    assert isinstance(table.db, Postgres), "names are resolved before"
+    try:
+        database = external_postgres.opened(table.db, secret_opener(workspace, sealer))
+        with database.connect() as connection:
+            found = logged_table(database, connection, table.table)
+            require_log(database, connection, found)
+    except ConnectionsError as unusable:
+        return [Problem("source-unreachable", dataset, f"Dataset `{dataset}`: {unusable}")]
+    return [
+        Problem("source-table-unfit", dataset, f"Dataset `{dataset}`: {text}")
+        for text in unfit(found, added)
+    ]
+
+
+def unfit(table: LoggedTable, added: AddedChanges) -> Iterator[str]:
+    """Yield why the changes of `table` do not fit the dataset, as sentences."""
+    title = f"Postgres table `{table.name}`"
+    keys = columns_of_keys(added.source, added.schema)
+    primary = {column.name for column in table.key}
+    if not table.whole and (keys is None or not primary.issuperset(keys)):
+        yield (
+            f"{title} has the primary key `{', '.join(sorted(primary))}`, which is all that a "
+            "delete has of a row, and it does not have the keys of the dataset; make the keys of "
+            f"it, or run `ALTER TABLE {table.name} REPLICA IDENTITY FULL`"
+        )
+    made = {name for name, _ in added.source.preproc}
+    for name in sorted(table.generated & {f.name for f in added.schema.fields} - made):
+        yield (
+            f"{title} has the generated column `{name}`, which changes do not have; compute the "
+            "field with preproc"
+        )
+    yield from unfit_columns(title, table.table, added.source, added.schema)

@@ -1,0 +1,157 @@
+"""The replication slots that the platform has in users' databases, and when they are dropped.
+
+A slot that is forgotten fills the disk of a user's server. So a row names each before it is made,
+with what is needed to reach it, and goes when the slot was dropped. A slot is dropped when the raw
+topic of its source is destroyed: until then a commit may revive the source, with its position.
+
+A reader that began just before may make the slot once more. So a dropped slot is remembered for
+longer than a reader takes to begin, and dropped again before it is forgotten.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from datetime import timedelta
+from typing import Final, LiteralString, Protocol, cast
+
+import structlog
+
+from fennel_core.blueprints import stored_names
+from fennel_core.connections.errors import ConnectionsError
+from fennel_core.connections.postgres import Pool, connection_of
+from fennel_core.sources.feeds import Feed
+from fennel_core.vocab.ids import TopicName, WorkspaceId
+from fennel_core.wire.connectors import PostgresChanges
+
+HOLD: Final[LiteralString] = """
+    INSERT INTO change_slot AS s (raw_topic, workspace, slot, definition)
+    SELECT a.id, a.workspace, %(slot)s, %(definition)s FROM asset a
+    WHERE a.id = %(topic)s AND a.state <> 'deleted'
+    ON CONFLICT (raw_topic) DO UPDATE SET definition = excluded.definition, error = NULL
+    RETURNING s.slot
+"""
+ABANDONED: Final[LiteralString] = """
+    SELECT s.raw_topic, s.workspace, s.slot, s.definition, s.error FROM change_slot s
+    WHERE NOT EXISTS (SELECT FROM asset a WHERE a.id = s.raw_topic AND a.state <> 'deleted')
+        AND (s.dropped_at IS NULL OR s.dropped_at < now() - %(kept)s)
+    ORDER BY s.made_at, s.raw_topic
+"""
+KEPT: Final = timedelta(hours=1)
+"""How long a dropped slot is remembered: more than a reader takes to make one."""
+DROPPED: Final[LiteralString] = """
+    WITH forgotten AS (
+        DELETE FROM change_slot WHERE raw_topic = %(topic)s AND dropped_at < now() - %(kept)s
+    )
+    UPDATE change_slot SET dropped_at = now(), error = NULL
+    WHERE raw_topic = %(topic)s AND dropped_at IS NULL
+"""
+FAILED: Final[LiteralString] = (
+    "UPDATE change_slot SET error = %(error)s WHERE raw_topic = %(topic)s"
+)
+
+
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class AbandonedSlot:
+    """A slot whose source is destroyed. `error`: why it could not be dropped the last time."""
+
+    raw_topic: TopicName
+    workspace: WorkspaceId
+    slot: str
+    table: PostgresChanges
+    error: str | None
+
+    @property
+    def title(self) -> str:
+        """For people, who drop it themselves if the platform cannot."""
+        return f"slot `{self.slot}` of connector `{self.table.db.name}`"
+
+
+class ChangeSlots(Protocol):
+    """Remembers slots. Raises `SystemUnavailable`."""
+
+    async def hold(self, feed: Feed, table: PostgresChanges) -> str | None:
+        """Return the name of a source's slot, which is remembered from now on.
+
+        None if the source was destroyed in between: it needs no slot.
+        """
+        ...
+
+    async def abandoned(self) -> Sequence[AbandonedSlot]:
+        """Return the slots to drop."""
+        ...
+
+    async def dropped(self, raw_topic: TopicName) -> None:
+        """Note that a slot was dropped; forget one that was before, too."""
+        ...
+
+    async def failed(self, raw_topic: TopicName, error: str) -> None:
+        """Note why a slot could not be dropped."""
+        ...
+
+
+class PostgresChangeSlots:
+    """See `ChangeSlots`; migration 0033."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+
+    async def hold(self, feed: Feed, table: PostgresChanges) -> str | None:
+        given = {
+            "topic": feed.raw_topic,
+            "slot": f"fennel_{uuid.uuid4().hex}",
+            "definition": stored_names.dumps(table),
+        }
+        async with connection_of(self._pool) as connection:
+            row = await (await connection.execute(HOLD, given)).fetchone()
+        return None if row is None else str(row[0])
+
+    async def abandoned(self) -> Sequence[AbandonedSlot]:
+        async with connection_of(self._pool) as connection:
+            cursor = await connection.execute(ABANDONED, {"kept": KEPT})
+            rows = cast(list[tuple[str, str, str, bytes, str | None]], await cursor.fetchall())
+        return [
+            AbandonedSlot(
+                TopicName(topic),
+                WorkspaceId(workspace),
+                slot,
+                stored_names.loads(definition, PostgresChanges),
+                error,
+            )
+            for topic, workspace, slot, definition, error in rows
+        ]
+
+    async def dropped(self, raw_topic: TopicName) -> None:
+        async with connection_of(self._pool) as connection:
+            await connection.execute(DROPPED, {"topic": raw_topic, "kept": KEPT})
+
+    async def failed(self, raw_topic: TopicName, error: str) -> None:
+        async with connection_of(self._pool) as connection:
+            await connection.execute(FAILED, {"topic": raw_topic, "error": error})
+
+
+async def drop_abandoned(
+    slots: ChangeSlots, drop: Callable[[AbandonedSlot], None]
+) -> Sequence[AbandonedSlot]:
+    """Drop the slots of destroyed sources; return those that could not be, with the reason.
+
+    `drop` blocks, and raises `ConnectionsError`. One that fails stops no other, and is tried again.
+    """
+    left = []
+    for each in await slots.abandoned():
+        try:
+            await asyncio.to_thread(drop, each)
+        except ConnectionsError as failed:
+            await slots.failed(each.raw_topic, str(failed))
+            left.append(replace(each, error=str(failed)))
+            if each.error is None:
+                log.error("a slot could not be dropped", slot=each.title, reason=str(failed))
+        else:
+            await slots.dropped(each.raw_topic)
+            log.info("a slot was dropped", slot=each.title, workspace=each.workspace)
+    return left

@@ -1,0 +1,238 @@
+"""Changes of a real Postgres table enter once and in order, wherever their readers are cut.
+
+Debezium's engine is real, too. Transactions overlap, are rolled back, touch other tables and write
+messages; readers are killed after any row, of the first read as well, lose responses, and confirm
+or do not. The oracle are the statements that were committed, in the order of their commits.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+import polars as pl
+import psycopg
+import pytest
+
+from fennel_core.connections.change_engine import ChangeEngine, ChangeEngineFailed
+from fennel_core.connections.errors import TransactionAborted
+from fennel_core.connections.external_postgres import ExternalPostgres
+from fennel_core.sources import change_reader
+from fennel_core.sources.change_reader import ChangeRoundEnd
+from fennel_core.sources.errors import ReaderSuperseded, RowsNotWritten
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, decode
+from fennel_core.wire.connectors import Cdc, Login, Postgres, PostgresChanges
+from tests.support.change_log import (
+    ChangeWorld,
+    Connection,
+    TableReader,
+    engine,
+    logging_server,
+    owner,
+    shop,
+)
+from tests.support.ingest_world import catalog
+from tests.support.source_world import (
+    LOST_AFTER,
+    LOST_BEFORE,
+    RAW,
+    Fault,
+    SourceWorld,
+    rows_of,
+    stream_source,
+)
+
+__all__ = ["engine", "logging_server", "owner", "shop"]
+
+SEEDS = int(os.environ.get("CHANGE_SEEDS", "6"))
+REFUSED = Fault(TransactionAborted("the broker refused"), committed=False)
+USERS = PostgresChanges(Postgres("shop", "db", 5432, "shop", None, Login(None, None)), "users")
+BINDING = stream_source(cdc=Cdc.DEBEZIUM, disorder_us=0, table=USERS)
+TABLE = """
+    CREATE TABLE users ("user" text PRIMARY KEY, age int DEFAULT 7, at timestamptz NOT NULL,
+        note text DEFAULT 'none');
+    CREATE TABLE others (id serial PRIMARY KEY);
+"""
+UPDATE = """
+    UPDATE users SET age = %(age)s, at = now() + interval '10 years' + %(n)s * interval '1 second'
+    WHERE "user" = %(user)s
+"""
+"""Times of rows are later than commits, so that a row may come back after a delete."""
+INSERT = """
+    INSERT INTO users
+    VALUES (%(user)s, %(age)s, now() + interval '10 years' + %(n)s * interval '1 second', NULL)
+"""
+
+
+@dataclass
+class Users:
+    """The table, and what was committed: each change with its key and age, in order."""
+
+    owner: Connection
+    random: random.Random
+    content: dict[str, int | None] = field(default_factory=dict)
+    changes: list[tuple[str, str, int | None]] = field(default_factory=list)
+    n: int = 0
+
+    def __post_init__(self) -> None:
+        self.owner.execute(TABLE)
+
+    def commit(self, statements: int, *, roll_back: bool = False) -> None:
+        """Commit a transaction of statements."""
+        before, done = dict(self.content), list[tuple[str, str, int | None]]()
+        with suppress(psycopg.Rollback), self.owner.transaction() as transaction:
+            for _ in range(statements):
+                done += self._statement()
+            if roll_back:
+                self.content = before
+                raise psycopg.Rollback(transaction)
+            self.changes += done
+            return
+
+    def _statement(self) -> list[tuple[str, str, int | None]]:
+        self.n += 1
+        user, age = self.random.choice("abcdefgh"), self.n
+        given: dict[str, Any] = {"user": user, "age": age, "n": self.n}
+        match self.random.choice(["put", "put", "put", "delete", "other", "message"]):
+            case "put" if user in self.content:
+                self.owner.execute(UPDATE, given)
+                self.content[user] = age
+                return [("u", user, age)]
+            case "put":
+                self.owner.execute(INSERT, given)
+                self.content[user] = age
+                return [("c", user, age)]
+            case "delete" if user in self.content:
+                self.owner.execute('DELETE FROM users WHERE "user" = %(user)s', given)
+                del self.content[user]
+                return [("d", user, None)]
+            case "message":
+                inside = self.random.random() < 0.5
+                query = "SELECT pg_logical_emit_message(%s, 'another', 'x')"
+                self.owner.execute(query, (inside,))
+            case _:
+                self.owner.execute("INSERT INTO others DEFAULT VALUES")
+        return []
+
+
+def read_rows(sources: SourceWorld) -> list[dict[str, Any]]:
+    return [row for raw in sources.world.raw(RAW) for row in rows_of(raw.body)]
+
+
+def change_of(row: dict[str, Any]) -> tuple[str, str, int | None]:
+    image = row["after"] or row["before"]
+    return row["op"], image["user"], None if row["after"] is None else image["age"]
+
+
+def final(sources: SourceWorld) -> dict[str, int | None]:
+    """Recompute: the version of each key that is last in (time, position)."""
+    found = [
+        decode(record.value)
+        for (topic, _), records in sources.world.log.items()
+        if topic == "w.topic.users.1"
+        for record in records
+    ]
+    last = pl.concat(found).sort("at", POS).group_by("user", maintain_order=True).last()
+    return {row["user"]: row["age"] for row in last.rows(named=True) if not row[IS_TOMBSTONE]}
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_each_change_enters_once_and_in_order(
+    shop: ExternalPostgres,
+    owner: Connection,
+    engine: ChangeEngine,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await check_history(shop, owner, engine, random.Random(seed), monkeypatch)  # noqa: S311  # a test
+
+
+async def check_history(
+    shop: ExternalPostgres,
+    owner: Connection,
+    engine: ChangeEngine,
+    random_: random.Random,
+    patch: pytest.MonkeyPatch,
+    steps: int = 25,
+) -> None:
+    patch.setattr(change_reader, "TRANSACTION_ROWS", random_.choice([1, 3, 10_000]))
+    users, whole = Users(owner, random_), random_.random() < 0.5
+    if whole:
+        owner.execute("ALTER TABLE users REPLICA IDENTITY FULL")
+    for _ in range(random_.randrange(4)):
+        users.commit(3)
+    sources = SourceWorld()
+    faults = random_.choices([None, None, None, None, LOST_AFTER, LOST_BEFORE, REFUSED], k=40)
+    sources.fault = lambda: faults.pop() if faults else None
+    sources.world.commit(main=catalog(BINDING))
+    world, alive = ChangeWorld(shop, engine, "users", sources), list[TableReader]()
+    begun: dict[str, tuple[int, set[str]]] = {}
+
+    async def start() -> None:
+        """Let a reader begin; until one has written the position, each makes a slot."""
+        alive.append(await world.reader())
+        begun.setdefault(alive[-1].end.at.cursor.slot, (len(users.changes), set(users.content)))
+
+    for _ in range(steps):
+        match random_.choice(["commit", "commit", "roll back", "read", "read", "kill", "start"]):
+            case "commit":
+                users.commit(random_.choice([1, 1, 2, 12]))
+            case "roll back":
+                users.commit(2, roll_back=True)
+            case "read" if alive:
+                await read(random_.choice(alive), alive, random_.choice([1, 2, 5, 1000]))
+            case "kill" if alive:
+                alive.pop(random_.randrange(len(alive)))
+            case "start":
+                await start()
+    faults.clear()
+    await start()
+    await read(alive[-1], alive, 1)  # whichever slot counts is one of `begun` now
+    end = await read_to_end(world)
+    count, there = begun[end.at.cursor.slot]
+    await sources.world.close()
+    rows = read_rows(sources)
+    first = [change_of(row) for row in rows if row["op"] == "r"]
+    assert [change_of(row) for row in rows if row["op"] != "r"] == users.changes[count:]
+    keys = [key for _, key, _ in first]
+    assert keys == sorted(set(keys)), "a key is read once"
+    gone = {key for op, key, _ in users.changes[count:] if op == "d"}
+    assert there - gone <= set(keys)
+    if rows and whole:  # else a delete has no time of its row, which is of later
+        assert final(sources) == users.content
+    assert sources.world.rows("w.dead.1") == []
+    assert all("none" not in json.dumps(row["after"]) for row in rows), "a null is no default"
+
+
+async def read(reader: TableReader, alive: list[TableReader], rows: int) -> None:
+    """Read some rows; a reader whose slot was taken, or that was fenced, ends."""
+    try:
+        await reader.round(0.3, rows)
+    except (ReaderSuperseded, RowsNotWritten, ChangeEngineFailed):
+        alive.remove(reader)
+
+
+async def read_to_end(world: ChangeWorld) -> ChangeRoundEnd:
+    """Read on with a new reader until its mark comes, which follows all changes.
+
+    An engine that was let go may take the slot once more when it begins late: then another begins.
+    """
+    async with asyncio.timeout(120):
+        while True:
+            reader, token = await world.reader(), None
+            with suppress(ChangeEngineFailed):
+                while True:
+                    end = await reader.round(0.3, 1e9)
+                    if end.at.cursor.first:
+                        continue
+                    if token is None:
+                        at, token = end.at.cursor, "the-end"
+                        reader.source.log.look(reader.source.table, at.slot, at.publication, token)
+                    elif end.token == token:
+                        reader.task.stop()
+                        return end
