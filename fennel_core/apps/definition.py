@@ -58,6 +58,7 @@ from fennel_core.sinks.orders import SinkOrders
 from fennel_core.sinks.postgres import PostgresSinkControls
 from fennel_core.sinks.rewinds import SinkRewinds, read_times
 from fennel_core.sinks.routes import router as sinks_router
+from fennel_core.sources.change_trial import newest_changes
 from fennel_core.sources.file_trial import newest_file_rows
 from fennel_core.sources.kafka import KafkaSourceLog, positions_of_feeds
 from fennel_core.sources.kinesis_orders import newest_stream_rows, stream_state
@@ -217,6 +218,7 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
         open_secret,
         partial(newest_file_rows, settings),
         partial(newest_stream_rows, settings),
+        partial(newest_changes, settings),
     )
     app.state.source_rewinds = SourceRewinds(
         sources,

@@ -175,7 +175,7 @@ class ChangeEngine:
         extra = sorted((settings.jars_dir / "mysql").glob("*.jar"))
         home = os.environ.get("JAVA_HOME")
         [py4j] = (Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar")
-        port, token = launch_gateway(
+        port, token, self._process = launch_gateway(
             jarpath=str(py4j),
             classpath=":".join(map(str, (*jars, *extra))),
             java_path=str(Path(home) / "bin" / "java") if home else "java",
@@ -184,6 +184,7 @@ class ChangeEngine:
             enable_auth=True,
             redirect_stdout=sys.stderr,
             redirect_stderr=sys.stderr,
+            return_proc=True,
         )
         self.address = EngineAddress(port, token)
 
@@ -199,11 +200,12 @@ class ChangeEngine:
 
     def is_running(self) -> bool:
         """Return whether the JVM is there."""
-        try:
-            _gateway(self.address).jvm.java.lang.System.nanoTime()
-        except (Py4JError, OSError):
-            return False
-        return True
+        return self._process.poll() is None
+
+    def close(self) -> None:
+        """End the JVM, with what runs in it."""
+        self._process.kill()
+        self._process.wait()
 
 
 _engine_lock = threading.Lock()

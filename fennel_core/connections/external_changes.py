@@ -180,6 +180,16 @@ def first_read(table: LoggedTable, after: Sequence[str] | None) -> str:
     return (query + sql.SQL(" ORDER BY {}").format(comma.join(names))).as_string(None)
 
 
+def newest_rows(table: LoggedTable, count: int) -> str:
+    """Return the query of the rows with the highest keys."""
+    query = sql.SQL("SELECT * FROM {} ORDER BY {} LIMIT {}").format(
+        table.table.identifier,
+        sql.SQL(", ").join(sql.SQL("{} DESC").format(sql.Identifier(c.name)) for c in table.key),
+        sql.Literal(count),
+    )
+    return query.as_string(None)
+
+
 class PostgresLog:
     """The log of a database, for one source; `base`: how the names of its slots begin.
 

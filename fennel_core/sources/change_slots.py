@@ -13,8 +13,8 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from datetime import timedelta
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime, timedelta
 from typing import Final, LiteralString, Protocol, cast
 
 import structlog
@@ -155,3 +155,43 @@ async def drop_abandoned(
             await slots.dropped(each.raw_topic)
             log.info("a slot was dropped", slot=each.title, workspace=each.workspace)
     return left
+
+
+@dataclass(slots=True)
+class MemoryChangeSlots:
+    """In-memory `ChangeSlots`. `alive`: the sources that are not destroyed; `clock`: the time."""
+
+    alive: set[TopicName] = field(default_factory=set)
+    clock: Callable[[], datetime] = lambda: datetime.now(UTC)
+    _held: dict[TopicName, AbandonedSlot] = field(default_factory=dict)
+    _dropped: dict[TopicName, datetime] = field(default_factory=dict)
+
+    async def hold(self, feed: Feed, table: PostgresChanges) -> str | None:
+        topic = feed.raw_topic
+        if topic not in self.alive:
+            return None
+        known = self._held.get(topic)
+        slot = f"fennel_{uuid.uuid4().hex}" if known is None else known.slot
+        self._held[topic] = AbandonedSlot(topic, feed.workspace, slot, table, None)
+        return slot
+
+    async def abandoned(self) -> Sequence[AbandonedSlot]:
+        return [
+            each
+            for topic, each in self._held.items()
+            if topic not in self.alive and self._is_due(topic)
+        ]
+
+    async def dropped(self, raw_topic: TopicName) -> None:
+        if raw_topic not in self._dropped:
+            self._dropped[raw_topic] = self.clock()
+            self._held[raw_topic] = replace(self._held[raw_topic], error=None)
+        elif self._is_due(raw_topic):
+            del self._held[raw_topic], self._dropped[raw_topic]
+
+    async def failed(self, raw_topic: TopicName, error: str) -> None:
+        self._held[raw_topic] = replace(self._held[raw_topic], error=error)
+
+    def _is_due(self, topic: TopicName) -> bool:
+        at = self._dropped.get(topic)
+        return at is None or at < self.clock() - KEPT

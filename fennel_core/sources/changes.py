@@ -38,6 +38,7 @@ from fennel_core.connections.external_changes import (
     LoggedTable,
     PostgresLog,
     first_read,
+    newest_rows,
 )
 from fennel_core.connections.external_kafka import OpenSecret
 from fennel_core.connections.external_postgres import ExternalPostgres
@@ -127,16 +128,25 @@ class ChangeSource:
             # The server forgets what `confirm` says, and nothing else.
             "lsn.flush.mode": "connector",
         }
-        if not cursor.first:
-            return {**given, "snapshot.mode": "no_data"}
+        if cursor.first:
+            return {**given, **self._rows(first_read(self.table, cursor.key))}
+        return {**given, "snapshot.mode": "no_data"}
+
+    def newest(self, count: int) -> dict[str, str]:
+        """Return what the engine needs to deliver the rows with the highest keys, and no more."""
+        query = newest_rows(self.table, count)
+        cursor = ChangeCursor(self.base, self.base, 0, first=True)
+        return {**self.properties(cursor), **self._rows(query)}
+
+    def _rows(self, query: str) -> dict[str, str]:
+        name = self.table.name
         return {
-            **given,
             "snapshot.mode": "initial_only",
             # They say when all rows were delivered, of an empty table, too.
             "notification.enabled.channels": "sink",
             "notification.sink.topic.name": "notifications",
             "snapshot.select.statement.overrides": name,
-            f"snapshot.select.statement.overrides.{name}": first_read(self.table, cursor.key),
+            f"snapshot.select.statement.overrides.{name}": query,
         }
 
 

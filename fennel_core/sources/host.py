@@ -118,6 +118,11 @@ BEHIND_S = metrics.gauge(
     "How long before the newest record of a Kinesis stream the last one that was read arrived.",
     ("workspace", "source"),
 )
+RETAINED = metrics.gauge(
+    "fennel_change_source_retained_bytes",
+    "Write-ahead log that a user's database keeps for a source of its changes.",
+    ("workspace", "source"),
+)
 AGE_S = metrics.gauge(
     "fennel_stream_source_age_seconds",
     "Time since nothing of a stream was left unread, or since the service began to read it.",
@@ -286,6 +291,7 @@ class SourceHost:
         self._set(BEHIND, [(each.feed, each.behind) for each in reading])
         lags = [(e.feed, None if e.behind_ms is None else e.behind_ms / 1000) for e in reading]
         self._set(BEHIND_S, lags)
+        self._set(RETAINED, [(each.feed, each.retained_bytes) for each in reading])
         now_s = time.monotonic()
         self._set(AGE_S, [(each.feed, now_s - each.fresh_s) for each in self._states.values()])
 

@@ -16,6 +16,7 @@ import numpy as np
 
 from fennel_core.admission.payload import Payload
 from fennel_core.admission.validator import CodeRunner, RowKind, Validator
+from fennel_core.connections.change_engine import ChangeEngineFailed
 from fennel_core.connections.erasures import Erased
 from fennel_core.connections.external_delta import ExternalTableUnusable
 from fennel_core.connections.external_kafka import (
@@ -50,7 +51,7 @@ from fennel_core.sources.table_trial import newest_rows
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import KinesisStream, S3Table, SealedSecret
+from fennel_core.wire.connectors import KinesisStream, PostgresChanges, S3Table, SealedSecret
 from fennel_core.wire.json_data import json_table
 from fennel_core.wire.json_encode import encode_column
 
@@ -64,6 +65,8 @@ ReadFiles = Callable[[S3Table, Callable[[SealedSecret], str], int], list[FileRow
 """Returns rows of the newest files of a source. Blocks; raises `ExternalBucketUnusable`."""
 ReadStreams = Callable[[KinesisStream, WorkspaceId, int], list[StreamRow]]
 """Returns rows of the newest records of a stream. Blocks; raises `ExternalStreamUnusable`."""
+ReadChangedRows = Callable[[PostgresChanges, Callable[[SealedSecret], str], int], list[bytes]]
+"""Returns rows of a table whose changes are read. Blocks; raises `ConnectionsError`."""
 Place = dict[str, Any]
 """Where a row is, as the response has it: partition and offset, and of files the file. The offset
 of a record of Kinesis is a text.
@@ -86,11 +89,12 @@ class SourceTrials:
         open_secret: OpenSecret,
         read_files: ReadFiles,
         read_streams: ReadStreams,
+        read_changes: ReadChangedRows,
         read: ReadNewest = read_newest,
     ) -> None:
         self._sources, self._executors, self._secret = sources, executors, secret
         self._open, self._read, self._read_files = open_secret, read, read_files
-        self._read_streams = read_streams
+        self._read_streams, self._read_changes = read_streams, read_changes
 
     async def run(self, workspace: WorkspaceId, name: str) -> dict[str, Any]:
         """Return what would become of the newest messages of a stream.
@@ -112,6 +116,9 @@ class SourceTrials:
                 held = self._read_streams(feed.table, workspace, MESSAGES)
                 places = [{"partition": each.shard, "offset": each.sequence} for each in held]
                 return places, decode_messages([each.value for each in held])
+            if isinstance(feed.table, PostgresChanges):
+                lines = self._read_changes(feed.table, open_secret, MESSAGES)
+                return [_place(0, n) for n in range(len(lines))], decode_messages(lines)
             if isinstance(feed.table, ScheduledTable):
                 database = table_databases.opened(feed.table, open_secret)
                 cursor, _ = cursor_and_disorder(view)
@@ -125,7 +132,13 @@ class SourceTrials:
         unusables = (
             *(ExternalKafkaUnusable, ExternalBucketUnusable, *TableUnusable),
             *(ExternalStreamUnusable, StreamThrottled, IteratorExpired),
-            *(ExternalTableUnusable, SchemaRegistryUnusable, SecretUnreadable, SourceError),
+            *(
+                ChangeEngineFailed,
+                ExternalTableUnusable,
+                SchemaRegistryUnusable,
+                SecretUnreadable,
+                SourceError,
+            ),
         )
         try:
             places, decoded = await asyncio.to_thread(read)

@@ -18,6 +18,8 @@ from fennel_core.apps.local.file_layout import FileLayout
 from fennel_core.apps.local.platform import ServiceStatus
 from fennel_core.executors.report import ExecutorReport
 
+RETAINED_MIB: Final = 256
+"""A database that keeps less of its log for a source is not named."""
 MAX_ROWS: Final = 64
 MIN_COLUMNS: Final = 110
 """On a narrower terminal lines wrap instead of being cut."""
@@ -433,6 +435,13 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
             highlight=False,
             markup=False,
         )
+    for row in [row for row in sources or () if _retained_mib(row) >= RETAINED_MIB][:MAX_ROWS]:
+        _console().print(
+            f"Stream {row['source']} of {row['workspace']}: its database keeps "
+            f"{_retained_mib(row):,} MiB of log for it",
+            highlight=False,
+            markup=False,
+        )
     for row in [row for row in sources or () if row["stale_s"] is not None][:MAX_ROWS]:
         _console().print(
             f"Stream {row['source']} of {row['workspace']} was not read to its end for "
@@ -468,6 +477,10 @@ def _limit_of(row: AlarmRow) -> str:
     """Return the limit of a stream, as the end of its line."""
     limit = row["rows_per_s"]
     return "" if limit is None else f", limited to {limit:g} rows per second"
+
+
+def _retained_mib(row: AlarmRow) -> int:
+    return int(row.get("retained_bytes") or 0) // 2**20
 
 
 def _by_time(row: AlarmRow) -> int:

@@ -102,7 +102,7 @@ def served(state: ServerState) -> FastAPI:
         app.state.sink_orders, PostgresSinkControls(state.pool), no_secret, no_secret
     )
     app.state.source_trials = SourceTrials(
-        app.state.source_service, NoExecutors(), no_secret, no_secret, no_secret, no_secret
+        app.state.source_service, NoExecutors(), *[no_secret] * 5
     )
     app.state.source_rewinds = SourceRewinds(
         app.state.source_service,

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,16 +19,27 @@ from typing import Any
 import polars as pl
 import psycopg
 import pytest
+from psycopg.conninfo import conninfo_to_dict
 
 from fennel_core.connections.change_engine import ChangeEngine, ChangeEngineFailed
 from fennel_core.connections.errors import TransactionAborted
-from fennel_core.connections.external_postgres import ExternalPostgres
+from fennel_core.connections.external_changes import (
+    ChangesLost,
+    LogBegin,
+    PostgresLog,
+    logged_table,
+    require_log,
+)
+from fennel_core.connections.external_postgres import ExternalPostgres, ExternalPostgresUnusable
+from fennel_core.settings.model import Settings
 from fennel_core.sources import change_reader
 from fennel_core.sources.change_reader import ChangeRoundEnd
+from fennel_core.sources.change_trial import newest_changes
 from fennel_core.sources.errors import ReaderSuperseded, RowsNotWritten
 from fennel_core.vocab.versions import IS_TOMBSTONE, POS, decode
-from fennel_core.wire.connectors import Cdc, Login, Postgres, PostgresChanges
+from fennel_core.wire.connectors import Cdc, Login, PlainSecret, Postgres, PostgresChanges
 from tests.support.change_log import (
+    ROOT,
     ChangeWorld,
     Connection,
     TableReader,
@@ -236,3 +248,140 @@ async def read_to_end(world: ChangeWorld) -> ChangeRoundEnd:
                     elif end.token == token:
                         reader.task.stop()
                         return end
+
+
+# --- what a server must have ----------------------------------------------------------------------
+
+
+def described(shop: ExternalPostgres, name: str = "users") -> None:
+    with shop.connect() as connection:
+        require_log(shop, connection, logged_table(shop, connection, name))
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("CREATE TABLE users (id int)", "has no primary key"),
+        ("CREATE TABLE users (id bytea PRIMARY KEY)", "of type bytea in its primary key"),
+        ("CREATE TABLE users (id int PRIMARY KEY) PARTITION BY RANGE (id)", "partitioned table"),
+        (
+            "CREATE TABLE users (id int PRIMARY KEY); ALTER TABLE users REPLICA IDENTITY NOTHING",
+            "REPLICA IDENTITY DEFAULT",
+        ),
+        ('CREATE SCHEMA "a b"; CREATE TABLE "a b".users (id int PRIMARY KEY)', "other characters"),
+    ],
+)
+def test_a_table_without_usable_changes_is_refused(
+    shop: ExternalPostgres, owner: Connection, statement: str, words: str
+) -> None:
+    owner.execute(statement.encode())
+    name = "a b.users" if "SCHEMA" in statement else "users"
+    with pytest.raises(ExternalPostgresUnusable, match=words):
+        described(shop, name)
+
+
+def test_a_server_without_a_logical_log_is_refused(database: str) -> None:
+    at = conninfo_to_dict(database)
+    plain = ExternalPostgres(
+        "shop", str(at["host"]), int(str(at["port"])), str(at["dbname"]), "fennel", "", {}
+    )
+    with psycopg.connect(database, autocommit=True) as connection:
+        connection.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    with pytest.raises(ExternalPostgresUnusable, match="need `wal_level=logical`"):
+        described(plain)
+
+
+def begun(shop: ExternalPostgres, owner: Connection) -> tuple[PostgresLog, LogBegin]:
+    owner.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    log = PostgresLog(shop, "users", f"fennel_{uuid.uuid4().hex}")
+    return log, log.begin(log.describe())
+
+
+def test_a_slot_that_is_gone_or_was_moved_is_a_loss(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    log, at = begun(shop, owner)
+    log.resume(at.slot, at.lsn, streams=True)
+    owner.execute("INSERT INTO users VALUES (1)")
+    owner.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (at.slot,))
+    with pytest.raises(ChangesLost, match=r"was moved to .* by another program"):
+        log.resume(at.slot, at.lsn, streams=True)
+    owner.execute("SELECT pg_drop_replication_slot(%s)", (at.slot,))
+    with pytest.raises(ChangesLost, match="is gone"):
+        log.resume(at.slot, at.lsn, streams=True)
+    with pytest.raises(ChangesLost, match="is gone"):
+        log.look(log.describe(), at.slot, at.publication, "token")
+
+
+def test_a_table_that_is_not_published_any_more_is_noticed(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    log, at = begun(shop, owner)
+    table = log.describe()
+    assert log.look(table, at.slot, at.publication, "token").retained_bytes >= 0
+    owner.execute(f"DROP PUBLICATION {at.publication}".encode())
+    with pytest.raises(ExternalPostgresUnusable, match="has not all changes"):
+        log.look(table, at.slot, at.publication, "token")
+    owner.execute("DROP TABLE users; CREATE TABLE users (id int PRIMARY KEY)")
+    with pytest.raises(ExternalPostgresUnusable, match="was created again"):
+        log.look(table, at.slot, at.publication, "token")
+
+
+def test_a_publication_that_leaves_out_rows_or_columns_is_not_used(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    owner.execute("CREATE TABLE users (id int PRIMARY KEY, age int)")
+    owner.execute("CREATE PUBLICATION some_rows FOR TABLE users WHERE (id > 1)")
+    owner.execute("CREATE PUBLICATION some_columns FOR TABLE users (id)")
+    owner.execute("CREATE PUBLICATION inserts FOR TABLE users WITH (publish = 'insert')")
+    log = PostgresLog(shop, "users", f"fennel_{uuid.uuid4().hex}")
+    own = log.begin(log.describe()).publication
+    assert own.startswith("fennel_")
+    log.drop()
+    owner.execute("CREATE PUBLICATION whole FOR TABLE users")
+    assert log.begin(log.describe()).publication == "whole"
+
+
+def test_nothing_is_left_of_a_source_that_is_dropped(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    log, _ = begun(shop, owner)
+    log.begin(log.describe())
+    other, kept = begun_again(shop)
+    log.drop()
+    log.drop()
+    slots = owner.execute(
+        "SELECT slot_name FROM pg_replication_slots WHERE database = %s", (shop.database,)
+    )
+    assert [row[0] for row in slots] == [kept.slot]
+    other.drop()
+    assert owner.execute("SELECT pubname FROM pg_publication").fetchall() == []
+
+
+def slots(owner: Connection) -> list[str]:
+    query = "SELECT slot_name FROM pg_replication_slots WHERE database = current_database()"
+    return [row[0] for row in owner.execute(query)]
+
+
+def begun_again(shop: ExternalPostgres) -> tuple[PostgresLog, LogBegin]:
+    log = PostgresLog(shop, "users", f"fennel_{uuid.uuid4().hex}")
+    return log, log.begin(log.describe())
+
+
+def test_the_rows_with_the_highest_keys_are_shown_without_a_slot(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    owner.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    owner.execute("INSERT INTO users SELECT generate_series(1, 9)")
+    own = Postgres(
+        *("shop", shop.host, shop.port, shop.database, None),
+        Login(PlainSecret("fennel"), PlainSecret("")),
+    )
+    rows = newest_changes(
+        Settings(jars_dir=ROOT / ".fennel" / "jars"), PostgresChanges(own, "users"), lambda _: "", 3
+    )
+    assert [json.loads(row)["after"]["id"] for row in rows] == [9, 8, 7]
+    slots = owner.execute(
+        "SELECT count(*) FROM pg_replication_slots WHERE database = %s", (shop.database,)
+    )
+    assert slots.fetchone() == (0,)

@@ -20,6 +20,7 @@ from fennel_core.connections.external_kafka import ExternalKafkaUnusable
 from fennel_core.connectors.references import Access, remedy
 from fennel_core.settings.model import Settings
 from fennel_core.sources import feeds
+from fennel_core.sources.change_slots import MemoryChangeSlots
 from fennel_core.sources.controls import FeedNews, MemorySourceControls
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import Broken, Feed, FeedProgress, Reading
@@ -95,7 +96,8 @@ class Host(SourceHost):
         """Connectors that are stored by name."""
         self.lost: Exception | None = None
         """Why the catalogs cannot be read."""
-        self._started = cluster.start  # type: ignore[method-assign,assignment]  # no Spark
+        self._started = lambda feed, _: cluster.start(feed)  # type: ignore[method-assign,assignment]  # no Spark
+        self._slots = MemoryChangeSlots()
         self._controls = MemorySourceControls(lambda: datetime.now(UTC), {RAW, OTHER})
         self._spark = object()  # type: ignore[assignment]  # not used
         self._catalogs = self  # type: ignore[assignment]  # no database

@@ -22,7 +22,17 @@ from fennel_core.sources.service import SourceService
 from fennel_core.sources.trial import SourceTrials
 from fennel_core.vocab.ids import DatasetName, Identity, TopicName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
-from fennel_core.wire.connectors import S3, FromLatest, Kinesis, KinesisStream, Login, S3Table
+from fennel_core.wire.connectors import (
+    S3,
+    Cdc,
+    FromLatest,
+    Kinesis,
+    KinesisStream,
+    Login,
+    Postgres,
+    PostgresChanges,
+    S3Table,
+)
 from tests.support.ingest_world import KEYED, WORKSPACE, NoExecutors, binding, branches, catalog
 from tests.support.source_world import message, stream_source
 
@@ -46,6 +56,11 @@ FILE_ROWS = [
     FileRow("in/b", 0, {"user": "ann", "age": 31, "at": AT}),
     FileRow("in/b", 1, "the message is not JSON"),
     FileRow("in/a", 0, {"user": "bob", "age": "old", "at": AT}),
+]
+CHANGES = PostgresChanges(Postgres("shop", "db", 5432, "shop", None, Login(None, None)), "users")
+CHANGED_ROWS = [
+    message(op="r", after={"user": "ann", "age": 31, "at": AT}, source={"ts_ms": 1}),
+    message(op="r", after={"user": "bob", "age": "old", "at": AT}, source={"ts_ms": 1}),
 ]
 STREAM = KinesisStream(
     Kinesis("shop", "arn:aws:iam::123456789012:role/reader"),
@@ -84,8 +99,13 @@ def trials(world: object = WORLD, reads: list[object] | None = None) -> SourceTr
         assert (table, workspace, count) == (STREAM, WORKSPACE, 5)
         return STREAM_ROWS
 
+    def read_changes(table: PostgresChanges, _: object, count: int) -> list[bytes]:
+        assert (table, count) == (CHANGES, 5)
+        return CHANGED_ROWS
+
     return SourceTrials(
-        sources, NoExecutors(), secret, lambda *_: "", read_files, read_streams, read
+        *(sources, NoExecutors(), secret, lambda *_: "", read_files, read_streams),
+        *(read_changes, read),
     )
 
 
@@ -103,6 +123,14 @@ async def test_messages_are_shown_typed_or_with_the_reason() -> None:
     assert "age" in third["error"]
     assert fourth["row"]["user"] == "eve"
     assert others["messages"][0] == {"partition": 0, "offset": 7, "left_out": True}
+
+
+async def test_rows_of_changes_are_shown_typed_or_with_the_reason() -> None:
+    world = branches("1", main=catalog(stream_source(table=CHANGES, cdc=Cdc.DEBEZIUM)))
+    found = await trials(world).run(WORKSPACE, "kafka/orders")
+    first, second = found["datasets"][0]["messages"]
+    assert first["row"] | {"at": ""} == {"user": "ann", "age": 31, "at": ""}
+    assert "age" in second["error"]
 
 
 async def test_rows_of_files_are_shown_typed_or_with_the_reason() -> None:
