@@ -44,6 +44,8 @@ BYTES_KEY = "base64"
 INTEGER_TEXT = re.compile(r"[+-]?[0-9]+")
 MAX_INTEGER_TEXT_CHARS = 40
 """Longest accepted integer text: int64 needs 20 characters, and leading zeros are valid."""
+DAY_IN_UTC = re.compile(r"([0-9]{4}-[0-9]{2}-[0-9]{2})Z")
+"""A date with a zone, as Debezium writes it where times are text."""
 YEAR = re.compile(r"(?<![0-9])[0-9]{4}(?![0-9])")
 """A text without a year would be completed from today's date.
 
@@ -179,7 +181,8 @@ def _fast_date(values: Sequence[Any], kinds: set[type]) -> pa.Array | None:
             return None
         return days.cast(pa.int32()).cast(pa.date32())
     if kinds == {str}:
-        return pa.array(values, pa.large_string()).cast(pa.date32())
+        days = pa.array(values, pa.large_string())
+        return pc.replace_substring_regex(days, f"^{DAY_IN_UTC.pattern}$", r"\1").cast(pa.date32())
     return pa.nulls(len(values), pa.date32()) if not kinds else None
 
 
@@ -385,8 +388,9 @@ def _epoch_us(number: int) -> int:
 def _text_us(text: str) -> int:
     if INTEGER_TEXT.fullmatch(text) and MIN_EPOCH_DIGITS <= len(text) <= MAX_INTEGER_TEXT_CHARS:
         return _epoch_us(int(text))
+    day = DAY_IN_UTC.fullmatch(text)
     try:
-        moment = dt.datetime.fromisoformat(text)
+        moment = dt.datetime.fromisoformat(text if day is None else day[1])
     except ValueError:
         return _free_text_us(text)
     return timestamp_us(moment)

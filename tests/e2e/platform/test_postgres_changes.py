@@ -129,7 +129,7 @@ async def sold(api: Api, shop: Shop) -> None:
         last[:] = [found]
         return (found.get("orders"), found.get("amount")) == row
 
-    await eventually(same, within_s=120, interval_s=0.5, what=lambda: f"{row}: {last}")
+    await eventually(same, within_s=240, interval_s=0.5, what=lambda: f"{row}: {last}")
 
 
 def kill_sources(settings: Settings) -> None:

@@ -139,6 +139,10 @@ def test_a_date_is_epoch_milliseconds_or_text():
     assert decode_column([1704067200000, -1], Date(), "d").to_pylist() == days
     assert decode_column(["2024-01-01", "1969-12-31"], Date(), "d").to_pylist() == days
     assert decode_column(["2024-01-01T05:00:00", -86400000], Date(), "d").to_pylist() == days
+    # As Debezium writes dates where times are text.
+    assert decode_column(["2024-01-01Z", "1969-12-31Z"], Date(), "d").to_pylist() == days
+    assert decode_column(["2024-01-01Z", -86400000], Date(), "d").to_pylist() == days
+    assert decode_column(["2024-01-01Z"], Timestamp(), "t").to_pylist() == [NEW_YEAR]
 
 
 @pytest.mark.parametrize(
