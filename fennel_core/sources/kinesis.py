@@ -173,9 +173,11 @@ class StreamRounds(Rounds):
         self._throttled = any(each["throttled"] for each in ends)
         unread = len(self._iterators) < sum(not _is_done(each["cursor"]) for each in ends)
         behind_ms = max((each["behind_ms"] for each in ends), default=0)
-        self._more = bool(behind_ms) or unread
+        self._more = bool(behind_ms) or unread or self._throttled
         self._log_lost(ends)
-        return FeedProgress(None, behind_ms, rows=rows)
+        # Of a shard that did not answer it is not known whether anything is left in it.
+        is_known = behind_ms or not self._more
+        return FeedProgress(None, behind_ms if is_known else None, rows=rows)
 
     def rest(self, took_s: float) -> None:
         """Wait until a shard has something new."""
@@ -198,15 +200,24 @@ class StreamRounds(Rounds):
             pause_s = min(IDLE_S, max(first_s, pause_s * 1.5))
 
     def _is_new(self) -> bool:
-        """Return whether a shard has a record that was not read, or has ended."""
+        """Return whether a shard has a record that was not read, or has ended.
+
+        Raises `StreamThrottled` if one could not be asked, and the others have nothing new.
+        """
+        throttled = None
         for number, iterator in self._iterators.items():
             try:
                 got = self._store.records(iterator, 1)
             except IteratorExpired:
                 return True
+            except StreamThrottled as refused:
+                throttled = refused
+                continue
             if got.records or got.following is None or got.behind_ms:
                 return True
             self._iterators[number] = got.following
+        if throttled is not None:
+            raise throttled
         return False
 
     def _log_lost(self, ends: list[dict[str, object]]) -> None:
