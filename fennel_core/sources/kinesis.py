@@ -36,11 +36,10 @@ from fennel_core.sources.kinds import StartedBy
 from fennel_core.sources.pace import step_rows
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
-from fennel_core.sources.rounds import Rounds
+from fennel_core.sources.rounds import ROUND_ROWS, RoundFailed, Rounds, or_reason
 from fennel_core.sources.shard_reader import ShardEnd, StreamReader, StreamReads
 from fennel_core.sources.shards import StreamStart, decode_cursor, start_of_all
 from fennel_core.sources.task import COUNTS, COUNTS_DDL, Counts, task_process
-from fennel_core.sources.task_rounds import ROUND_ROWS
 from fennel_core.sources.writer import PartitionWriter
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.connectors import (
@@ -70,12 +69,15 @@ SHARD: Final = (
     ("throttled", pa.bool_()),
     ("lost", pa.bool_()),
 )
+FAILURE: Final = (("failed", pa.string()), ("read", pa.int64()))
 ROUND_DDL: Final = (
     f"{COUNTS_DDL}, shard bigint, next bigint, cursor string, iterator string, behind_ms bigint, "
-    "throttled boolean, lost boolean"
+    "throttled boolean, lost boolean, failed string, read bigint"
 )
-ROUND: Final = pa.schema([*COUNTS, *SHARD])
-"""What became of rows, and in rows of their own how far each shard was read."""
+ROUND: Final = pa.schema([*COUNTS, *SHARD, *FAILURE])
+"""What became of rows, and in rows of their own how far each shard was read, or, of a limited
+source, why the round failed and how many rows it had read.
+"""
 log = structlog.get_logger(__name__)
 
 
@@ -165,7 +167,9 @@ class StreamRounds(Rounds):
         frame = self.by.spark.range(1, numPartitions=1).mapInArrow(task, ROUND_DDL)
         found = frame.toArrow()
         is_shard = found.column("shard").is_valid()
-        self.by.count_rows(found.filter(found.column("shard").is_null()).select(COUNTS.names))
+        self.by.count_rows(found.filter(found.column("source").is_valid()).select(COUNTS.names))
+        for row in found.filter(found.column("failed").is_valid()).to_pylist():
+            raise RoundFailed(row["failed"], row["read"])
         ends = found.filter(is_shard).select([name for name, _ in SHARD]).to_pylist()
         rows = sum(e["next"] - self._places.get(e["shard"], StreamPlace()).next for e in ends)
         self._places |= {e["shard"]: StreamPlace(e["next"], e["cursor"]) for e in ends}
@@ -265,7 +269,8 @@ def _read(work: StreamRound) -> pa.RecordBatch:
         title, work.origin, work.start, writer, lambda facts: origin_of(work.stream, facts)
     )
     reader = StreamReader(_store(work.stream), reads, dict(work.places))
-    return round_end(list(used.values()), process.run(reader.round(ROUND_S, rows)))
+    ends = or_reason(lambda: process.run(reader.round(ROUND_S, rows)), work.feed.rows_per_s)
+    return round_end(list(used.values()), ends, reader.rows)
 
 
 @lru_cache(maxsize=STORES)
@@ -274,9 +279,12 @@ def _store(stream: ExternalKinesis) -> KinesisStore:
     return stream.open()
 
 
-def round_end(counts: list[Counts], ends: list[ShardEnd]) -> pa.RecordBatch:
-    """Return the rows of `ROUND`."""
+def round_end(counts: list[Counts], ends: list[ShardEnd] | str, read: int) -> pa.RecordBatch:
+    """Return the rows of `ROUND`. `ends`: or why the round failed, after it had `read` rows."""
     rows = [row for each in counts for row in each.batch().to_pylist()]
+    if isinstance(ends, str):
+        rows.append({"failed": ends, "read": read})
+        ends = []
     rows += [
         {
             "shard": end.shard,

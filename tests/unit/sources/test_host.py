@@ -50,6 +50,10 @@ class Query:
     raised: Exception | None = None
     """What each call raises."""
     reported: FeedProgress | None = None
+    owed: float = 0.0
+
+    def owed_s(self) -> float:
+        return self.owed
 
     def failure(self) -> str | None:
         if self.raised is not None:
@@ -247,6 +251,22 @@ async def test_a_host_ends_while_a_cluster_hangs(running: tuple[Host, Cluster]) 
     blocked = [each for each in threading.enumerate() if each.name == "feed"]
     assert blocked
     assert all(each.daemon for each in blocked), "a thread that is joined at the end"
+
+
+async def test_a_limited_stream_that_fails_is_held_up_by_what_it_has_read(
+    running: tuple[Host, Cluster],
+) -> None:
+    host, cluster = running
+    host.catalogs = [TWO]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    cluster.queries[RAW][0].owed = 1000.0
+    cluster.queries[RAW][0].reason = cluster.queries[OTHER][0].reason = "a round failed"
+    await eventually(lambda: len(cluster.queries[OTHER]) == 2)
+    await eventually(lambda: isinstance(host.state(RAW), Broken))
+    assert state_of(host, Broken).retry_s - time.monotonic() > 900
+    assert len(cluster.queries[RAW]) == 1
+    host.catalogs = [catalog(with_login("new"))]
+    await eventually(lambda: len(cluster.queries[RAW]) == 2)
 
 
 async def test_a_cluster_that_hangs_holds_up_its_own_stream_only(

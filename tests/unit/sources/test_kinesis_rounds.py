@@ -17,6 +17,7 @@ from fennel_core.settings.model import Settings
 from fennel_core.sources.feeds import FeedProgress, feeds_of
 from fennel_core.sources.kinesis import StreamRound, StreamRounds, round_end
 from fennel_core.sources.read_rows import StreamPlace
+from fennel_core.sources.rounds import RoundFailed
 from fennel_core.sources.shard_reader import ShardEnd
 from fennel_core.sources.shards import ShardCursor, StreamStart, encode_cursor
 from tests.support.ingest_world import catalog
@@ -43,8 +44,10 @@ class Rounds(StreamRounds):
     """Rounds without Spark: each returns the ends that a test gives; no thread runs them."""
 
     def __init__(self, store: MemoryKinesis) -> None:
-        self.ends: list[ShardEnd] = []
-        frame = SimpleNamespace(toArrow=lambda: pa.Table.from_batches([round_end([], self.ends)]))
+        self.ends: list[ShardEnd] | str = []
+        frame = SimpleNamespace(
+            toArrow=lambda: pa.Table.from_batches([round_end([], self.ends, 7)])
+        )
         spark = SimpleNamespace(
             range=lambda *_, **__: SimpleNamespace(mapInArrow=lambda *_: frame),
             sparkContext=SimpleNamespace(
@@ -102,6 +105,14 @@ def test_a_shard_that_was_not_read_is_no_end_and_is_read_at_once(unread: ShardEn
     rounds.stopped.wait = lambda _: False  # type: ignore[method-assign,assignment]  # no pause
     rounds.rest(0.0)  # returns: the next round is due
     assert rounds.after(end(0), unread, end(2, behind_ms=7)).behind_ms == 7
+
+
+def test_a_limited_round_that_failed_has_read_rows_all_the_same() -> None:
+    rounds = Rounds(Stream())
+    rounds.ends = "the broker refused"
+    with pytest.raises(RoundFailed, match="the broker refused") as failed:
+        rounds.read()
+    assert failed.value.rows == 7
 
 
 def test_a_shard_that_refuses_does_not_hide_what_another_has() -> None:
