@@ -16,9 +16,13 @@ from botocore.exceptions import ClientError
 from deltalake import DeltaTable
 
 from fennel_core.connections.delta_log import DataFile, table_files
-from fennel_core.connections.external_delta import ExternalDelta, source_place
+from fennel_core.connections.external_delta import (
+    ExternalDelta,
+    ExternalTableUnusable,
+    source_place,
+)
 from fennel_core.connections.external_s3 import NOT_FOUND, ExternalBucket, FileBody, ListedFile
-from fennel_core.settings.model import Settings
+from fennel_core.settings.model import MIB, Settings
 from fennel_core.sources.bucket_files import opened_bucket
 from fennel_core.sources.delta_changes import DeltaStore, origin_of
 from fennel_core.sources.delta_reader import DeltaReader
@@ -37,6 +41,8 @@ if TYPE_CHECKING:
 
 READERS: Final = 64
 """Feeds of which a process keeps what it has open."""
+COMMIT_BYTES: Final = 256 * MIB
+"""Of one commit of the log, which is in memory while it is parsed: some 250,000 files."""
 MICROS: Final = 1_000_000
 
 
@@ -82,6 +88,11 @@ def delta_store(place: ExternalDelta) -> DeltaStore:
         file = _listed(bucket, client, key)
         if file is None:
             return None
+        if file.size_bytes > COMMIT_BYTES:
+            raise ExternalTableUnusable(
+                f"{place.title}: `{key}` has more than {COMMIT_BYTES // MIB} MiB, and is read as a "
+                "whole; write fewer, larger files with each commit"
+            )
         with FileBody(bucket, client, file) as body:
             return io.BufferedReader(body).read(), file.modified_us
 
