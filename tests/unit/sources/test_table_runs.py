@@ -40,6 +40,7 @@ from fennel_core.sources.table_runs import (
     stopped,
 )
 from fennel_core.sources.table_schedule import (
+    AGE,
     RunsNotStarted,
     ScheduledTables,
     TableSchedule,
@@ -334,6 +335,22 @@ async def test_a_broken_source_is_due_when_its_connector_has_changed() -> None:
     targets.catalogs = [catalog(with_password("c"))]
     await loop.look()
     assert len(starter.started) == 2, "what works is read when it is due"
+
+
+async def test_the_age_of_the_last_table_goes_with_it() -> None:
+    runs, targets = MemoryTableRuns(NOW, {RAW}), Targets(with_password("a"))
+    controls = MemorySourceControls(lambda: runs.now, {RAW})
+    loop = TableSchedule(targets, runs, controls, Starter(), 9)
+
+    def is_measured() -> bool:
+        [found] = AGE.collect()
+        return any(each.labels["source"] == "pg/users" for each in found.samples)
+
+    await loop.look()
+    assert is_measured()
+    targets.catalogs = []
+    await loop.look()
+    assert not is_measured()
 
 
 NONE = TableProgress(0, "7")
