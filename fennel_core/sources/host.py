@@ -312,8 +312,15 @@ class SourceHost:
             return
         progress = await self._in_thread(query.progress)
         self._states[topic] = after = seen(state, progress, time.monotonic())
-        if is_exhausted(after, self._found.get(topic)):
+        if not is_exhausted(after, self._found.get(topic)):
+            return
+        try:
             await self._controls.end(topic)
+        except SystemUnavailable as lost:  # it is not the source that has failed
+            log.warning(
+                "an end was not stored; retrying", source=state.feed.title, reason=str(lost)
+            )
+        else:
             log.info("source has ended", source=state.feed.title, workspace=state.feed.workspace)
 
     async def _start(self, feed: Feed) -> None:

@@ -400,6 +400,30 @@ def with_login(fingerprint: str) -> SourceBinding:
     return replace(bound, source=replace(bound.source, table=replace(table, db=db)))
 
 
+async def test_a_stream_whose_end_cannot_be_stored_is_not_broken(
+    running: tuple[Host, Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, cluster = running
+    refused, stored = 0, MemorySourceControls.end
+
+    async def end(controls: MemorySourceControls, topic: TopicName) -> None:
+        nonlocal refused
+        if refused < 3:
+            refused += 1
+            raise SystemUnavailable("no database")
+        assert state_of(host, Reading).failures == 0
+        await stored(controls, topic)
+
+    monkeypatch.setattr(MemorySourceControls, "end", end)
+    of = stream_source()
+    bounded = replace(of, source=replace(of.source, bounded=True, idleness_us=1))
+    host.catalogs = [catalog(bounded)]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic())
+    await eventually(lambda: cluster.queries[RAW][0].stopped and host.state(RAW) is None)
+    assert (refused, len(cluster.queries[RAW])) == (3, 1)
+
+
 async def test_a_bounded_stream_ends_when_it_was_asked_in_vain_and_is_resumed(
     running: tuple[Host, Cluster],
 ) -> None:
