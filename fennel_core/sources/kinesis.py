@@ -92,6 +92,8 @@ class StreamRound:
     start: StreamStart
     rewinds: Mapping[int, int]
     places: Mapping[int, StreamPlace]
+    first: frozenset[int] = frozenset()
+    """See `StreamReader`."""
 
 
 def opened_stream(
@@ -158,12 +160,13 @@ class StreamRounds(Rounds):
         self._work, self._store = work, store
         self._places = dict(work.places)
         self._iterators: dict[int, str] = {}
+        self._unread: frozenset[int] = frozenset()
         self._more = self._throttled = False
         super().__init__(by, str(by.feed.raw_topic))
 
     def read(self) -> FeedProgress:
         """Run a round, and remember how far it came."""
-        task = round_task(replace(self._work, places=self._places))
+        task = round_task(replace(self._work, places=self._places, first=self._unread))
         frame = self.by.spark.range(1, numPartitions=1).mapInArrow(task, ROUND_DDL)
         found = frame.toArrow()
         is_shard = found.column("shard").is_valid()
@@ -175,9 +178,10 @@ class StreamRounds(Rounds):
         self._places |= {e["shard"]: StreamPlace(e["next"], e["cursor"]) for e in ends}
         self._iterators = {e["shard"]: e["iterator"] for e in ends if e["iterator"]}
         self._throttled = any(each["throttled"] for each in ends)
-        unread = len(self._iterators) < sum(not _is_done(each["cursor"]) for each in ends)
+        left = {e["shard"] for e in ends if not _is_done(e["cursor"])}
+        self._unread = frozenset(left - self._iterators.keys())
         behind_ms = max((each["behind_ms"] for each in ends), default=0)
-        self._more = bool(behind_ms) or unread or self._throttled
+        self._more = bool(behind_ms or self._unread) or self._throttled
         self._log_lost(ends)
         # Of a shard that did not answer it is not known whether anything is left in it.
         is_known = behind_ms or not self._more
@@ -268,7 +272,7 @@ def _read(work: StreamRound) -> pa.RecordBatch:
     reads = StreamReads(
         title, work.origin, work.start, writer, lambda facts: origin_of(work.stream, facts)
     )
-    reader = StreamReader(_store(work.stream), reads, dict(work.places))
+    reader = StreamReader(_store(work.stream), reads, dict(work.places), first=work.first)
     ends = or_reason(lambda: process.run(reader.round(ROUND_S, rows)), work.feed.rows_per_s)
     return round_end(list(used.values()), ends, reader.rows)
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -134,7 +134,8 @@ class _Row:
 class StreamReader:
     """Reads the shards of a stream. Use from one event loop. `clock`: of seconds.
 
-    `rows`: that were read in the last round.
+    `rows`: that were read in the last round. `first`: the shards for which the last round had no
+    time: idle ones are the furthest behind, and would take the time of each round.
     """
 
     def __init__(
@@ -143,10 +144,11 @@ class StreamReader:
         reads: StreamReads,
         places: dict[int, StreamPlace],
         *,
+        first: Collection[int] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._store, self._reads = store, reads
+        self._store, self._reads, self._first = store, reads, first
         self._clock, self._sleep = clock, sleep
         self.places = dict(places)
         self._free, self._begun = asyncio.Semaphore(AT_ONCE), 0
@@ -173,6 +175,7 @@ class StreamReader:
             left = [
                 shard for shard in readable(shards, self._cursors()) if shard.number not in ends
             ]
+            left.sort(key=lambda shard: shard.number not in self._first)
             if not left or (ends and self._is_over(deadline_s)):
                 # Also those for which there was no time: as children of what has just ended.
                 ends |= {each.number: self._unread(each.number) for each in left}

@@ -104,6 +104,7 @@ def test_a_shard_that_was_not_read_is_no_end_and_is_read_at_once(unread: ShardEn
     assert said.looked_s is None, "a bounded source must not end by such a round"
     rounds.stopped.wait = lambda _: False  # type: ignore[method-assign,assignment]  # no pause
     rounds.rest(0.0)  # returns: the next round is due
+    assert rounds._unread == ({1} if unread.iterator is None else set())
     assert rounds.after(end(0), unread, end(2, behind_ms=7)).behind_ms == 7
 
 
