@@ -12,7 +12,7 @@ checkpoints; the actions of one commit it does not give out.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 from urllib.parse import unquote
@@ -22,7 +22,14 @@ import pyarrow as pa
 from deltalake import DeltaTable
 
 from fennel_core.connections.errors import ConnectionsError
-from fennel_core.vocab.delta_feed import DELETE, INSERT, READ
+from fennel_core.vocab.delta_feed import (
+    CHANGE_TYPE,
+    COMMIT_TIMESTAMP,
+    COMMIT_VERSION,
+    DELETE,
+    INSERT,
+    READ,
+)
 
 FEED: Final = "delta.enableChangeDataFeed"
 MAPPING: Final = "delta.columnMapping.mode"
@@ -32,6 +39,7 @@ SERVED: Final = frozenset(
 )
 """Features of a table that do not change how its files are read, as long as it does not use them:
 see `unserved`."""
+OWN: Final = frozenset([CHANGE_TYPE, COMMIT_TIMESTAMP, COMMIT_VERSION])
 MICROS_PER_MS: Final = 1000
 
 
@@ -149,12 +157,20 @@ def parse_commit(version: int, text: bytes) -> TableCommit:
         unserved(
             () if protocol is None else protocol.readerFeatures or (),
             {} if shape is None else shape.configuration,
+            () if shape is None else shape.columns,
         ),
     )
 
 
-def unserved(features: Any, configuration: Mapping[str, str]) -> str | None:
+def unserved(
+    features: Any, configuration: Mapping[str, str], columns: Collection[str] = ()
+) -> str | None:
     """Return what of a table is not read, as the end of a sentence about it; None if all is."""
+    if own := sorted(OWN & set(columns)):
+        return (
+            f"has a column `{own[0]}`, and rows are given one by this name when they are read; "
+            "rename it in the table"
+        )
     other = sorted(set(features) - SERVED)
     if other:
         return f"needs a reader with {', '.join(other)}, which this platform is not"
@@ -172,13 +188,26 @@ def unserved(features: Any, configuration: Mapping[str, str]) -> str | None:
 
 
 def columns_of(schema: str) -> dict[str, str]:
-    """Return the columns of a schema of Delta, each with its type as JSON."""
+    """Return the columns of a schema of Delta, each with its type as JSON.
+
+    Comments, and whether values may be null, are no part of a type.
+    """
     fields = json.loads(schema)["fields"]
     return {each["name"]: _type_text(each["type"]) for each in fields}
 
 
 def _type_text(given: Any) -> str:
-    return given if isinstance(given, str) else json.dumps(given, sort_keys=True)
+    return given if isinstance(given, str) else json.dumps(_bare(given), sort_keys=True)
+
+
+def _bare(given: Any) -> Any:
+    """Return a type without what may differ between columns of one type."""
+    if not isinstance(given, dict):
+        return given
+    if given["type"] == "struct":
+        return {"struct": {each["name"]: _bare(each["type"]) for each in given["fields"]}}
+    parts = ("elementType", "keyType", "valueType")
+    return {name: _bare(given[name]) for name in ("type", *parts) if name in given}
 
 
 def file_of(path: str, partition: Mapping[str, str | None], change: str) -> DataFile:
@@ -236,7 +265,7 @@ def table_head(table: DeltaTable) -> TableHead:
         str(metadata.id), columns_of(table.schema().to_json()), dict(metadata.configuration)
     )
     features = table.protocol().reader_features or ()
-    return TableHead(table.version(), shape, unserved(features, shape.configuration))
+    return TableHead(table.version(), shape, unserved(features, shape.configuration, shape.columns))
 
 
 def table_files(table: DeltaTable) -> tuple[DataFile, ...]:

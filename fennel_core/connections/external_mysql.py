@@ -20,6 +20,11 @@ from pymysql.connections import Connection
 from sqlalchemy.dialects import mysql
 
 from fennel_core.connections.errors import ConnectionsError
+from fennel_core.connections.external_databases import (
+    parameters_of,
+    unreadable,
+    unused_parameter,
+)
 from fennel_core.connections.external_kafka import OpenSecret, secret_text
 from fennel_core.connections.external_postgres import (
     CONNECT_S,
@@ -30,12 +35,13 @@ from fennel_core.connections.external_postgres import (
     ExternalTable,
     TransactionClock,
 )
-from fennel_core.wire.connectors import MySQL, PlainSecret, SealedSecret, SecretText
+from fennel_core.wire.connectors import MySQL
 
 # Another style of parameters would double each percent sign of a format.
 DIALECT: Final = mysql.dialect(paramstyle="named")
+TLS_MODE: Final = "sslMode"
 TLS_MODES: Final = ("disable", "trust", "verify-full")
-"""Values of `sslMode`, as MariaDB's JDBC driver reads them."""
+"""Its values, as MariaDB's JDBC driver reads them."""
 DELAY_US: Final = 60_000_000
 """How much older than every statement and transaction a row is before it is read."""
 TABLE: Final = """
@@ -154,11 +160,7 @@ class ExternalMySQL:
                     cursor.execute("SET SESSION TRANSACTION READ ONLY")
                 yield connection
         except (pymysql.Error, OSError) as failed:
-            raise ExternalMySQLUnusable(
-                f"connector `{self.name}`: database `{self.database}` at "
-                f"{self.host}:{self.port} cannot be read: {_line(failed)}; check address, user, "
-                "password and the rights of the user"
-            ) from failed
+            raise ExternalMySQLUnusable(unreadable(self, failed)) from failed
 
 
 def opened(connector: MySQL, open_secret: OpenSecret) -> ExternalMySQL:
@@ -261,26 +263,8 @@ def _column(described: tuple[Any, ...]) -> ExternalColumn:
 
 
 def _tls(connector: MySQL, open_secret: OpenSecret) -> str:
-    given = filter(None, _text(connector.jdbc_params, open_secret).lstrip("?").split("&"))
-    parameters = dict(part.partition("=")[::2] for part in given)
-    mode = parameters.get("sslMode", TLS_MODES[0])
-    if set(parameters) - {"sslMode"} or mode not in TLS_MODES:
-        raise ExternalMySQLUnusable(
-            f"connector `{connector.name}` has a parameter in `jdbc_params` that this platform "
-            f"does not use; it uses sslMode={'|'.join(TLS_MODES)}"
-        )
+    parameters = parameters_of(connector, open_secret)
+    mode = parameters.get(TLS_MODE, TLS_MODES[0])
+    if set(parameters) - {TLS_MODE} or mode not in TLS_MODES:
+        raise ExternalMySQLUnusable(unused_parameter(connector, TLS_MODE, TLS_MODES))
     return mode
-
-
-def _text(text: SecretText | None, open_secret: OpenSecret) -> str:
-    match text:
-        case None:
-            return ""
-        case PlainSecret(value):
-            return value
-        case SealedSecret():
-            return open_secret(text)
-
-
-def _line(failed: BaseException) -> str:
-    return next(iter(str(failed).strip().splitlines()), type(failed).__name__)

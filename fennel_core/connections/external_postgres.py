@@ -25,8 +25,14 @@ from psycopg.conninfo import make_conninfo
 from psycopg.pq import ExecStatus
 
 from fennel_core.connections.errors import ConnectionsError
+from fennel_core.connections.external_databases import (
+    first_line,
+    parameters_of,
+    unreadable,
+    unused_parameter,
+)
 from fennel_core.connections.external_kafka import OpenSecret, secret_text
-from fennel_core.wire.connectors import PlainSecret, Postgres, SealedSecret, SecretText
+from fennel_core.wire.connectors import Postgres
 
 CONNECT_S: Final = 5
 STATEMENT_MS: Final = 10_000
@@ -38,8 +44,8 @@ PAGE_S: Final = 3_600
 KEEPALIVE_S: Final = 60
 """After so long without data a connection is probed: a page may be sorted for long."""
 SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
-PARAMETERS: Final = ("sslmode",)
-"""Parameters of a connection that may be given in `jdbc_params`."""
+SSL_MODE: Final = "sslmode"
+"""The parameter of a connection that may be given in `jdbc_params`."""
 OWN_PREFIX: Final = "__fennel_"
 """How the names of the platform's own columns of a query begin."""
 INDEX_ROWS: Final = 100_000
@@ -119,7 +125,7 @@ class ExternalPostgres:
     user: str
     password: str = field(repr=False)
     parameters: Mapping[str, str]
-    """Those of `PARAMETERS` that are set."""
+    """`SSL_MODE`, if it is set."""
 
     @contextmanager
     def connect(
@@ -135,7 +141,7 @@ class ExternalPostgres:
             with psycopg.connect(address, autocommit=True) as connection:
                 yield connection
         except psycopg.Error as failed:
-            raise self._unusable(failed) from failed
+            raise ExternalPostgresUnusable(unreadable(self, failed)) from failed
 
     def batches(self, query: str, size_bytes: int) -> Iterator[pa.RecordBatch]:
         """Yield the rows of a query in its order, in batches of about `size_bytes`; blocks.
@@ -156,7 +162,7 @@ class ExternalPostgres:
                 with pa.RecordBatchReader.from_stream(found) as rows:
                     yield from rows
         except (adbc.Error, pa.ArrowException, OSError) as failed:
-            raise self._unusable(failed) from failed
+            raise ExternalPostgresUnusable(unreadable(self, failed)) from failed
 
     def require_replication(self) -> None:
         """Open a connection of the replication protocol. Raises `ExternalPostgresUnusable`."""
@@ -169,7 +175,7 @@ class ExternalPostgres:
         except psycopg.Error as failed:
             raise ExternalPostgresUnusable(
                 f"connector `{self.name}`: user `{self.user}` may not read changes of database "
-                f"`{self.database}`: {_line(failed)}; run `ALTER ROLE {self.user} REPLICATION`, "
+                f"`{self.database}`: {first_line(failed)}; run `ALTER ROLE {self.user} REPLICATION`, "
                 "and let the server accept replication connections (pg_hba.conf)"
             ) from failed
 
@@ -191,13 +197,6 @@ class ExternalPostgres:
             f"-c default_transaction_read_only={reads_only} "
             f"-c timezone=UTC -c lock_timeout={LOCK_S}s",
             **self.parameters,
-        )
-
-    def _unusable(self, failed: Exception) -> ExternalPostgresUnusable:
-        return ExternalPostgresUnusable(
-            f"connector `{self.name}`: database `{self.database}` at "
-            f"{self.host}:{self.port} cannot be read: {_line(failed)}; check address, user, "
-            "password and the rights of the user"
         )
 
 
@@ -360,28 +359,7 @@ def _quoted(table: str) -> str:
 
 
 def _parameters(connector: Postgres, open_secret: OpenSecret) -> dict[str, str]:
-    given = _text(connector.jdbc_params, open_secret)
-    found: dict[str, str] = {}
-    for part in filter(None, given.lstrip("?").split("&")):
-        key, _, value = part.partition("=")
-        if key not in PARAMETERS or value not in SSL_MODES:
-            raise ExternalPostgresUnusable(
-                f"connector `{connector.name}` has a parameter in `jdbc_params` that this platform "
-                f"does not use; it uses sslmode={'|'.join(SSL_MODES)}"
-            )
-        found[key] = value
+    found = parameters_of(connector, open_secret)
+    if any(name != SSL_MODE or value not in SSL_MODES for name, value in found.items()):
+        raise ExternalPostgresUnusable(unused_parameter(connector, SSL_MODE, SSL_MODES))
     return found
-
-
-def _text(text: SecretText | None, open_secret: OpenSecret) -> str:
-    match text:
-        case None:
-            return ""
-        case PlainSecret(value):
-            return value
-        case SealedSecret():
-            return open_secret(text)
-
-
-def _line(failed: Exception) -> str:
-    return next(iter(str(failed).strip().splitlines()), type(failed).__name__)

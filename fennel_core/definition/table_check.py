@@ -7,10 +7,10 @@ for all its sources, so they agree on the address and on the cursor.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, assert_never
+from functools import partial
+from typing import assert_never
 
 from psycopg import sql
 
@@ -34,6 +34,7 @@ from fennel_core.connections.external_postgres import (
 from fennel_core.connections.secrets import Sealer
 from fennel_core.connections.spark import mysql_jars
 from fennel_core.definition.errors import SecretsNotConfigured
+from fennel_core.definition.external_checks import REACHED_S, answers
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.settings.model import Settings
 from fennel_core.vocab import dtypes
@@ -49,10 +50,6 @@ from fennel_core.wire.connectors import (
     SealedSecret,
     Source,
 )
-
-REACHED_S: Final = 30.0
-"""How long all tables of a commit may take together: a client waits for it."""
-
 
 DatabaseTable = PostgresTable | MySQLTable
 
@@ -95,15 +92,34 @@ async def table_problems(
     `others`: the catalogs of the workspace's other branches.
     """
     found = [problem for each in added for problem in _disagreements(each, others)]
-    checks = [asyncio.to_thread(_unreadable, each, workspace, sealer, settings) for each in added]
-    try:
-        async with asyncio.timeout(REACHED_S):
-            results = await asyncio.gather(*checks)
-    except TimeoutError:
-        names = ", ".join(f"`{each.table.table}`" for each in added)
-        text = f"the tables {names} were not checked in {REACHED_S:.0f} s; commit again"
-        return (*found, Problem("source-unreachable", added[0].source.dataset, text))
-    return (*found, *(problem for each in results for problem in each))
+    places: dict[object, list[AddedTable]] = {}
+    for each in added:
+        places.setdefault(each.table.db, []).append(each)
+    asked = [partial(_unreadable_of, each, workspace, sealer, settings) for each in places.values()]
+    for tables, problems in zip(places.values(), await answers(asked), strict=True):
+        found += [_not_answered(each) for each in tables] if problems is None else problems
+    return tuple(found)
+
+
+def _not_answered(added: AddedTable) -> Problem:
+    text = (
+        f"Dataset `{added.source.dataset}`: table `{added.table.table}` of connector "
+        f"`{added.table.db.name}` was not checked in {REACHED_S:.0f} s; check the address of the "
+        "connector, and commit again"
+    )
+    return Problem("source-unreachable", added.source.dataset, text)
+
+
+def _unreadable_of(
+    tables: Sequence[AddedTable],
+    workspace: WorkspaceId,
+    sealer: Sealer | None,
+    settings: Settings | None,
+) -> list[Problem]:
+    """Return the problems of the tables of one database, which are asked one after the other."""
+    return [
+        problem for each in tables for problem in _unreadable(each, workspace, sealer, settings)
+    ]
 
 
 def _same(source: Source, table: DatabaseTable) -> bool:

@@ -52,9 +52,8 @@ from fennel_core.sources.kinds import StartedBy
 from fennel_core.sources.pace import step_rows
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
-from fennel_core.sources.rounds import Rounds
+from fennel_core.sources.rounds import ROUND_ROWS, Rounds
 from fennel_core.sources.task import COUNTS, COUNTS_DDL, task_process
-from fennel_core.sources.task_rounds import ROUND_ROWS
 from fennel_core.wire.connectors import JsonFormat, Postgres, PostgresChanges
 
 CONNECTOR: Final = "io.debezium.connector.postgresql.PostgresConnector"

@@ -134,6 +134,11 @@ class DeltaChanges:
             raise TableVersionUnfit(f"{self._store.title} {head.unserved}")
         cursor = self._from
         if cursor is None:
+            if self._keys and not head.shape.has_feed:
+                raise TableVersionUnfit(
+                    f"{self._store.title} has no change data feed, without which later changes "
+                    f"cannot be read; set `{FEED}` to true"
+                )
             cursor = DeltaCursor(head.version, snapshot=True, columns=dict(head.shape.columns))
         if cursor.version > head.version:
             raise TableVersionsGone(
@@ -248,13 +253,16 @@ class DeltaChanges:
                     put = rows.filter(pc.is_in(kinds, pa.array(PUTS, kinds.type)))
                 if self._keys:
                     found.add(put)
-            if len(found) > KEYS:
-                raise TableVersionUnfit(
-                    f"{self._store.title}: version {commit.version} ({commit.operation}) has more "
-                    f"than {KEYS:,} rows beside deletes, and their keys are kept in memory while "
-                    f"it is read. Write it in several commits; to go on, {_again()}"
-                )
+                if len(found) > KEYS:
+                    raise self._too_many(commit)
         return found.ended() if self._keys else None
+
+    def _too_many(self, commit: TableCommit) -> TableVersionUnfit:
+        return TableVersionUnfit(
+            f"{self._store.title}: version {commit.version} ({commit.operation}) has more than "
+            f"{KEYS:,} rows beside deletes, and their keys are kept in memory while it is read. "
+            f"Write it in several commits; to go on, {_again()}"
+        )
 
     def _key_rows(self, commit: TableCommit, file: DataFile) -> Iterator[pa.RecordBatch]:
         """Yield what of a file says which rows it has, and what became of them."""

@@ -78,12 +78,8 @@ class DeltaReader:
         self._writer.close()
         position = await self._writer.position()
         place = StreamPlace() if position is None else StreamPlace(position.next, position.cursor)
-        if self._open is None or place != self._place:
-            changes = DeltaChanges(
-                self._store, self._table_id, self._keys, decode_cursor(place.cursor)
-            )
-            self._place, self._open = place, (changes, changes.pieces())
-        changes, pieces = self._open
+        kept, self._place = self._open if place == self._place else None, place
+        changes, pieces = self._open = kept or self._changes(decode_cursor(place.cursor))
         begun_s, deadline_s = self._clock(), None
         pending = _Pending(decode_cursor(place.cursor))
         while True:
@@ -91,7 +87,12 @@ class DeltaReader:
             if piece is None:
                 await self._flush(pending)
                 self._open = None
-                return 0
+                if kept is None:
+                    return 0
+                # The newest version is that of an earlier round: there may be others by now.
+                kept, pending = None, _Pending(pending.cursor)
+                changes, pieces = self._open = self._changes(pending.cursor)
+                continue
             if deadline_s is None:
                 # What comes before the first row is followed by as much reading.
                 now_s = self._clock()
@@ -102,6 +103,10 @@ class DeltaReader:
                 await self._flush(pending)
                 at = piece.cursor
                 return changes.newest - at.version + (not at.done)
+
+    def _changes(self, cursor: DeltaCursor | None) -> tuple[DeltaChanges, Iterator[DeltaPiece]]:
+        changes = DeltaChanges(self._store, self._table_id, self._keys, cursor)
+        return changes, changes.pieces()
 
     async def _added(self, pending: _Pending, piece: DeltaPiece) -> _Pending:
         if pending.parts and (

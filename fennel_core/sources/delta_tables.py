@@ -16,17 +16,22 @@ from botocore.exceptions import ClientError
 from deltalake import DeltaTable
 
 from fennel_core.connections.delta_log import DataFile, table_files
-from fennel_core.connections.external_delta import ExternalDelta, source_place
+from fennel_core.connections.external_delta import (
+    ExternalDelta,
+    ExternalTableUnusable,
+    source_place,
+)
 from fennel_core.connections.external_s3 import NOT_FOUND, ExternalBucket, FileBody, ListedFile
-from fennel_core.settings.model import Settings
+from fennel_core.settings.model import MIB, Settings
 from fennel_core.sources.bucket_files import opened_bucket
 from fennel_core.sources.delta_changes import DeltaStore, origin_of
 from fennel_core.sources.delta_reader import DeltaReader
 from fennel_core.sources.kinds import StartedBy
 from fennel_core.sources.pace import step_rows
+from fennel_core.sources.rounds import ROUND_ROWS, or_reason
 from fennel_core.sources.store import FeedPartition
 from fennel_core.sources.task import task_process
-from fennel_core.sources.task_rounds import ROUND_ROWS, ROUND_S, TaskRounds, rewinds_of, round_end
+from fennel_core.sources.task_rounds import ROUND_S, TaskRounds, rewinds_of, round_end
 from fennel_core.sources.writer import PartitionWriter
 from fennel_core.vocab.ids import Micros
 from fennel_core.wire.connectors import JsonFormat, S3Table
@@ -36,6 +41,8 @@ if TYPE_CHECKING:
 
 READERS: Final = 64
 """Feeds of which a process keeps what it has open."""
+COMMIT_BYTES: Final = 256 * MIB
+"""Of one commit of the log, which is in memory while it is parsed: some 250,000 files."""
 MICROS: Final = 1_000_000
 
 
@@ -81,6 +88,11 @@ def delta_store(place: ExternalDelta) -> DeltaStore:
         file = _listed(bucket, client, key)
         if file is None:
             return None
+        if file.size_bytes > COMMIT_BYTES:
+            raise ExternalTableUnusable(
+                f"{place.title}: `{key}` has more than {COMMIT_BYTES // MIB} MiB, and is read as a "
+                "whole; write fewer, larger files with each commit"
+            )
         with FileBody(bucket, client, file) as body:
             return io.BufferedReader(body).read(), file.modified_us
 
@@ -112,7 +124,8 @@ def _read(work: DeltaRound) -> pa.RecordBatch:
     writer, counts = process.writer(work.partition, origin, work.rewinds, JsonFormat())
     counts.found.clear()
     reader = _reader(work, writer)
-    left = process.run(reader.round(ROUND_S, step_rows(work.rows_per_s, ROUND_ROWS)))
+    step = step_rows(work.rows_per_s, ROUND_ROWS)
+    left = or_reason(lambda: process.run(reader.round(ROUND_S, step)), work.rows_per_s)
     return round_end(counts.batch(), reader.rows, left, {})
 
 

@@ -409,13 +409,21 @@ def is_exhausted(state: Reading, found_s: float | None) -> bool:
 
 
 def broken(
-    feed: Feed, before: FeedState | None, reason: str, now_s: float, fresh_s: float | None = None
+    feed: Feed,
+    before: FeedState | None,
+    reason: str,
+    now_s: float,
+    fresh_s: float | None = None,
+    owed_s: float = 0.0,
 ) -> Broken:
-    """Return the state of a feed that has failed now; the rest as for `started`."""
+    """Return the state of a feed that has failed now; the rest as for `started`.
+
+    `owed_s`: how long its limit holds it up behind what it has read.
+    """
     if isinstance(before, Reading):
         before = seen(before, None, now_s)
     failures, total = _failures(before)
-    pause_s = min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 30))
+    pause_s = max(owed_s, min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(failures, 30)))
     fresh_s = _fresh_s(before, now_s, fresh_s)
     return Broken(feed, reason, failures + 1, total + 1, now_s + pause_s, fresh_s)
 

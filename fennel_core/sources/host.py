@@ -348,12 +348,19 @@ class SourceHost:
         query = self._queries[topic]
         reason = await self._in_thread(query.failure)
         if reason is not None:
-            await self._failed(state.feed, reason)
+            await self._failed(state.feed, reason, await self._in_thread(query.owed_s))
             return
         progress = await self._in_thread(query.progress)
         self._states[topic] = after = seen(state, progress, time.monotonic())
-        if is_exhausted(after, self._found.get(topic)):
+        if not is_exhausted(after, self._found.get(topic)):
+            return
+        try:
             await self._controls.end(topic)
+        except SystemUnavailable as lost:  # it is not the source that has failed
+            log.warning(
+                "an end was not stored; retrying", source=state.feed.title, reason=str(lost)
+            )
+        else:
             log.info("source has ended", source=state.feed.title, workspace=state.feed.workspace)
 
     async def _start(self, feed: Feed) -> None:
@@ -388,19 +395,19 @@ class SourceHost:
     def _open(self, workspace: WorkspaceId, secret: SealedSecret) -> str:
         return secrets.opened_credential(self._sealer, workspace, secret.token)
 
-    async def _failed(self, feed: Feed, reason: str) -> None:
+    async def _failed(self, feed: Feed, reason: str, owed_s: float = 0.0) -> None:
         await self._end(feed.raw_topic)
-        self._park(feed, reason)
+        self._park(feed, reason, owed_s)
 
     def _taken_fresh_s(self, topic: TopicName) -> float | None:
         """Return what the process before this knew of a feed, once: it has a state from then on."""
         return None if self._fresh_s is None else self._fresh_s.pop(topic, None)
 
-    def _park(self, feed: Feed, reason: str) -> None:
-        """Leave a feed alone for a time."""
+    def _park(self, feed: Feed, reason: str, owed_s: float = 0.0) -> None:
+        """Leave a feed alone for a time, and for as long as its limit asks for."""
         topic = feed.raw_topic
         before, fresh_s = self._states.get(topic), self._taken_fresh_s(topic)
-        state = broken(feed, before, reason, time.monotonic(), fresh_s)
+        state = broken(feed, before, reason, time.monotonic(), fresh_s, owed_s)
         self._states[topic] = state
         log.error(
             "source is broken; it is tried again",

@@ -30,6 +30,13 @@ class RunningFeed(Protocol):
         """Return why the reading has ended; None while it goes on."""
         ...
 
+    def owed_s(self) -> float:
+        """Return how long the limit of the feed holds it up behind what it read before it failed.
+
+        Without a limit, 0.
+        """
+        ...
+
     def stop(self) -> None:
         """Stop the reading; what a batch still writes is fenced by the next reader."""
         ...

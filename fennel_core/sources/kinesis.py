@@ -36,11 +36,10 @@ from fennel_core.sources.kinds import StartedBy
 from fennel_core.sources.pace import step_rows
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
-from fennel_core.sources.rounds import Rounds
+from fennel_core.sources.rounds import ROUND_ROWS, RoundFailed, Rounds, or_reason
 from fennel_core.sources.shard_reader import ShardEnd, StreamReader, StreamReads
 from fennel_core.sources.shards import StreamStart, decode_cursor, start_of_all
 from fennel_core.sources.task import COUNTS, COUNTS_DDL, Counts, task_process
-from fennel_core.sources.task_rounds import ROUND_ROWS
 from fennel_core.sources.writer import PartitionWriter
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.connectors import (
@@ -70,12 +69,15 @@ SHARD: Final = (
     ("throttled", pa.bool_()),
     ("lost", pa.bool_()),
 )
+FAILURE: Final = (("failed", pa.string()), ("read", pa.int64()))
 ROUND_DDL: Final = (
     f"{COUNTS_DDL}, shard bigint, next bigint, cursor string, iterator string, behind_ms bigint, "
-    "throttled boolean, lost boolean"
+    "throttled boolean, lost boolean, failed string, read bigint"
 )
-ROUND: Final = pa.schema([*COUNTS, *SHARD])
-"""What became of rows, and in rows of their own how far each shard was read."""
+ROUND: Final = pa.schema([*COUNTS, *SHARD, *FAILURE])
+"""What became of rows, and in rows of their own how far each shard was read, or, of a limited
+source, why the round failed and how many rows it had read.
+"""
 log = structlog.get_logger(__name__)
 
 
@@ -90,6 +92,8 @@ class StreamRound:
     start: StreamStart
     rewinds: Mapping[int, int]
     places: Mapping[int, StreamPlace]
+    first: frozenset[int] = frozenset()
+    """See `StreamReader`."""
 
 
 def opened_stream(
@@ -156,26 +160,32 @@ class StreamRounds(Rounds):
         self._work, self._store = work, store
         self._places = dict(work.places)
         self._iterators: dict[int, str] = {}
+        self._unread: frozenset[int] = frozenset()
         self._more = self._throttled = False
         super().__init__(by, str(by.feed.raw_topic))
 
     def read(self) -> FeedProgress:
         """Run a round, and remember how far it came."""
-        task = round_task(replace(self._work, places=self._places))
+        task = round_task(replace(self._work, places=self._places, first=self._unread))
         frame = self.by.spark.range(1, numPartitions=1).mapInArrow(task, ROUND_DDL)
         found = frame.toArrow()
         is_shard = found.column("shard").is_valid()
-        self.by.count_rows(found.filter(found.column("shard").is_null()).select(COUNTS.names))
+        self.by.count_rows(found.filter(found.column("source").is_valid()).select(COUNTS.names))
+        for row in found.filter(found.column("failed").is_valid()).to_pylist():
+            raise RoundFailed(row["failed"], row["read"])
         ends = found.filter(is_shard).select([name for name, _ in SHARD]).to_pylist()
         rows = sum(e["next"] - self._places.get(e["shard"], StreamPlace()).next for e in ends)
         self._places |= {e["shard"]: StreamPlace(e["next"], e["cursor"]) for e in ends}
         self._iterators = {e["shard"]: e["iterator"] for e in ends if e["iterator"]}
         self._throttled = any(each["throttled"] for each in ends)
-        unread = len(self._iterators) < sum(not _is_done(each["cursor"]) for each in ends)
+        left = {e["shard"] for e in ends if not _is_done(e["cursor"])}
+        self._unread = frozenset(left - self._iterators.keys())
         behind_ms = max((each["behind_ms"] for each in ends), default=0)
-        self._more = bool(behind_ms) or unread
+        self._more = bool(behind_ms or self._unread) or self._throttled
         self._log_lost(ends)
-        return FeedProgress(None, behind_ms, rows=rows)
+        # Of a shard that did not answer it is not known whether anything is left in it.
+        is_known = behind_ms or not self._more
+        return FeedProgress(None, behind_ms if is_known else None, rows=rows)
 
     def rest(self, took_s: float) -> None:
         """Wait until a shard has something new."""
@@ -198,15 +208,24 @@ class StreamRounds(Rounds):
             pause_s = min(IDLE_S, max(first_s, pause_s * 1.5))
 
     def _is_new(self) -> bool:
-        """Return whether a shard has a record that was not read, or has ended."""
+        """Return whether a shard has a record that was not read, or has ended.
+
+        Raises `StreamThrottled` if one could not be asked, and the others have nothing new.
+        """
+        throttled = None
         for number, iterator in self._iterators.items():
             try:
                 got = self._store.records(iterator, 1)
             except IteratorExpired:
                 return True
+            except StreamThrottled as refused:
+                throttled = refused
+                continue
             if got.records or got.following is None or got.behind_ms:
                 return True
             self._iterators[number] = got.following
+        if throttled is not None:
+            raise throttled
         return False
 
     def _log_lost(self, ends: list[dict[str, object]]) -> None:
@@ -253,8 +272,9 @@ def _read(work: StreamRound) -> pa.RecordBatch:
     reads = StreamReads(
         title, work.origin, work.start, writer, lambda facts: origin_of(work.stream, facts)
     )
-    reader = StreamReader(_store(work.stream), reads, dict(work.places))
-    return round_end(list(used.values()), process.run(reader.round(ROUND_S, rows)))
+    reader = StreamReader(_store(work.stream), reads, dict(work.places), first=work.first)
+    ends = or_reason(lambda: process.run(reader.round(ROUND_S, rows)), work.feed.rows_per_s)
+    return round_end(list(used.values()), ends, reader.rows)
 
 
 @lru_cache(maxsize=STORES)
@@ -263,9 +283,12 @@ def _store(stream: ExternalKinesis) -> KinesisStore:
     return stream.open()
 
 
-def round_end(counts: list[Counts], ends: list[ShardEnd]) -> pa.RecordBatch:
-    """Return the rows of `ROUND`."""
+def round_end(counts: list[Counts], ends: list[ShardEnd] | str, read: int) -> pa.RecordBatch:
+    """Return the rows of `ROUND`. `ends`: or why the round failed, after it had `read` rows."""
     rows = [row for each in counts for row in each.batch().to_pylist()]
+    if isinstance(ends, str):
+        rows.append({"failed": ends, "read": read})
+        ends = []
     rows += [
         {
             "shard": end.shard,

@@ -3,9 +3,10 @@
     a step   read at most `step_rows`, or one batch if that is more, in `took_s` seconds
     a rest   as long as the limit takes for the rows of the step, less `took_s`
 
-So in any time, however it begins, no more rows are read than the limit allows for it, and a step.
-Rows count when they are read, whatever becomes of them: the limit is for the system that they come
-from. What was not used is not saved up.
+So in any time, however it begins, no more rows are read than the limit allows for it, and two
+steps: the rows of one may come at its end, and those of the next at its beginning. Rows count when
+they are read, whatever becomes of them: the limit is for the system that they come from. What was
+not used is not saved up. A reader that fails rests for what it has read before it is tried again.
 """
 
 from __future__ import annotations

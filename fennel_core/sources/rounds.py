@@ -2,6 +2,9 @@
 
 Each round reads for some seconds in a worker of the application that hosts all streams. There is no
 streaming query: what Spark would plan and remember of one is in the position.
+
+A round that fails has read rows, too. Of a source with a limit they count: the round reports them
+with the reason, and Spark does not repeat it.
 """
 
 from __future__ import annotations
@@ -9,9 +12,10 @@ from __future__ import annotations
 import threading
 import time
 from abc import ABC, abstractmethod
+from collections.abc import Callable
 from dataclasses import replace
 from functools import lru_cache
-from typing import Final
+from typing import ClassVar, Final, TypeVar
 
 import structlog
 from py4j.protocol import Py4JError
@@ -22,13 +26,36 @@ from fennel_core.connections.errors import ConnectionsError
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import FeedProgress
 from fennel_core.sources.kinds import StartedBy
-from fennel_core.sources.pace import rest_s
+from fennel_core.sources.pace import rest_s, step_rows
 from fennel_core.sources.round_turns import Turns, worker_turns
 from fennel_core.sources.spark import reason_of
 
+T = TypeVar("T")
 STOP_S: Final = 60.0
 """How long the end of a feed waits for its round."""
+ROUND_ROWS: Final = 1 << 40
+"""What a round may read without a limit: time ends it."""
 log = structlog.get_logger(__name__)
+
+
+class RoundFailed(SourceError):
+    """A round of a limited source failed, after it had read `rows` rows; the text says why."""
+
+    code: ClassVar[str] = "source-round-failed"
+
+    def __init__(self, reason: str, rows: int) -> None:
+        super().__init__(reason)
+        self.rows = rows
+
+
+def or_reason(read: Callable[[], T], rows_per_s: float | None) -> T | str:
+    """Return what a round returns; where it has a limit and fails, why."""
+    try:
+        return read()
+    except (ConnectionsError, SourceError) as failed:
+        if rows_per_s is None:
+            raise
+        return str(failed)
 
 
 class Rounds(ABC):
@@ -44,6 +71,7 @@ class Rounds(ABC):
         self._progress: FeedProgress | None = None
         self._rests, self._read_s = False, 0.0
         self._reason: str | None = None
+        self._owed_s = 0.0
         self._thread = InheritableThread(target=self._run, name=f"rounds-{group}", daemon=True)
         self._thread.start()
 
@@ -71,6 +99,9 @@ class Rounds(ABC):
     def failure(self) -> str | None:
         return self._reason
 
+    def owed_s(self) -> float:
+        return self._owed_s
+
     def stop(self) -> None:
         """Cancel the round; one that ends after `STOP_S` is fenced by the next reader."""
         self.stopped.set()
@@ -80,12 +111,13 @@ class Rounds(ABC):
             log.warning("a round could not be cancelled", reason=reason_of(str(failed)))
         self._thread.join(STOP_S)
 
-    def _due_s(self, took_s: float) -> float:
-        """Return how long the limit of the feed holds it up behind a round."""
-        last = self._progress
-        return 0.0 if last is None else rest_s(self.by.feed.rows_per_s, last.rows, took_s)
-
     def _run(self) -> None:
+        """Run rounds until one fails, or the feed is stopped."""
+        look_s = time.monotonic()
+
+        def due_s(rows: int) -> float:
+            return rest_s(self.by.feed.rows_per_s, rows, time.monotonic() - look_s)
+
         context = self.by.spark.sparkContext
         try:
             context.setJobGroup(self._group, self.by.feed.title, interruptOnCancel=True)
@@ -100,11 +132,16 @@ class Rounds(ABC):
                     self._read_s = look_s
                     self.found_nothing_after(look_s)
                 # What comes while the limit holds the feed up is not looked for: it is not at rest.
-                self.stopped.wait(self._due_s(time.monotonic() - begun_s))
+                # The wait for a turn is not part of the round: it has read nothing.
+                self.stopped.wait(due_s(self._progress.rows))
                 self._rests = True
                 self.rest(time.monotonic() - begun_s)
                 self._rests = False
+        except RoundFailed as failed:
+            self._owed_s, self._reason = due_s(failed.rows), str(failed)
         except (PySparkException, Py4JError) as failed:
+            # As of a worker that was killed: it is not known what it has read.
+            self._owed_s = due_s(step_rows(self.by.feed.rows_per_s, ROUND_ROWS))
             self._reason = reason_of(str(failed)) or type(failed).__name__
         except (ConnectionsError, SourceError) as failed:
             self._reason = str(failed)

@@ -25,9 +25,10 @@ from fennel_core.sources.file_rows import FilePiece
 from fennel_core.sources.files import FILES
 from fennel_core.sources.kinds import StartedBy
 from fennel_core.sources.pace import step_rows
+from fennel_core.sources.rounds import ROUND_ROWS, or_reason
 from fennel_core.sources.store import FeedPartition
 from fennel_core.sources.task import task_process
-from fennel_core.sources.task_rounds import ROUND_ROWS, ROUND_S, TaskRounds, rewinds_of, round_end
+from fennel_core.sources.task_rounds import ROUND_S, TaskRounds, rewinds_of, round_end
 from fennel_core.sources.writer import PartitionWriter
 from fennel_core.wire.connectors import JsonFormat, S3Table
 
@@ -97,7 +98,8 @@ def _read(work: FileRound) -> pa.RecordBatch:
     writer, counts = process.writer(work.partition, work.origin, work.rewinds, JsonFormat())
     counts.found.clear()
     reader = _reader(work, writer)
-    left = process.run(reader.round(ROUND_S, step_rows(work.rows_per_s, ROUND_ROWS)))
+    step = step_rows(work.rows_per_s, ROUND_ROWS)
+    left = or_reason(lambda: process.run(reader.round(ROUND_S, step)), work.rows_per_s)
     return round_end(counts.batch(), reader.rows, left, reader.unread)
 
 

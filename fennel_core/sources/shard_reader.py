@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
@@ -132,7 +132,11 @@ class _Row:
 
 
 class StreamReader:
-    """Reads the shards of a stream. Use from one event loop. `clock`: of seconds."""
+    """Reads the shards of a stream. Use from one event loop. `clock`: of seconds.
+
+    `rows`: that were read in the last round. `first`: the shards for which the last round had no
+    time: idle ones are the furthest behind, and would take the time of each round.
+    """
 
     def __init__(
         self,
@@ -140,14 +144,15 @@ class StreamReader:
         reads: StreamReads,
         places: dict[int, StreamPlace],
         *,
+        first: Collection[int] = (),
         clock: Callable[[], float] = time.monotonic,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
-        self._store, self._reads = store, reads
+        self._store, self._reads, self._first = store, reads, first
         self._clock, self._sleep = clock, sleep
         self.places = dict(places)
         self._free, self._begun = asyncio.Semaphore(AT_ONCE), 0
-        self._rows, self._most = 0, math.inf
+        self.rows, self._most = 0, math.inf
 
     async def round(self, seconds: float, rows: float = math.inf) -> list[ShardEnd]:
         """Read for about so long, about so many rows, or until nothing is new; return how far each
@@ -161,16 +166,19 @@ class StreamReader:
         if now != self._reads.origin:
             raise StreamReplaced(self._reads.title, self._reads.origin, now)
         deadline_s, self._begun = self._clock() + seconds, 0
-        self._rows, self._most = 0, rows
+        self.rows, self._most = 0, rows
         ends: dict[int, ShardEnd] = {}
         while True:
             shards = await asyncio.to_thread(self._store.shards)
             for number in gone(shards, self._cursors()):
-                await self._gone(number, facts)
+                ends[number] = await self._gone(number, facts)
             left = [
                 shard for shard in readable(shards, self._cursors()) if shard.number not in ends
             ]
+            left.sort(key=lambda shard: shard.number not in self._first)
             if not left or (ends and self._is_over(deadline_s)):
+                # Also those for which there was no time: as children of what has just ended.
+                ends |= {each.number: self._unread(each.number) for each in left}
                 return [ends[number] for number in sorted(ends)]
             # All of them, also if one fails: a transaction that was begun is ended.
             found = await asyncio.gather(
@@ -182,7 +190,10 @@ class StreamReader:
                 ends[end.shard] = end
 
     def _is_over(self, deadline_s: float) -> bool:
-        return self._rows >= self._most or self._clock() >= deadline_s
+        return self.rows >= self._most or self._clock() >= deadline_s
+
+    def _unread(self, number: int) -> ShardEnd:
+        return ShardEnd(number, self.places.get(number, StreamPlace()))
 
     def _cursors(self) -> dict[int, ShardCursor]:
         found = {number: decode_cursor(place.cursor) for number, place in self.places.items()}
@@ -192,7 +203,7 @@ class StreamReader:
         async with self._free:
             place = self.places.get(shard.number, StreamPlace())
             if self._begun >= AT_ONCE and self._is_over(deadline_s):
-                return ShardEnd(shard.number, place)
+                return self._unread(shard.number)
             self._begun += 1
             cursor = decode_cursor(place.cursor)
             one = _Shard(
@@ -240,7 +251,7 @@ class StreamReader:
             one.expected = bool(one.cursor.sequence) and (again or one.cursor.passed >= 0)
             start = start_of(one.cursor, again=again)
             one.iterator = self._store.iterator(one.shard.number, start)
-        return self._store.records(one.iterator, RECORDS)
+        return self._store.records(one.iterator, int(max(1, min(RECORDS, self._most - self.rows))))
 
     async def _checked(
         self, one: _Shard, got: ShardRecords, facts: StreamFacts
@@ -270,7 +281,7 @@ class StreamReader:
         cursor = msgspec.structs.replace(one.cursor, until_us=until_us, passed=-1)
         await self._write(one, (self._lost(one, text),), one.place.next, cursor)
 
-    async def _gone(self, number: int, facts: StreamFacts) -> None:
+    async def _gone(self, number: int, facts: StreamFacts) -> ShardEnd:
         """Report a shard that ended, and was deleted, before it was read to its end."""
         place = self.places[number]
         cursor = decode_cursor(place.cursor)
@@ -279,6 +290,8 @@ class StreamReader:
         text = lost_text(cursor, facts.now_us - facts.retention_us, shard_gone=True)
         done = msgspec.structs.replace(cursor, passed=-1, done=True)
         await self._write(one, (self._lost(one, text),), place.next, done)
+        one.lost = True
+        return one.end
 
     def _lost(self, one: _Shard, text: str) -> UnreadableRows:
         places = np.array([one.place.next], dtype=np.int64)
@@ -288,6 +301,7 @@ class StreamReader:
         """Write records in transactions of some size; the last one has the end of the shard."""
         one.seen = one.seen and not records
         rows = await asyncio.to_thread(_rows, one.shard, one.cursor, records)
+        self.rows += len(rows)
         parts = list(_parts(rows))
         for number, part in enumerate(parts):
             last = part[-1]
@@ -310,7 +324,6 @@ class StreamReader:
         if place == one.place:
             return
         await one.writer.write_rows(RowBatch(one.place, place, parts))
-        self._rows += place.next - one.place.next
         one.place, one.cursor = place, cursor
         self.places[one.shard.number] = place
 

@@ -101,9 +101,11 @@ class FeedQuery:
         inspector: TopicInspector,
         trigger_s: float,
         stopped: threading.Event,
+        owed_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
+        """`owed_s`: see `PacedWriter`."""
         self._query, self._checkpoint, self._inspector = query, checkpoint, inspector
-        self._trigger_s, self._stopped = trigger_s, stopped
+        self._trigger_s, self._stopped, self._owed_s = trigger_s, stopped, owed_s
         self._reported: tuple[str, float] = ("", 0.0)
         """Which progress the query reported last, and when that was noticed."""
 
@@ -141,6 +143,10 @@ class FeedQuery:
         raised = self._query.exception()
         return "the query ended" if raised is None else reason_of(str(raised))
 
+    def owed_s(self) -> float:
+        """Return the rest behind a batch that failed."""
+        return self._owed_s()
+
     def stop(self) -> None:
         """Stop the query; blocks until its batch has ended, or for `STOP_TIMEOUT`.
 
@@ -176,7 +182,9 @@ def start_query(
     """
     inspector, stopped = TopicInspector(kafka, feed.stream.name), threading.Event()
     write = batch_writer(settings, feed, origin, rewinds, inspector, count)
-    write = write if feed.rows_per_s is None else paced(write, feed.rows_per_s, stopped)
+    step = step_rows(feed.rows_per_s, settings.source_batch_messages)
+    # Spark gives a batch one message of each partition at least, whatever it was to have.
+    paced = PacedWriter(write, feed.rows_per_s, max(step, len(starts)), stopped)
     checkpoint = checkpoints(settings) / uuid.uuid4().hex
     offsets = {feed.stream.name: {str(number): offset for number, offset in starts.items()}}
 
@@ -186,31 +194,48 @@ def start_query(
         .option("kafka.isolation.level", "read_committed")
         .option("subscribe", feed.stream.name)
         .option("startingOffsets", json.dumps(offsets))
-        .option("maxOffsetsPerTrigger", step_rows(feed.rows_per_s, settings.source_batch_messages))
+        .option("maxOffsetsPerTrigger", step)
         .option("failOnDataLoss", True)
         .load()
-        .writeStream.foreachBatch(write)
+        .writeStream.foreachBatch(write if feed.rows_per_s is None else paced)
         .queryName(feed.raw_topic)
         .option("checkpointLocation", str(checkpoint))
         .trigger(processingTime=f"{settings.source_trigger_ms} milliseconds")
         .start()
     )
-    return FeedQuery(query, checkpoint, inspector, settings.source_trigger_ms / 1000, stopped)
+    trigger_s = settings.source_trigger_ms / 1000
+    return FeedQuery(query, checkpoint, inspector, trigger_s, stopped, paced.owed_s)
 
 
-def paced(write: WriteBatch, rows_per_s: float, stopped: threading.Event) -> WriteBatch:
-    """Return `write` with the rest that a limit asks for, unless the query is stopped.
+class PacedWriter:
+    """Writes batches with the rest that a limit asks for, unless the query is stopped.
 
     The rest is part of the batch, because Spark may give a batch one message of each partition,
     whatever it was to have, and begins the next one at once if a batch took longer than a trigger.
+    `most`: messages of a batch.
     """
 
-    def write_and_rest(frame: DataFrame, number: int) -> None:
-        begun_s, seen = time.monotonic(), Observation()
-        write(frame.observe(seen, count_messages(lit(1)).alias("messages")), number)
-        stopped.wait(rest_s(rows_per_s, seen.get["messages"], time.monotonic() - begun_s))
+    def __init__(
+        self, write: WriteBatch, rows_per_s: float | None, most: int, stopped: threading.Event
+    ) -> None:
+        self._write, self._rows_per_s, self._most = write, rows_per_s, most
+        self._stopped = stopped
+        self._begun_s: float | None = None
+        """When the batch began that is written, or has failed."""
 
-    return write_and_rest
+    def __call__(self, frame: DataFrame, number: int) -> None:
+        begun_s, seen = time.monotonic(), Observation()
+        self._begun_s = begun_s
+        self._write(frame.observe(seen, count_messages(lit(1)).alias("messages")), number)
+        self._stopped.wait(self._rest_s(seen.get["messages"], begun_s))
+        self._begun_s = None
+
+    def owed_s(self) -> float:
+        """Return the rest behind a batch that failed: it is not known how much of it was read."""
+        return 0.0 if self._begun_s is None else self._rest_s(self._most, self._begun_s)
+
+    def _rest_s(self, messages: int, begun_s: float) -> float:
+        return rest_s(self._rows_per_s, messages, time.monotonic() - begun_s)
 
 
 def batch_writer(

@@ -19,6 +19,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from datetime import timedelta
 from enum import StrEnum
 from typing import Any, Final, TypeVar
 
@@ -210,11 +211,18 @@ class TableJob:
             case RunEnd.STOPPED:
                 why = reason or ""
                 with suppress(RunStopped):  # of a pause, the next run begins when it is lifted
-                    await self._store(lambda row, now: stopped(row, why, now))
+                    await self._store(
+                        lambda row, now: stopped(reported(row, self._progress, now), why, now)
+                    )
                 log.info("run stopped", source=self._feed.title, reason=reason, **self._said())
             case RunEnd.FAILED:
                 why = reason or ""
-                await self._store(lambda row, now: failed(row, why, self._every, now))
+                owed = timedelta(seconds=rest_s(self._rows_per_s, self._page_rows, 0.0))
+                await self._store(
+                    lambda row, now: failed(
+                        reported(row, self._progress, now), why, self._every, now, owed
+                    )
+                )
                 log.error(
                     "table cannot be read", source=self._feed.title, reason=reason, **self._said()
                 )

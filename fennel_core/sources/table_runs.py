@@ -125,7 +125,8 @@ def claimed(row: TableRun | None, run: str, every: timedelta, now: datetime) -> 
     if row is None:
         return TableRun(run, now, now, lease_until=now + START_LEASE)
     if state_of(row, now) is RunState.LOST:
-        row = failed(row, LOST, every, now)
+        # It may have read rows since its last report.
+        row = replace(failed(row, LOST, every, now), last_rows_at=now)
     return replace(
         row,
         run=run,
@@ -145,6 +146,8 @@ def reported(row: TableRun, progress: TableProgress, now: datetime) -> TableRun:
         rows_read=progress.rows_read,
         cursor=progress.cursor or row.cursor,
         held_by=progress.held_by,
+        # Whatever becomes of the run: a bounded source that had rows in it has not ended.
+        last_rows_at=now if progress.rows_read else row.last_rows_at,
     )
 
 
@@ -156,7 +159,6 @@ def gave_way(row: TableRun, progress: TableProgress, now: datetime) -> TableRun:
         failures=0,
         retry_at=now,
         reason=None,
-        last_rows_at=now if progress.rows_read else row.last_rows_at,
     )
 
 
@@ -171,13 +173,22 @@ def completed(
         failures=0,
         retry_at=None,
         reason=complaint,
-        last_rows_at=now if progress.rows_read else row.last_rows_at,
     )
 
 
-def failed(row: TableRun, reason: str, every: timedelta, now: datetime) -> TableRun:
-    """Return the row of a run that has failed: it is tried again after a pause."""
+def failed(
+    row: TableRun,
+    reason: str,
+    every: timedelta,
+    now: datetime,
+    owed: timedelta = timedelta(0),
+) -> TableRun:
+    """Return the row of a run that has failed: it is tried again after a pause.
+
+    `owed`: how long the limit of the source holds it up.
+    """
     pause = min(max(every, FIRST_PAUSE), FIRST_PAUSE * 2 ** min(row.failures, 20))
+    pause = max(pause, owed)
     return replace(
         row, lease_until=None, failures=row.failures + 1, retry_at=now + pause, reason=reason
     )

@@ -207,7 +207,7 @@ class TableSchedule:
     async def look(self) -> None:
         """Start what is due, and report how the last runs ended."""
         feeds = scheduled_feeds(await self._targets.read())
-        if not feeds:
+        if not (feeds or self._measured):
             return
         await self._try_changed(feeds)
         run = f"scheduled-{uuid.uuid4().hex[:12]}"

@@ -49,10 +49,12 @@ class TargetCatalogs:
             for commit, data in rows
         }
         if connectors != self._connectors or self._known.keys() != self._resolved.keys():
-            self._connectors, self._stored = connectors, {}
+            stored: dict[WorkspaceId, dict[str, Access]] = {}
             for each in connectors:
-                self._stored.setdefault(each.workspace, {})[each.name] = each.database
-            self._resolved = _resolved(self._known, self._stored)
+                stored.setdefault(each.workspace, {})[each.name] = each.database
+            # Together, behind what may fail: else the next call would return what was before.
+            self._resolved, self._stored = _resolved(self._known, stored), stored
+            self._connectors = connectors
         return [self._resolved[commit] for commit in self._known]
 
     def remedy(self, workspace: WorkspaceId, table: Table) -> str | None:

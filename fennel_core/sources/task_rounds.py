@@ -15,15 +15,16 @@ import structlog
 from fennel_core.sources.feeds import FeedProgress
 from fennel_core.sources.kafka import read_positions
 from fennel_core.sources.kinds import StartedBy
-from fennel_core.sources.rounds import Rounds
+from fennel_core.sources.rounds import RoundFailed, Rounds
 from fennel_core.sources.store import FeedPartition
 from fennel_core.sources.task import COUNTS, COUNTS_DDL
 
 ROUND_S: Final = 20.0
 """How long a round reads before it gives way to other sources."""
-READ, LEFT, WAITING, UNREAD = "read", "left", "waiting", "unread"
+READ, LEFT, WAITING, UNREAD, FAILED = "read", "left", "waiting", "unread", "failed"
 ROUND_DDL: Final = (
-    f"{COUNTS_DDL}, {READ} bigint, {LEFT} bigint, {WAITING} bigint, {UNREAD} array<string>"
+    f"{COUNTS_DDL}, {READ} bigint, {LEFT} bigint, {WAITING} bigint, {UNREAD} array<string>, "
+    f"{FAILED} string"
 )
 ROUND: Final = pa.schema(
     [
@@ -32,13 +33,13 @@ ROUND: Final = pa.schema(
         (LEFT, pa.int64()),
         (WAITING, pa.int64()),
         (UNREAD, pa.list_(pa.string())),
+        (FAILED, pa.string()),
     ]
 )
 """What became of rows, and in the last row how many were read, and what is left, files or versions:
-of them `WAITING` could not be read, for reasons of which some are `UNREAD`.
+of them `WAITING` could not be read, for reasons of which some are `UNREAD`. `FAILED`: why a round
+of a limited source was not read to its end.
 """
-ROUND_ROWS: Final = 1 << 40
-"""What a round may read without a limit: time ends it."""
 NAMED: Final = 10
 """Files that could not be read whose reasons are logged."""
 MICROS: Final = 1e6
@@ -67,7 +68,9 @@ class TaskRounds(Rounds):
         found = frame.toArrow()
         left = found.column(LEFT)
         self.by.count_rows(found.filter(left.is_null()).select(COUNTS.names))
-        (end,) = found.filter(left.is_valid()).select([READ, LEFT, WAITING, UNREAD]).to_pylist()
+        (end,) = found.filter(left.is_valid()).drop_columns(COUNTS.names).to_pylist()
+        if end[FAILED] is not None:
+            raise RoundFailed(end[FAILED], end[READ])
         if end[WAITING]:
             log.warning(
                 "files of a source could not be read; they are tried again",
@@ -97,9 +100,13 @@ def round_task(
 
 
 def round_end(
-    counts: pa.RecordBatch, rows: int, left: int, unread: Mapping[str, str]
+    counts: pa.RecordBatch, rows: int, left: int | str, unread: Mapping[str, str]
 ) -> pa.RecordBatch:
-    """Return the rows of `ROUND`. `rows`: that were read; `unread`: why files were not, by key."""
+    """Return the rows of `ROUND`. `rows`: that were read; `left`: how much is, or why the round
+    failed; `unread`: why files were not read, by key.
+    """
     reasons = [f"{key}: {reason}" for key, reason in list(unread.items())[:NAMED]]
-    end = {READ: rows, LEFT: left, WAITING: len(unread), UNREAD: reasons}
+    failed = left if isinstance(left, str) else None
+    of = 0 if isinstance(left, str) else left
+    end = {READ: rows, LEFT: of, WAITING: len(unread), UNREAD: reasons, FAILED: failed}
     return pa.RecordBatch.from_pylist([*counts.to_pylist(), end], schema=ROUND)

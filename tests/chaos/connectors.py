@@ -59,6 +59,8 @@ EVERY_S: Final = 25.0
 ROWS_PER_S: Final = 1_500
 """As fast as two cores take them; so rows are under way as long as faults come."""
 PATIENCE_S: Final = 120.0
+MAKE_UP_S: Final = 900.0
+"""How long faults that found no process are tried again behind the plan."""
 SETTLE_S: Final = 900.0
 REST_S: Final = 6.0
 """Three times as long as the table of the sink rests."""
@@ -228,7 +230,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> int:
         print(
             f"{arguments.rows} orders and {arguments.kills} faults in {seconds:.0f} s", flush=True
         )
-        await asyncio.gather(shop.write(seconds), striker.run(plan))
+        await asyncio.gather(shop.write(seconds), striker.run(plan, MAKE_UP_S))
         began = time.monotonic()
         late = await settled(api, shop, places)
         print(f"settled {time.monotonic() - began:.0f} s after the last row and fault", flush=True)

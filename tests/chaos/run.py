@@ -113,7 +113,8 @@ async def chaos(arguments: argparse.Namespace) -> int:
 def print_recoveries(result: Recoveries) -> None:
     print(
         f"faults: {result.done}, of them frozen: {result.frozen}, overlapping: "
-        f"{result.overlapping}; skipped because the part was down: {result.skipped}"
+        f"{result.overlapping}, made up for because the part was down at first: {result.made_up}; "
+        f"left out because it was down: {result.skipped}"
     )
     for kind, seconds in sorted(result.seconds.items()):
         print(

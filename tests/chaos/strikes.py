@@ -14,7 +14,7 @@ import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Final
 
@@ -106,7 +106,8 @@ class Recoveries:
     further strikes in between included.
 
     `overlapping`: strikes while another part was not ready yet. `lost`: strikes after which the
-    part did not come back. `skipped`: strikes that found no process because the part was down.
+    part did not come back. `skipped`: strikes that were left out, because they found no process of
+    a part that was down; `made_up`: of those that were left out at first.
     """
 
     seconds: dict[Kind, list[float]] = field(default_factory=dict)
@@ -114,6 +115,7 @@ class Recoveries:
     frozen: int = 0
     overlapping: int = 0
     skipped: int = 0
+    made_up: int = 0
     lost: list[str] = field(default_factory=list)
     open: int = 0
 
@@ -134,10 +136,24 @@ class Striker:
         self._layout, self._unhealthy, self._patience_s = layout, unhealthy, patience_s
         self._services: Mapping[str, Service] = {each.name: each for each in services}
         self._over_at: dict[str, float] = {}
+        self._left_out: list[Strike] = []
         self.result = Recoveries()
 
-    async def run(self, plan: Sequence[Strike]) -> None:
-        """Carry out the plan and wait until each struck part is ready again."""
+    async def run(self, plan: Sequence[Strike], make_up_s: float = 0.0) -> None:
+        """Carry out the plan and wait until each struck part is ready again.
+
+        Strikes that found no process are made up for then, as long as `make_up_s` have not passed.
+        """
+        await self._carry_out(plan)
+        give_up = time.monotonic() + make_up_s
+        while self._left_out and time.monotonic() < give_up:
+            again, self._left_out, done = self._left_out, [], self.result.done
+            print(f"{len(again)} faults found no process; they are made up for", flush=True)
+            await self._carry_out([replace(strike, at_s=0.0) for strike in again])
+            self.result.made_up += self.result.done - done
+        self.result.skipped = len(self._left_out)
+
+    async def _carry_out(self, plan: Sequence[Strike]) -> None:
         began = time.monotonic()
         async with asyncio.TaskGroup() as group:
             for strike in plan:
@@ -148,7 +164,7 @@ class Striker:
         service = self._service_of(strike)
         pids = await self._found(strike, service)
         if not pids:
-            self.result.skipped += 1
+            self._left_out.append(strike)
             return
         self.result.overlapping += self.result.open > 0
         self.result.open += 1

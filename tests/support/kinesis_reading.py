@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Collection
 
 from fennel_core.sources.kinesis import stream_start
 from fennel_core.sources.read_rows import StreamPlace
@@ -39,7 +40,7 @@ class Reading:
         self.stream.now_us += int(hours * HOUR_US)
         self.stream.trim()
 
-    def process(self) -> StreamReader:
+    def process(self, first: Collection[int] = ()) -> StreamReader:
         """Return a reader that begins where the positions say."""
         positions = positions_of(self.sources)
 
@@ -55,7 +56,7 @@ class Reading:
         )
         places = {n: StreamPlace(each.next, each.cursor) for n, each in positions.items()}
         clock = self.seconds.__next__
-        return StreamReader(self.stream, reads, places, clock=clock, sleep=sleep)
+        return StreamReader(self.stream, reads, places, first=first, clock=clock, sleep=sleep)
 
     def ages(self) -> list[int]:
         return sorted(row["age"] for row in self.sources.world.rows("w.topic.users.1"))

@@ -15,71 +15,11 @@ from psycopg import sql
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fennel_core.settings.model import Settings
+from tests.support.orders import TABLE_FIELDS, shop_tables
 from tests.support.polling import eventually
 from tests.support.workspaces import Api
 
 Shop = psycopg.Connection[tuple[Any, ...]]
-DEFINITIONS = """
-from datetime import date, datetime
-from typing import List, Optional
-
-from fennel.connectors import Postgres, source
-from fennel.datasets import Count, Dataset, Sum, dataset, field, index, pipeline
-from fennel.dtypes import Continuous, Decimal
-from fennel.lib import inputs, meta
-
-postgres = Postgres(
-    name="shop",
-    host="{host}",
-    port={port},
-    db_name="{database}",
-    username="{user}",
-    password="{password}",
-)
-
-
-@source(postgres.table("orders", cursor="{cursor}"), every="5s", disorder="14d", cdc="append")
-@meta(owner="tests@example.com")
-@dataset
-class Order:
-    city: str
-    amount: int
-    price: Decimal[2]
-    tags: List[str]
-    day: date
-    weight: float
-    vip: bool
-    note: Optional[str]
-    at: datetime = field(timestamp=True)
-
-
-@meta(owner="tests@example.com")
-@index
-@dataset
-class Sales:
-    city: str = field(key=True)
-    orders: int
-    amount: int
-    at: datetime = field(timestamp=True)
-
-    @pipeline
-    @inputs(Order)
-    def sold(cls, orders: Dataset):
-        return orders.groupby("city").aggregate(
-            orders=Count(window=Continuous("forever")),
-            amount=Sum(of="amount", window=Continuous("forever")),
-        )
-
-
-@source(postgres.table("people", cursor="changed"), every="5s", disorder="14d", cdc="upsert")
-@meta(owner="tests@example.com")
-@index
-@dataset
-class Person:
-    id: int = field(key=True)
-    name: str
-    changed: datetime = field(timestamp=True)
-"""
 TABLES = """
     CREATE TABLE orders (id bigserial, city varchar(20), amount smallint, price numeric(10, 2),
         tags text[] NOT NULL DEFAULT '{a,b}', day date NOT NULL DEFAULT '2024-02-29',
@@ -106,15 +46,13 @@ def shop(settings: Settings) -> Iterator[str]:
 def written(tmp_path: Path, shop: str, cursor: str = "id") -> str:
     at = conninfo_to_dict(shop)
     file = tmp_path / "orders.py"
+    connector = (
+        f'shop = Postgres(name="shop", host="{at["host"]}", port={at["port"]}, '
+        f'db_name="{at["dbname"]}", username="{at["user"]}", '
+        f'password="{at.get("password", "none")}")'
+    )
     file.write_text(
-        DEFINITIONS.format(
-            host=at["host"],
-            port=at["port"],
-            database=at["dbname"],
-            user=at["user"],
-            password=at.get("password", "none"),
-            cursor=cursor,
-        )
+        shop_tables("Postgres", connector, cursor, f"    tags: List[str]\n{TABLE_FIELDS}")
     )
     return str(file)
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import replace
 
 import psycopg
+import pytest
+from google.protobuf.message import DecodeError
 
 from fennel_core.blueprints import stored_names
 from fennel_core.connections.postgres import pool
@@ -61,5 +63,11 @@ async def test_catalogs_are_read_with_the_connectors_of_their_own_workspace(data
         assert await addresses() == {SHOP: "two:2", BANK: None}
         first, second = await catalogs.read(), await catalogs.read()
         assert all(a is b for a, b in zip(first, second, strict=True)), "resolved once"
-        assert await store.remove(SHOP, "k", 2)
+        assert await store.put(SHOP, "k", b"no connector", "ann", 2)
+        for _ in range(2):
+            with pytest.raises(DecodeError):
+                await addresses()
+        assert await store.put(SHOP, "k", kafka("three:3"), "ann", 3)
+        assert await addresses() == {SHOP: "three:3", BANK: None}
+        assert await store.remove(SHOP, "k", 4)
         assert await addresses() == {SHOP: None, BANK: None}

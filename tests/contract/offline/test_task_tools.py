@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from contextlib import suppress
 from pathlib import Path
 
 import polars as pl
@@ -90,8 +91,11 @@ async def test_executors_start_with_the_first_call_and_end_with_the_task(
     tools: PlatformTools,
 ) -> None:
     def hosts() -> list[psutil.Process]:
-        every = psutil.Process().children(recursive=True)
-        return [each for each in every if "fennel_core.executors.host" in each.cmdline()]
+        found = []
+        for each in psutil.Process().children(recursive=True):
+            with suppress(psutil.NoSuchProcess):  # it has ended since, or is a zombie
+                found += [each] if "fennel_core.executors.host" in each.cmdline() else []
+        return found
 
     before = hosts()  # those that other tests share
 

@@ -11,6 +11,7 @@ from fennel_core.connections.postgres import pool
 from fennel_core.sinks.controls import MemorySinkControls, RewindOrder, SinkControls
 from fennel_core.sinks.postgres import PostgresSinkControls
 from fennel_core.vocab.ids import TopicName, WorkspaceId
+from tests.support.stored_assets import store_assets
 
 ROWS, OTHERS = TopicName("shop.sink.rows.1"), TopicName("shop.sink.others.2")
 GONE = TopicName("shop.sink.gone.3")
@@ -23,18 +24,7 @@ async def controls(request: pytest.FixtureRequest) -> AsyncIterator[SinkControls
         yield MemorySinkControls(lambda: datetime.now(UTC), {ROWS, OTHERS})
         return
     async with pool(request.getfixturevalue("database"), name="test", size=2) as connections:
-        async with connections.connection() as connection:
-            for name in (SHOP, DOCKS):
-                await connection.execute(
-                    "INSERT INTO workspace (name, partitions) VALUES (%s, 2)", (name,)
-                )
-            for topic in (ROWS, OTHERS):
-                _, kind, identity, number = topic.split(".")
-                await connection.execute(
-                    "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, "
-                    "blueprint) VALUES (%s, 'shop', %s, %s, %s, 'live', '', '')",
-                    (topic, kind, identity, int(number)),
-                )
+        await store_assets(connections, (ROWS, OTHERS), (SHOP, DOCKS))
         yield PostgresSinkControls(connections)
 
 

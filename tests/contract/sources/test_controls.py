@@ -12,6 +12,7 @@ from fennel_core.connections.postgres import pool
 from fennel_core.sources.controls import FeedNews, MemorySourceControls, SourceControls
 from fennel_core.sources.postgres import PostgresSourceControls
 from fennel_core.vocab.ids import TopicName
+from tests.support.stored_assets import store_assets
 
 ORDERS, USERS = TopicName("shop.raw.orders.1"), TopicName("shop.raw.users.2")
 GONE = TopicName("shop.raw.gone.3")
@@ -23,15 +24,7 @@ async def controls(request: pytest.FixtureRequest) -> AsyncIterator[SourceContro
         yield MemorySourceControls(lambda: datetime.now(UTC), {ORDERS, USERS})
         return
     async with pool(request.getfixturevalue("database"), name="test", size=2) as connections:
-        async with connections.connection() as connection:
-            await connection.execute("INSERT INTO workspace (name, partitions) VALUES ('shop', 2)")
-            for topic in (ORDERS, USERS):
-                _, kind, identity, number = topic.split(".")
-                await connection.execute(
-                    "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, "
-                    "blueprint) VALUES (%s, 'shop', %s, %s, %s, 'live', '', '')",
-                    (topic, kind, identity, int(number)),
-                )
+        await store_assets(connections, (ORDERS, USERS), ["shop"])
         yield PostgresSourceControls(connections)
 
 

@@ -15,6 +15,7 @@ from fennel_core.connections.external_delta import ExternalDelta, ExternalTableU
 from fennel_core.connections.external_s3 import opened
 from fennel_core.definition.delta_check import AddedDelta, delta_problems
 from fennel_core.settings.model import Settings
+from fennel_core.sources import delta_tables
 from fennel_core.sources.delta_changes import DeltaChanges, DeltaCursor
 from fennel_core.sources.delta_tables import delta_store
 from fennel_core.sources.errors import TableVersionsGone
@@ -119,6 +120,17 @@ def test_objects_that_are_gone_are_reported(lake: Lake) -> None:
     for uri in added:
         client.delete_object(Bucket=bucket, Key=uri.removeprefix(f"s3://{bucket}/"))
     with pytest.raises(TableVersionsGone, match="was deleted, as by VACUUM"):
+        lake.read(cursor)
+
+
+def test_a_commit_that_does_not_fit_into_memory_is_refused(
+    lake: Lake, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lake.write(users("a"))
+    _, cursor = lake.read(None)
+    lake.write(users("b"), mode="append")
+    monkeypatch.setattr(delta_tables, "COMMIT_BYTES", 100)
+    with pytest.raises(ExternalTableUnusable, match=rf"{1:020}.json` has more than"):
         lake.read(cursor)
 
 

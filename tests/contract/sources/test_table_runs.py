@@ -19,6 +19,7 @@ from fennel_core.sources.table_runs import (
     reported,
 )
 from fennel_core.vocab.ids import TopicName
+from tests.support.stored_assets import store_assets
 
 ORDERS, GONE = TopicName("shop.raw.orders.1"), TopicName("shop.raw.gone.3")
 EVERY = timedelta(minutes=30)
@@ -30,13 +31,7 @@ async def runs(request: pytest.FixtureRequest) -> AsyncIterator[TableRuns]:
         yield MemoryTableRuns(datetime.now(UTC), {ORDERS})
         return
     async with pool(request.getfixturevalue("database"), name="test", size=2) as connections:
-        async with connections.connection() as connection:
-            await connection.execute("INSERT INTO workspace (name, partitions) VALUES ('shop', 2)")
-            await connection.execute(
-                "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, "
-                "blueprint) VALUES (%s, 'shop', 'raw', 'orders', 1, 'live', '', '')",
-                (ORDERS,),
-            )
+        await store_assets(connections, (ORDERS,), ["shop"])
         yield PostgresTableRuns(connections)
 
 

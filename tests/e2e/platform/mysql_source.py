@@ -15,67 +15,13 @@ from pymysql.connections import Connection
 from fennel_core.connections.external_mysql import ExternalMySQL
 from tests.support.executors import commit_of
 from tests.support.mariadb import WORDS, connected, maria, mariadb_server
+from tests.support.orders import shop_tables
 from tests.support.polling import eventually
 from tests.support.table_shop import lookup
 from tests.support.workspaces import INLINE, Api
 
 __all__ = ["maria", "mariadb_server"]
 pytestmark = [pytest.mark.platform, pytest.mark.usefixtures("platform"), pytest.mark.timeout(900)]
-DEFINITIONS = """
-from datetime import date, datetime
-from typing import Optional
-
-from fennel.connectors import MySQL, source
-from fennel.datasets import Count, Dataset, Sum, dataset, field, index, pipeline
-from fennel.dtypes import Continuous, Decimal
-from fennel.lib import inputs, meta
-
-mysql = MySQL(
-    name="shop", host="{host}", port={port}, db_name="shop", username="{user}", password="{words}"
-)
-
-
-@source(mysql.table("orders", cursor="{cursor}"), every="5s", disorder="14d", cdc="append")
-@meta(owner="tests@example.com")
-@dataset
-class Order:
-    city: str
-    amount: int
-    price: Decimal[2]
-    day: date
-    weight: float
-    vip: bool
-    note: Optional[str]
-    at: datetime = field(timestamp=True)
-
-
-@meta(owner="tests@example.com")
-@index
-@dataset
-class Sales:
-    city: str = field(key=True)
-    orders: int
-    amount: int
-    at: datetime = field(timestamp=True)
-
-    @pipeline
-    @inputs(Order)
-    def sold(cls, orders: Dataset):
-        return orders.groupby("city").aggregate(
-            orders=Count(window=Continuous("forever")),
-            amount=Sum(of="amount", window=Continuous("forever")),
-        )
-
-
-@source(mysql.table("people", cursor="changed"), every="5s", disorder="14d", cdc="upsert")
-@meta(owner="tests@example.com")
-@index
-@dataset
-class Person:
-    id: int = field(key=True)
-    name: str
-    changed: datetime = field(timestamp=True)
-"""
 TABLES = (
     "CREATE TABLE orders (id bigint unsigned, nr int AUTO_INCREMENT PRIMARY KEY, "
     "city varchar(20), amount smallint, price decimal(10, 2), day date, weight float DEFAULT 0.1, "
@@ -97,8 +43,11 @@ def do(connection: Connection, statement: str) -> None:
 
 def written(tmp_path: Path, shop: ExternalMySQL, cursor: str) -> str:
     file = tmp_path / "orders.py"
-    at = {"host": shop.host, "port": shop.port, "user": shop.user, "words": WORDS}
-    file.write_text(DEFINITIONS.format(**at, cursor=cursor))
+    connector = (
+        f'shop = MySQL(name="shop", host="{shop.host}", port={shop.port}, db_name="shop", '
+        f'username="{shop.user}", password="{WORDS}")'
+    )
+    file.write_text(shop_tables("MySQL", connector, cursor))
     return str(file)
 
 

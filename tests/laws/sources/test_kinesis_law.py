@@ -1,14 +1,15 @@
 """Every record of a Kinesis stream enters once, in the order of its key, whatever happens.
 
-Records are put alone and aggregated, shards are split and merged, readers stop anywhere, run at the
-same time, lose responses, are throttled and begin again at the positions. The oracle is what was
-put: a record of a key enters behind all earlier ones of that key.
+Records are put alone and aggregated, shards are split and merged, readers stop anywhere, have
+limits, run at the same time, lose responses, are throttled and begin again at the positions. The
+oracle is what was put: a record of a key enters behind all earlier ones of that key.
 """
 
 from __future__ import annotations
 
 import asyncio
 import itertools
+import math
 from collections import defaultdict
 
 import pytest
@@ -52,7 +53,11 @@ steps = st.lists(
         st.tuples(st.just("pack"), st.lists(st.sampled_from(KEYS), min_size=1, max_size=6)),
         st.tuples(st.just("split"), st.integers(0, 9)),
         st.tuples(st.just("merge"), st.tuples(st.integers(0, 9), st.integers(0, 9))),
-        st.tuples(st.just("read"), st.lists(st.integers(0, 2), min_size=1, max_size=3)),
+        st.tuples(
+            st.just("read"),
+            st.lists(st.integers(0, 2), min_size=1, max_size=3),
+            st.sampled_from([1, 2, math.inf]),
+        ),
         st.tuples(st.just("kill"), st.integers(0, 2)),
         st.tuples(st.just("wait"), st.integers(1, 1_000_000)),
     ),
@@ -143,17 +148,17 @@ async def run(todo, limit, turns, faults, requests) -> tuple[SourceWorld, Shop]:
     shop.stream.fault = lambda: requests.pop() if requests else None
     alive: dict[int, StreamReader] = {}
 
-    async def read(number: int, seconds: float) -> None:
+    async def read(number: int, seconds: float, rows: float = math.inf) -> None:
         if number not in alive:
             alive[number] = reader_of(sources, shop.stream)
         try:
-            await alive[number].round(seconds)
+            await alive[number].round(seconds, rows)
         except (ReaderSuperseded, RowsNotWritten, Killed):
             del alive[number]
 
-    for what, given_ in todo:
+    for what, given_, *rows in todo:
         if what == "read":
-            await asyncio.gather(*(read(number, number * 3) for number in set(given_)))
+            await asyncio.gather(*(read(number, number * 3, *rows) for number in set(given_)))
         elif what == "kill":
             alive.pop(given_, None)
         else:

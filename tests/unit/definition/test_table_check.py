@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
+import threading
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from fennel_core.connections.external_postgres import ExternalColumn, ExternalTable
+from fennel_core.definition import table_check
 from fennel_core.definition.table_check import AddedTable, added_tables, fits, table_problems, unfit
 from fennel_core.graph.entity_graph import Graph
 from fennel_core.settings.model import Settings
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import BranchName, WorkspaceId
+from fennel_core.vocab.problems import Problem
 from fennel_core.vocab.schema import Schema
 from fennel_core.wire.connectors import (
     Constant,
@@ -59,6 +63,32 @@ async def test_a_database_that_does_not_respond_is_named_with_its_dataset() -> N
     (problem,) = await table_problems([added()], {}, WORKSPACE, None)
     assert (problem.code, problem.entity) == ("source-unreachable", "Users")
     assert "connector `shop`" in problem.text
+
+
+async def test_databases_that_hang_keep_no_thread_that_commits_need(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked: list[str] = []
+    over = threading.Event()
+
+    def hanging(*_: object) -> list[Problem]:
+        asked.append(threading.current_thread().name)
+        over.wait(30)
+        return []
+
+    monkeypatch.setattr(table_check, "_unreadable", hanging)
+    monkeypatch.setattr("fennel_core.definition.external_checks.answers.__defaults__", (0.2,))
+    other = replace(NOWHERE, name="bank")
+    of = [added(), added(), added(read(db=other))]
+    try:
+        problems = await table_problems(of, {}, WORKSPACE, None)
+        assert await asyncio.to_thread(lambda: True)
+    finally:
+        over.set()
+    assert [problem.code for problem in problems] == ["source-unreachable"] * 3
+    assert "table `users` of connector `bank` was not checked in" in problems[-1].text
+    assert len(asked) == 2, "the tables of a database are asked one after the other"
+    assert all(name.startswith("external-check") for name in asked)
 
 
 async def test_sources_of_a_table_must_agree_on_address_and_cursor() -> None:

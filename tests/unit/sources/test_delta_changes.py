@@ -11,7 +11,13 @@ import pyarrow as pa
 import pytest
 from deltalake import DeltaTable, write_deltalake
 
-from fennel_core.connections.delta_log import FEED, LogUnreadable, parse_commit, unserved
+from fennel_core.connections.delta_log import (
+    FEED,
+    LogUnreadable,
+    columns_of,
+    parse_commit,
+    unserved,
+)
 from fennel_core.sources import delta_changes
 from fennel_core.sources.delta_changes import DeltaChanges, DeltaCursor
 from fennel_core.sources.errors import (
@@ -242,6 +248,50 @@ def test_a_feed_that_ends_stops_a_source_with_keys(table: UserTable) -> None:
     with pytest.raises(TableVersionUnfit, match="version 2 ends the change data feed"):
         read(table.path, cursor)
     assert read(table.path, cursor, ())[0] == []
+
+
+def test_a_first_read_with_keys_needs_the_feed(table: UserTable) -> None:
+    table.append({"a"})
+    DeltaTable(table.path).alter.set_table_properties({FEED: "false"})
+    with pytest.raises(TableVersionUnfit, match="has no change data feed"):
+        read(table.path, None)
+    assert read(table.path, None, ())[0] == [("read", "a", 1)]
+
+
+def test_a_column_that_rows_are_given_when_they_are_read_is_refused(tmp_path: Path) -> None:
+    rows = pa.table({"user": ["a"], "_commit_version": [7]})
+    write_deltalake(tmp_path / "t", rows)
+    with pytest.raises(TableVersionUnfit, match="has a column `_commit_version`"):
+        read(tmp_path / "t", None, ())
+
+
+NESTED = {
+    "name": "home",
+    "type": {
+        "type": "struct",
+        "fields": [
+            {"name": "zip", "type": "integer", "nullable": True, "metadata": {}},
+            {
+                "name": "tags",
+                "type": {"type": "array", "elementType": "string", "containsNull": True},
+                "nullable": True,
+                "metadata": {},
+            },
+        ],
+    },
+    "nullable": True,
+    "metadata": {},
+}
+
+
+def test_a_comment_within_a_column_does_not_change_its_type() -> None:
+    before = columns_of(json.dumps({"type": "struct", "fields": [NESTED]}))
+    text = json.dumps({"type": "struct", "fields": [NESTED]})
+    commented = text.replace('"metadata": {}', '"metadata": {"comment": "of the user"}')
+    required = text.replace("true", "false")
+    assert columns_of(commented) == columns_of(required) == before
+    assert columns_of(text.replace("integer", "long")) != before
+    assert columns_of(text.replace("elementType", "valueType")) != before
 
 
 def test_a_half_written_commit_is_reported(table: UserTable) -> None:

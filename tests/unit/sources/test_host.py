@@ -51,6 +51,10 @@ class Query:
     raised: Exception | None = None
     """What each call raises."""
     reported: FeedProgress | None = None
+    owed: float = 0.0
+
+    def owed_s(self) -> float:
+        return self.owed
 
     def failure(self) -> str | None:
         if self.raised is not None:
@@ -251,6 +255,22 @@ async def test_a_host_ends_while_a_cluster_hangs(running: tuple[Host, Cluster]) 
     assert all(each.daemon for each in blocked), "a thread that is joined at the end"
 
 
+async def test_a_limited_stream_that_fails_is_held_up_by_what_it_has_read(
+    running: tuple[Host, Cluster],
+) -> None:
+    host, cluster = running
+    host.catalogs = [TWO]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    cluster.queries[RAW][0].owed = 1000.0
+    cluster.queries[RAW][0].reason = cluster.queries[OTHER][0].reason = "a round failed"
+    await eventually(lambda: len(cluster.queries[OTHER]) == 2)
+    await eventually(lambda: isinstance(host.state(RAW), Broken))
+    assert state_of(host, Broken).retry_s - time.monotonic() > 900
+    assert len(cluster.queries[RAW]) == 1
+    host.catalogs = [catalog(with_login("new"))]
+    await eventually(lambda: len(cluster.queries[RAW]) == 2)
+
+
 async def test_a_cluster_that_hangs_holds_up_its_own_stream_only(
     running: tuple[Host, Cluster],
 ) -> None:
@@ -380,6 +400,30 @@ def with_login(fingerprint: str) -> SourceBinding:
     assert isinstance(table.db, Kafka)
     db = replace(table.db, login=Login(PlainSecret("ann"), SealedSecret(fingerprint, "x")))
     return replace(bound, source=replace(bound.source, table=replace(table, db=db)))
+
+
+async def test_a_stream_whose_end_cannot_be_stored_is_not_broken(
+    running: tuple[Host, Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, cluster = running
+    refused, stored = 0, MemorySourceControls.end
+
+    async def end(controls: MemorySourceControls, topic: TopicName) -> None:
+        nonlocal refused
+        if refused < 3:
+            refused += 1
+            raise SystemUnavailable("no database")
+        assert state_of(host, Reading).failures == 0
+        await stored(controls, topic)
+
+    monkeypatch.setattr(MemorySourceControls, "end", end)
+    of = stream_source()
+    bounded = replace(of, source=replace(of.source, bounded=True, idleness_us=1))
+    host.catalogs = [catalog(bounded)]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic())
+    await eventually(lambda: cluster.queries[RAW][0].stopped and host.state(RAW) is None)
+    assert (refused, len(cluster.queries[RAW])) == (3, 1)
 
 
 async def test_a_bounded_stream_ends_when_it_was_asked_in_vain_and_is_resumed(

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any, cast
+
 import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
@@ -10,12 +13,17 @@ from fennel_core.connections.external_s3 import ExternalBucketUnusable
 from fennel_core.settings.model import Settings
 from fennel_core.sources.feeds import Feed
 from fennel_core.sources.kinds import StartedBy
+from fennel_core.sources.rounds import RoundFailed
 from fennel_core.sources.s3_files import start
 from fennel_core.sources.task import Counts
-from fennel_core.sources.task_rounds import NAMED, ROUND, round_end
+from fennel_core.sources.task_rounds import NAMED, ROUND, TaskRounds, round_end
 from fennel_core.wire.connectors import S3, Login, PlainSecret, S3Table
 from tests.support.ingest_world import WORKSPACE
 from tests.support.source_world import POSITIONS, RAW
+
+LAKE = S3Table(
+    S3("lake", None, Login(None, None)), "shared", "in/", "*", "json", "", (), False, None
+)
 
 
 def test_a_round_reports_files_that_could_not_be_read() -> None:
@@ -32,6 +40,27 @@ def test_a_round_reports_what_became_of_rows() -> None:
     counted, end = round_end(counts, 3, 0, {}).to_pylist()
     assert (counted["accepted"], counted["left"]) == (3, None)
     assert (end["source"], end["left"], end["waiting"], end["unread"]) == (None, 0, 0, [])
+
+
+def test_a_limited_round_that_failed_has_read_rows_all_the_same() -> None:
+    counts = pa.RecordBatch.from_pylist([{"source": "a", "dataset": "b", "accepted": 3}])
+    found = pa.Table.from_batches([round_end(counts, 5, "the broker refused", {})])
+    frame = SimpleNamespace(toArrow=lambda: found)
+    spark = SimpleNamespace(
+        range=lambda *_, **__: SimpleNamespace(mapInArrow=lambda *_: frame), sparkContext=None
+    )
+    counted: list[pa.Table] = []
+    by = SimpleNamespace(
+        spark=spark,
+        settings=Settings(),
+        feed=Feed(WORKSPACE, RAW, POSITIONS, 1, LAKE),
+        count_rows=counted.append,
+    )
+    rounds = TaskRounds(cast(Any, by), lambda: found)
+    with pytest.raises(RoundFailed, match="the broker refused") as failed:
+        rounds.read()
+    assert failed.value.rows == 5
+    assert counted[-1].to_pylist()[0]["accepted"] == 3
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from fennel_core.settings.model import Settings
 from fennel_core.sources import spark
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import FeedProgress, feeds_of
-from fennel_core.sources.spark import WAITS, FeedQuery, batch_writer, paced
+from fennel_core.sources.spark import WAITS, FeedQuery, PacedWriter, batch_writer
 from tests.support.ingest_world import catalog
 from tests.support.source_world import stream_source
 
@@ -178,12 +178,29 @@ def test_a_limited_batch_rests_for_its_messages_until_the_query_is_stopped(
     monkeypatch.setattr(stopped, "wait", rests.append)
     for name, value in (("Observation", Seen), ("count_messages", Mock()), ("lit", Mock())):
         monkeypatch.setattr(spark, name, value)
-    limited = paced(lambda _, number: written.append(number), 0.5, stopped)
+    limited = PacedWriter(lambda _, number: written.append(number), 0.5, 100, stopped)
     for number, messages in enumerate((40, 0)):
         limited(cast(DataFrame, Frame(messages)), number)
     assert written == [0, 1]
     assert 0 < rests[0] <= 80
     assert rests[1] == 0
+    assert limited.owed_s() == 0
+
+
+def test_a_limited_query_owes_the_rest_of_a_batch_that_failed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def fail(_: DataFrame, number: int) -> None:
+        raise ValueError(f"batch {number} failed")
+
+    frame = cast(DataFrame, SimpleNamespace(observe=lambda *_: None))
+    limited = PacedWriter(fail, 0.5, 100, threading.Event())
+    for name in ("Observation", "count_messages", "lit"):
+        monkeypatch.setattr(spark, name, Mock())
+    with pytest.raises(ValueError, match="batch 7"):
+        limited(frame, 7)
+    assert 100 < limited.owed_s() <= 200
+    assert query(None, Inspector()).owed_s() == 0
 
 
 def test_the_end_of_a_query_ends_the_rest_of_its_batch() -> None:

@@ -15,6 +15,7 @@ from fennel_core.connections.postgres import Pool
 from fennel_core.definition.orchestrator import CommitOrchestrator
 from fennel_core.settings.model import Settings
 from fennel_core.sources.controls import MemorySourceControls
+from fennel_core.sources.errors import SourceError
 from fennel_core.sources.overview import source_views
 from fennel_core.sources.table_job import RunEnd, RunStopped, TableJob
 from fennel_core.sources.table_runs import (
@@ -39,6 +40,7 @@ from fennel_core.sources.table_runs import (
     stopped,
 )
 from fennel_core.sources.table_schedule import (
+    AGE,
     RunsNotStarted,
     ScheduledTables,
     TableSchedule,
@@ -335,6 +337,22 @@ async def test_a_broken_source_is_due_when_its_connector_has_changed() -> None:
     assert len(starter.started) == 2, "what works is read when it is due"
 
 
+async def test_the_age_of_the_last_table_goes_with_it() -> None:
+    runs, targets = MemoryTableRuns(NOW, {RAW}), Targets(with_password("a"))
+    controls = MemorySourceControls(lambda: runs.now, {RAW})
+    loop = TableSchedule(targets, runs, controls, Starter(), 9)
+
+    def is_measured() -> bool:
+        [found] = AGE.collect()
+        return any(each.labels["source"] == "pg/users" for each in found.samples)
+
+    await loop.look()
+    assert is_measured()
+    targets.catalogs = []
+    await loop.look()
+    assert not is_measured()
+
+
 NONE = TableProgress(0, "7")
 IDLE = timedelta(minutes=10)
 
@@ -361,6 +379,41 @@ def test_the_rows_of_a_run_that_gave_way_count() -> None:
     part = gave_way(RUN, READ, NOW + timedelta(minutes=5))
     rest = claimed(part, "next", EVERY, NOW + timedelta(minutes=15))
     assert not is_exhausted(completed(rest, NONE, NOW + IDLE), IDLE, NOW + 9 * IDLE)
+
+
+def test_the_rows_of_a_run_that_failed_or_was_lost_count() -> None:
+    first = completed(RUN, NONE, NOW)
+    late, end = NOW + timedelta(minutes=9), NOW + IDLE + timedelta(minutes=1)
+    going = reported(claimed(first, "next", EVERY, late), READ, late)
+    for broken in (failed(going, "down", EVERY, late), stopped(going, "paused", late)):
+        rest = claimed(broken, "last", EVERY, end)
+        assert not is_exhausted(completed(rest, NONE, end), IDLE, NOW + 9 * IDLE)
+    unseen = claimed(first, "next", EVERY, late)  # rows that it has read were not reported
+    rest = claimed(unseen, "last", EVERY, late + START_LEASE)
+    assert not is_exhausted(completed(rest, NONE, end), IDLE, NOW + 9 * IDLE)
+
+
+async def test_a_limited_run_that_fails_reports_its_rows_and_owes_a_rest(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def broken(job: TableJob) -> RunEnd:
+        job._progress = READ
+        raise SourceError("the database went away")
+
+    monkeypatch.setattr(TableJob, "_read", broken)
+    runs = MemoryTableRuns(NOW, {RAW}, {RAW: RUN})
+    (view,) = source_views(branches(main=catalog(table_source())))
+
+    async def is_paused() -> bool:
+        return False
+
+    assert await TableJob(Settings(), view, runs, "r1", 0.01).run(is_paused) is RunEnd.FAILED
+    row = runs.rows[RAW]
+    assert (row.rows_read, row.last_rows_at) == (READ.rows_read, NOW)
+    assert row.retry_at == NOW + timedelta(seconds=100), "a page of one row takes so long"
+    runs.rows[RAW] = RUN
+    assert await TableJob(Settings(), view, runs, "r1").run(is_paused) is RunEnd.FAILED
+    assert runs.rows[RAW].retry_at == NOW + FIRST_PAUSE
 
 
 async def test_a_table_that_has_ended_is_read_again_when_it_is_resumed_or_has_no_end() -> None:
