@@ -20,7 +20,6 @@ the JVM, with a line of JSON for each: a call costs as much as many rows.
 from __future__ import annotations
 
 import os
-import sys
 import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -50,6 +49,7 @@ JAVA_OPTIONS: Final = (
     # What it logs with the whole stack is raised, too.
     "-Dorg.slf4j.simpleLogger.log.io.debezium.pipeline.ErrorHandler=off",
 )
+STDERR: Final = 2
 CAUSES: Final = 8
 """Causes of an error that are looked through for the one that says most."""
 COMMON: Final[Mapping[str, str]] = {
@@ -182,8 +182,9 @@ class ChangeEngine:
             javaopts=[*JAVA_OPTIONS, f"-Xmx{settings.change_engine_mib}m"],
             die_on_exit=True,
             enable_auth=True,
-            redirect_stdout=sys.stderr,
-            redirect_stderr=sys.stderr,
+            # py4j closes both when the JVM has ended.
+            redirect_stdout=os.fdopen(os.dup(STDERR), "w"),
+            redirect_stderr=os.fdopen(os.dup(STDERR), "w"),
             return_proc=True,
         )
         self.address = EngineAddress(port, token)

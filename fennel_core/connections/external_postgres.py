@@ -175,8 +175,8 @@ class ExternalPostgres:
         except psycopg.Error as failed:
             raise ExternalPostgresUnusable(
                 f"connector `{self.name}`: user `{self.user}` may not read changes of database "
-                f"`{self.database}`: {first_line(failed)}; run `ALTER ROLE {self.user} REPLICATION`, "
-                "and let the server accept replication connections (pg_hba.conf)"
+                f"`{self.database}`: {first_line(failed)}; run `ALTER ROLE {self.user} "
+                "REPLICATION`, and let the server accept replication connections (pg_hba.conf)"
             ) from failed
 
     def _address(self, statement_ms: int, *, writes: bool = False) -> str:

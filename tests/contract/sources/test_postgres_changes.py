@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import sys
 import uuid
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -381,6 +382,7 @@ def test_the_rows_with_the_highest_keys_are_shown_without_a_slot(
         Settings(jars_dir=ROOT / ".fennel" / "jars"), PostgresChanges(own, "users"), lambda _: "", 3
     )
     assert [json.loads(row)["after"]["id"] for row in rows] == [9, 8, 7]
+    assert not sys.stderr.closed, "the end of the engine takes nothing of this process with it"
     slots = owner.execute(
         "SELECT count(*) FROM pg_replication_slots WHERE database = %s", (shop.database,)
     )
