@@ -24,7 +24,6 @@ import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar, Final
 
@@ -100,12 +99,12 @@ class ChangeTask:
     """
 
     def __init__(self, address: EngineAddress, name: str) -> None:
-        self.name = name
+        self.name, self._address = name, address
         self._jvm: Any = _gateway(address).jvm
 
     def look(self) -> bool:
         """Return whether there are changes that were not taken; wait a moment for some."""
-        with _failures(self.name):
+        with self._failures():
             if self._get(_AHEAD) is None:
                 found = self._get(_TASK).poll()
                 if found:
@@ -114,7 +113,7 @@ class ChangeTask:
 
     def take(self) -> list[str]:
         """Return the next changes as lines of JSON; empty if there are none at this moment."""
-        with _failures(self.name):
+        with self._failures():
             found = self._table.remove(self._key(_AHEAD))
             if found is None:
                 found = self._get(_TASK).poll()
@@ -126,7 +125,7 @@ class ChangeTask:
 
     def confirm(self) -> None:
         """Let the server forget what is before the last commit of the changes that were taken."""
-        with _failures(self.name):
+        with self._failures():
             last, task = self._get(_LAST), self._get(_TASK)
             if last is not None:
                 task.commitRecord(last.get(last.size() - 1), None)
@@ -134,12 +133,25 @@ class ChangeTask:
 
     def stop(self) -> None:
         """End the task; it has let go of the database when this returns."""
-        with _failures(self.name):
+        with self._failures():
             task = self._table.remove(self._key(_TASK))
             for each in (_AHEAD, _LAST, _FORMAT, _VALUE, _JOIN):
                 self._table.remove(self._key(each))
             if task is not None:
                 task.stop()
+
+    @contextmanager
+    def _failures(self) -> Iterator[None]:
+        """Raise `ChangeEngineFailed` with the innermost cause of what Java raises."""
+        try:
+            yield
+        except Py4JJavaError as failed:
+            raise ChangeEngineFailed(_cause(failed.java_exception)) from failed
+        except (Py4JError, OSError) as failed:
+            _leave(self._address)
+            raise ChangeEngineFailed(
+                f"the engine of changes has ended while it read `{self.name}`: {failed}"
+            ) from failed
 
     @property
     def _table(self) -> Any:
@@ -157,7 +169,7 @@ class ChangeTask:
     def begin(self, task_class: str, properties: Mapping[str, str]) -> None:
         """Start the task. `properties`: of Debezium, beside `COMMON`."""
         java, given = self._jvm, {**COMMON, **properties, **_names(self.name)}
-        with _failures(self.name):
+        with self._failures():
             for what, value in _to_text(java, given).items():
                 self._put(what, value)
             task = _class(java, task_class)()
@@ -205,27 +217,46 @@ class ChangeEngine:
 
     def close(self) -> None:
         """End the JVM, with what runs in it."""
+        _leave(self.address)
         self._process.kill()
         self._process.wait()
 
 
-_engine_lock = threading.Lock()
+_engine_lock, _lock = threading.Lock(), threading.Lock()
 _engines: list[ChangeEngine] = []
+_gateways: dict[EngineAddress, JavaGateway] = {}
 
 
 def engine_of(settings: Settings) -> ChangeEngine:
     """Return the JVM of this process; start one if there is none that runs. Blocks."""
     with _engine_lock:
-        if not _engines or not _engines[0].is_running():
-            _engines[:] = [ChangeEngine(settings)]
+        if _engines and not _engines[0].is_running():
+            _engines.pop().close()
+        if not _engines:
+            _engines.append(ChangeEngine(settings))
         return _engines[0]
 
 
-@lru_cache(maxsize=8)
 def _gateway(address: EngineAddress) -> JavaGateway:
-    """Return the connection of this process to a JVM."""
-    given = GatewayParameters(port=address.port, auth_token=address.token, auto_convert=True)
-    return JavaGateway(gateway_parameters=given)
+    """Return the connections of this process to a JVM."""
+    with _lock:
+        if address not in _gateways:
+            given = GatewayParameters(
+                port=address.port, auth_token=address.token, auto_convert=True
+            )
+            _gateways[address] = JavaGateway(gateway_parameters=given)
+        return _gateways[address]
+
+
+def _leave(address: EngineAddress) -> None:
+    """Forget the connections to a JVM that may be gone.
+
+    Objects of it that are collected later would try to tell it so, and log each failure.
+    """
+    with _lock:
+        gateway = _gateways.pop(address, None)
+    if gateway is not None:
+        gateway._gateway_client.is_connected = False
 
 
 def _names(name: str) -> dict[str, str]:
@@ -278,19 +309,6 @@ def _context(java: Any, name: str) -> Any:
     reader = connect.storage.OffsetStorageReaderImpl(store, name, *converters)
     task = connect.util.ConnectorTaskId(name, 0)
     return connect.runtime.WorkerSourceTaskContext(reader, task, None, None, None)
-
-
-@contextmanager
-def _failures(name: str) -> Iterator[None]:
-    """Raise `ChangeEngineFailed` with the innermost cause of what Java raises."""
-    try:
-        yield
-    except Py4JJavaError as failed:
-        raise ChangeEngineFailed(_cause(failed.java_exception)) from failed
-    except (Py4JError, OSError) as failed:
-        raise ChangeEngineFailed(
-            f"the engine of changes has ended while it read `{name}`: {failed}"
-        ) from failed
 
 
 def _cause(raised: Any) -> str:

@@ -11,6 +11,7 @@ import asyncio
 import json
 import os
 import random
+import signal
 import sys
 import uuid
 from contextlib import suppress
@@ -22,7 +23,8 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from fennel_core.connections.change_engine import ChangeEngine, ChangeEngineFailed
+from fennel_core.connections import change_engine
+from fennel_core.connections.change_engine import ChangeEngine, ChangeEngineFailed, ChangeTask
 from fennel_core.connections.errors import TransactionAborted
 from fennel_core.connections.external_changes import (
     ChangesLost,
@@ -387,3 +389,21 @@ def test_the_rows_with_the_highest_keys_are_shown_without_a_slot(
         "SELECT count(*) FROM pg_replication_slots WHERE database = %s", (shop.database,)
     )
     assert slots.fetchone() == (0,)
+
+
+def test_an_engine_that_was_killed_is_noticed_and_another_one_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(change_engine, "_engines", [])
+    settings = Settings(jars_dir=ROOT / ".fennel" / "jars")
+    first = change_engine.engine_of(settings)
+    task = ChangeTask(first.address, "table")
+    assert change_engine.engine_of(settings) is first
+    os.kill(first._process.pid, signal.SIGKILL)
+    with pytest.raises(ChangeEngineFailed, match="has ended while it read `table`"):
+        task.look()
+    first._process.wait()
+    second = change_engine.engine_of(settings)
+    assert second is not first
+    ChangeTask(second.address, "table").stop()
+    second.close()
