@@ -55,7 +55,7 @@ from fennel_core.redrive.routes import router as redrive_router
 from fennel_core.redrive.service import Redrive
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.sinks.orders import SinkOrders
-from fennel_core.sinks.postgres import PostgresSinkControls
+from fennel_core.sinks.postgres import PostgresSinkControls, PostgresSinkReplays
 from fennel_core.sinks.rewinds import SinkRewinds, read_times
 from fennel_core.sinks.routes import router as sinks_router
 from fennel_core.sources.file_trial import newest_file_rows
@@ -199,6 +199,7 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
         executors,
         SecretUses(pool, sealer).read,
         erased,
+        PostgresSinkReplays(pool),
         commit_within_s,
     )
     app.state.source_service = sources

@@ -44,6 +44,7 @@ OVER = SOURCE | {
 LETTERS = {
     "subject": "Order",
     "source": "shop/orders",
+    "sink": None,
     "kind": "unreadable",
     "rows": 4,
     "letters": 2,
@@ -129,6 +130,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             "accepted": 3,
             "refused": 1,
             "left_out": 0,
+            "ordered": 6,
             "not_replayable": [{"rows": 5, "subjects": ["Order"], "reason": "it is no row"}],
         },
         "/dead_letters/drop": counted,
@@ -239,6 +241,9 @@ def test_dead_letters_are_listed_shown_and_replayed(calls: Calls) -> None:
     assert calls[-1][3] == {"reason": "number", "dry_run": True}
     assert "Would replay 4 rows of 2 letters: 3 accepted, 1 refused again" in replayed
     assert "Not replayed: 5 rows of Order: it is no row." in replayed
+    assert "Would order that sinks send 6 changes again." in replayed
+    run("deadletters", "list", "--sink", "hooks/rows")
+    assert calls[-1][2] == {"sink": "hooks/rows"}
 
 
 def test_letters_are_dropped_after_a_confirmation_with_numbers(calls: Calls) -> None:

@@ -16,6 +16,7 @@ from structlog.testing import capture_logs
 from fennel_core.blueprints.spec import Catalog, SinkBinding
 from fennel_core.connections.external_kafka import ExternalKafkaUnusable
 from fennel_core.connectors.references import remedy
+from fennel_core.redrive.sink_replays import MemorySinkReplays
 from fennel_core.settings.model import Settings
 from fennel_core.sinks import host as sinks_host
 from fennel_core.sinks import targets
@@ -94,6 +95,7 @@ class Host(SinkHost):
         )
         self._controls = self.controls
         self.orders = MemorySinkControls(lambda: datetime.now(UTC), {ONE.positions, TWO.positions})
+        self._replay_orders = MemorySinkReplays({ONE.positions, TWO.positions})
         self._orders = self.orders
         self._catalogs = self.listed  # type: ignore[assignment]  # no database
         self.broken: set[str] = set()
