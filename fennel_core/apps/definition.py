@@ -204,7 +204,9 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
     )
     app.state.source_service = sources
     sink_controls = PostgresSinkControls(pool)
-    app.state.sink_orders = SinkOrders(sources.branches, controls, sink_controls, sources.stored)
+    app.state.sink_orders = SinkOrders(
+        sources.branches, controls, sink_controls, PostgresSinkReplays(pool), sources.stored
+    )
     app.state.sink_rewinds = SinkRewinds(
         app.state.sink_orders,
         sink_controls,

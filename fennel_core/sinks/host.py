@@ -11,7 +11,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -109,6 +109,8 @@ class SinkHost:
         self._rewinds: Mapping[TopicName, SinkRewind] = {}
         self._replay_orders: SinkReplays = PostgresSinkReplays(pool)
         self._replays: Mapping[TopicName, int] = {}
+        self._pending: Collection[TopicName] = ()
+        """The sinks with a rewind that is not carried out yet."""
         self._letter_threads = ThreadPoolExecutor(LETTER_THREADS, "sink-letters")
         self._paused: list[SinkReport] = []
         self._running: dict[TopicName, SinkThread] = {}
@@ -116,12 +118,20 @@ class SinkHost:
         self._ending = False
         """A sink was asked to end and has not ended yet."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed = asyncio.Event()
 
     def report(self) -> list[SinkReport]:
         """Return what is known of each sink, the broken ones first."""
-        found = [self._report_of(thread) for thread in self._running.values()]
+        found = [
+            self._with_orders(name, self._report_of(thread))
+            for name, thread in self._running.items()
+        ]
         found += self._paused
         return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.sink))
+
+    def _with_orders(self, name: TopicName, report: SinkReport) -> SinkReport:
+        pending, replays = name in self._pending, self._replays.get(name, 0)
+        return replace(report, rewinding=pending, replays=replays)
 
     def _report_of(self, thread: SinkThread) -> SinkReport:
         report = thread.report
@@ -135,7 +145,7 @@ class SinkHost:
     async def run(self) -> None:
         """Follow the catalogs and the erasures until cancelled."""
         self._loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
+        changed = self._changed
         waking = asyncio.create_task(self._wake(changed))
         try:
             while True:
@@ -176,14 +186,18 @@ class SinkHost:
             for name, each in targets.items()
             if (each.workspace, each.title) not in pauses
         }
+        if targets:
+            self._replays = await self._replay_orders.counts()
+            await self._read_pending()
         self._paused = [
-            SinkReport(each.workspace, each.dataset, each.title, paused=True)
+            self._with_orders(
+                name, SinkReport(each.workspace, each.dataset, each.title, paused=True)
+            )
             for name, each in targets.items()
             if name not in wanted
         ]
         if wanted:
             self._rewinds = await self._orders.rewinds()
-            self._replays = await self._replay_orders.counts()
             self._newest = await erasures.newest(self._pool)
         self._ending = False
         ending = set()
@@ -211,6 +225,23 @@ class SinkHost:
                     for name, each in ((n, t.report) for n, t in self._running.items())
                 ]
             )
+
+    async def _read_pending(self) -> None:
+        """Read the rewinds that are pending, and note those that were carried out."""
+        pending = await self._orders.pending()
+        done = {
+            name: order.number
+            for name, order in pending.items()
+            if name in self._running and self._running[name].rewound >= order.number
+        }
+        if done:
+            await self._orders.carried_out(done)
+        self._pending = pending.keys() - done.keys()
+
+    def look_again(self) -> None:
+        """Let the orders be read again; for threads of sinks."""
+        assert self._loop is not None, "sinks start after the loop"
+        self._loop.call_soon_threadsafe(self._changed.set)
 
     def _measure(self) -> None:
         broken = sum(each.reason is not None for each in self.report())
@@ -362,6 +393,8 @@ class SinkThread(threading.Thread):
         self.labels = (str(target.workspace), str(target.dataset), target.title)
         self.report = SinkReport(target.workspace, target.dataset, target.title)
         """Replaced as a whole, so other threads may read it."""
+        self.rewound = 0
+        """The number of the last rewind that is known to be carried out."""
 
     def stop(self) -> None:
         """Ask the thread to end; it does within the longest step."""
@@ -413,6 +446,9 @@ class SinkThread(threading.Thread):
                 behind=step.behind,
                 reason=None,
             )
+            if position is not None and position.rewound > self.rewound:
+                self.rewound = position.rewound
+                self._host.look_again()
             if position is not None and self._host.has_replays(self.target):
                 self._replay(writer, position)
             yield

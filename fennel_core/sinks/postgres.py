@@ -1,5 +1,5 @@
-"""Orders about sinks in Postgres: pauses and rewinds (migration 0027; see `controls.py`), and
-replays of dead letters (migration 0034; see `redrive.sink_replays`).
+"""Orders about sinks in Postgres: pauses and rewinds (see `controls.py`), and replays of dead
+letters (see `redrive.sink_replays`). Migrations 0027 and 0034.
 """
 
 from __future__ import annotations
@@ -21,6 +21,15 @@ PAUSE: Final[LiteralString] = """
 """
 RESUME: Final[LiteralString] = "DELETE FROM sink_pause WHERE workspace = %s AND sink = %s"
 REWINDS: Final[LiteralString] = "SELECT sink, number, partitions, offsets, whole FROM sink_rewind"
+PENDING: Final[LiteralString] = """
+    SELECT sink, number, partitions, offsets, whole FROM sink_rewind
+    WHERE carried_out IS NULL OR carried_out < number
+"""
+CARRIED_OUT: Final[LiteralString] = """
+    UPDATE sink_rewind r SET carried_out = greatest(r.carried_out, d.number)
+    FROM unnest(%(sinks)s::text[], %(numbers)s::bigint[]) AS d (sink, number)
+    WHERE r.sink = d.sink
+"""
 REWIND: Final[LiteralString] = """
     INSERT INTO sink_rewind AS r (sink, number, partitions, offsets, whole)
     SELECT a.id, extract(epoch FROM clock_timestamp()) * 1000000, %(parts)s, %(offsets)s, %(whole)s
@@ -103,9 +112,20 @@ class PostgresSinkControls:
         )
 
     async def rewinds(self) -> Mapping[TopicName, SinkRewind]:
+        return await self._rewinds(REWINDS)
+
+    async def pending(self) -> Mapping[TopicName, SinkRewind]:
+        return await self._rewinds(PENDING)
+
+    async def carried_out(self, numbers: Mapping[TopicName, int]) -> None:
+        values = {"sinks": list(numbers), "numbers": list(numbers.values())}
+        async with connection_of(self._pool) as connection:
+            await connection.execute(CARRIED_OUT, values)
+
+    async def _rewinds(self, statement: LiteralString) -> Mapping[TopicName, SinkRewind]:
         return {
             TopicName(sink): SinkRewind(number, dict(zip(parts, offsets, strict=True)), whole)
-            for sink, number, parts, offsets, whole in await rows_of(self._pool, REWINDS)
+            for sink, number, parts, offsets, whole in await rows_of(self._pool, statement)
         }
 
 

@@ -13,3 +13,7 @@ CREATE TABLE sink_replay (
 -- Changes of dead letters that were not sent again, because a later change of their key followed.
 ALTER TABLE dead_letter_count
     ADD COLUMN superseded_rows bigint NOT NULL DEFAULT 0;
+
+-- The last rewind that the writer of the sink has carried out: only shown, the truth is in its position.
+ALTER TABLE sink_rewind
+    ADD COLUMN carried_out bigint;                      -- its number; NULL: none since this column is here

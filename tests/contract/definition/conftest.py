@@ -97,6 +97,7 @@ def served(state: ServerState) -> FastAPI:
         app.state.source_service.branches,
         PostgresSourceControls(state.pool),
         PostgresSinkControls(state.pool),
+        PostgresSinkReplays(state.pool),
     )
     app.state.sink_rewinds = SinkRewinds(
         app.state.sink_orders, PostgresSinkControls(state.pool), no_secret, no_secret

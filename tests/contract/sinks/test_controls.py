@@ -96,6 +96,22 @@ async def test_each_rewind_has_a_larger_number_than_the_one_before(controls: Sin
     assert found[ROWS].number > first.number
 
 
+async def test_a_rewind_is_pending_until_it_was_carried_out(controls: SinkControls) -> None:
+    assert await controls.pending() == {}
+    await controls.rewind([RewindOrder(ROWS, {0: 1}, False), RewindOrder(OTHERS, {0: 2}, True)])
+    first = await controls.rewinds()
+    assert await controls.pending() == first
+    await controls.carried_out({ROWS: first[ROWS].number, GONE: 5})
+    assert await controls.pending() == {OTHERS: first[OTHERS]}
+    await controls.rewind([RewindOrder(ROWS, {0: 3}, False)])
+    await controls.carried_out({ROWS: first[ROWS].number})
+    assert (await controls.pending())[ROWS].to == {0: 3}, "the later one is not"
+    last = (await controls.rewinds())[ROWS].number
+    await controls.carried_out({ROWS: last})
+    await controls.carried_out({ROWS: first[ROWS].number, OTHERS: last})
+    assert await controls.pending() == {}
+
+
 async def test_an_order_is_there_once_until_it_ends(replays: SinkReplays) -> None:
     assert await replays.counts() == {}
     first, second = replay(ROWS, 3, (0, 12)), replay(ROWS, 2**40, (0, 2**40))

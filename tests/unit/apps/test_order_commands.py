@@ -64,6 +64,8 @@ SINK = {
     "remedy": "if its credentials have changed: fennel-core connector rotate hooks",
     "failures": 3,
     "behind": 12,
+    "rewind": {"from": {"0": 7}, "whole": False, "ordered_at": "2026-01-01T00:00:00+00:00"},
+    "replays": 3,
 }
 PAUSED = dict.fromkeys(SINK) | {
     "sink": "hooks/gone",
@@ -199,6 +201,10 @@ def test_sinks_are_listed_and_ordered_by_name(calls: Calls) -> None:
         assert "hooks/rows" in run("sink", order, "hooks/rows").output
         assert calls[-1] == ("POST", f"/sinks/{order}", {}, {"sink": "hooks/rows"})
     assert "hooks/gone  paused  no branch has it" in shown
+    ordered = "to the offsets 0: 7, ordered at 2026-01-01T00:00:00+00:00,"
+    assert f"    rewind {ordered} is not carried out yet" in shown
+    assert "    3 dead letters are to be sent again" in shown
+    assert shown.count("not carried out") == 1
     assert "paused by ann" in shown
 
 

@@ -16,7 +16,7 @@ from structlog.testing import capture_logs
 from fennel_core.blueprints.spec import Catalog, SinkBinding
 from fennel_core.connections.external_kafka import ExternalKafkaUnusable
 from fennel_core.connectors.references import remedy
-from fennel_core.redrive.sink_replays import MemorySinkReplays
+from fennel_core.redrive.sink_replays import MemorySinkReplays, SinkReplay
 from fennel_core.settings.model import Settings
 from fennel_core.sinks import host as sinks_host
 from fennel_core.sinks import targets
@@ -26,7 +26,7 @@ from fennel_core.sinks.host import SinkHost, SinkThread
 from fennel_core.sinks.targets import SinkTarget, pause_s, targets_of
 from fennel_core.sinks.writer import NO_ERASURES, KeyErasures, SinkWriter
 from fennel_core.sources.controls import MemorySourceControls
-from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
+from fennel_core.vocab.ids import DatasetName, PartitionIndex, TopicName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.wire.connectors import (
     S3,
@@ -192,6 +192,40 @@ async def test_a_sink_is_written_again_once_for_each_rewind(host: Host) -> None:
     await eventually(lambda: host.listed.reads > reads + 3, within_s=20)
     assert len(world.log.records) == 3
     assert host.reasons() == {"kafka/one": None}
+
+
+async def test_a_rewind_is_pending_until_the_sink_has_carried_it_out(host: Host) -> None:
+    await host.orders.pause((SHOP, "kafka/one"), "ann")
+    await host.orders.rewind([RewindOrder(ONE.positions, {0: 0}, False)])
+    at = (TopicName("shop.dead.x.1"), PartitionIndex(0))
+    await host._replay_orders.order([SinkReplay(ONE.positions, at, 3, (0, 2**40))])
+    host.listed.found = [catalog(ONE, TWO)]
+
+    def shown() -> dict[str, tuple[bool, bool, int]]:
+        return {each.sink: (each.paused, each.rewinding, each.replays) for each in host.report()}
+
+    waiting = {"kafka/one": (True, True, 1), "kafka/two": (False, False, 0)}
+    await eventually(lambda: shown() == waiting, within_s=20)
+    assert ONE.positions in await host.orders.pending()
+    await host._replay_orders.end([SinkReplay(ONE.positions, at, 3, None)])
+    await host.orders.resume((SHOP, "kafka/one"))
+    await eventually(lambda: shown().get("kafka/one") == (False, False, 0), within_s=20)
+    assert not await host.orders.pending()
+
+
+async def test_the_end_of_a_rewind_is_noted_without_a_wait(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.listed.found = [catalog(ONE)]
+    await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
+    await host.orders.rewind([RewindOrder(ONE.positions, {0: 0}, False)])
+    host._rewinds = await host.orders.rewinds()
+    monkeypatch.setattr(sinks_host, "LOOK_S", 3600.0)
+
+    async def noted() -> bool:
+        return not await host.orders.pending()
+
+    await eventually(noted, within_s=20)
 
 
 async def test_the_host_reports_what_lists_of_sinks_show(host: Host) -> None:

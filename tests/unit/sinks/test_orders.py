@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 import pytest
 
 from fennel_core.ingest.store import Branches
-from fennel_core.sinks.controls import MemorySinkControls
+from fennel_core.redrive.sink_replays import MemorySinkReplays, SinkReplay
+from fennel_core.sinks.controls import MemorySinkControls, RewindOrder
 from fennel_core.sinks.orders import SinkOrders, SinkUnknown
 from fennel_core.sources.controls import FeedNews, MemorySourceControls
-from fennel_core.vocab.ids import BranchName, TopicName, WorkspaceId
+from fennel_core.vocab.ids import BranchName, PartitionIndex, TopicName, WorkspaceId
 from tests.support.ingest_world import WORKSPACE, branches, catalog
 from tests.support.sink_bindings import bound, hooks
 
@@ -34,13 +35,14 @@ class World:
     controls: MemorySinkControls = field(
         default_factory=lambda: MemorySinkControls(lambda: datetime.now(UTC), {FIRST, SECOND})
     )
+    replays: MemorySinkReplays = field(default_factory=lambda: MemorySinkReplays({FIRST, SECOND}))
 
     def orders(self) -> SinkOrders:
         async def read(workspace: WorkspaceId) -> Branches:
             assert workspace == WORKSPACE
             return self.branches
 
-        return SinkOrders(read, self.reports, self.controls)
+        return SinkOrders(read, self.reports, self.controls, self.replays)
 
 
 async def test_sinks_are_listed_with_branches_state_lag_and_error() -> None:
@@ -61,6 +63,28 @@ async def test_sinks_are_listed_with_branches_state_lag_and_error() -> None:
     assert [each["sink"] for each in await orders.rows(WORKSPACE, BranchName("main"))] == [
         "hooks/rows"
     ]
+
+
+async def test_orders_that_are_not_carried_out_are_shown() -> None:
+    world = World()
+    orders = world.orders()
+    others, rows = await orders.rows(WORKSPACE, None)
+    assert (rows["rewind"], rows["replays"]) == (None, 0)
+    await world.controls.rewind([RewindOrder(FIRST, {0: 12, 1: 3}, whole=False)])
+    message = (0, 12)
+    letters = (TopicName("w.dead.1"), PartitionIndex(0))
+    await world.replays.order([SinkReplay(FIRST, letters, n, message) for n in (4, 5)])
+    others, rows = await orders.rows(WORKSPACE, None)
+    assert rows["rewind"] == {
+        "from": {"0": 12, "1": 3},
+        "whole": False,
+        "ordered_at": "1970-01-01T00:00:00+00:00",
+    }
+    assert rows["replays"] == 2
+    assert (others["rewind"], others["replays"]) == (None, 0)
+    await world.controls.carried_out({FIRST: 1})
+    _, rows = await orders.rows(WORKSPACE, None)
+    assert rows["rewind"] is None
 
 
 async def test_a_pause_is_of_the_sink_that_is_named() -> None:

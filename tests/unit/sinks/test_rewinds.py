@@ -11,6 +11,7 @@ import pytest
 
 from fennel_core.history.topic_slices import TopicSlice
 from fennel_core.ingest.store import Branches
+from fennel_core.redrive.sink_replays import MemorySinkReplays
 from fennel_core.sinks.controls import MemorySinkControls
 from fennel_core.sinks.orders import SinkOrders, SinkUnknown
 from fennel_core.sinks.positions import SinkRewind
@@ -92,7 +93,10 @@ class World:
 
     async def order(self, name: str, to: str, **flags: bool) -> dict[str, Any]:
         orders = SinkOrders(
-            self.branches, MemorySourceControls(lambda: datetime.now(UTC), ()), self.controls
+            self.branches,
+            MemorySourceControls(lambda: datetime.now(UTC), ()),
+            self.controls,
+            MemorySinkReplays(()),
         )
         rewinds = SinkRewinds(orders, self.controls, self.plan, self.times)
         flags = {"duplicates_rows": False, "dry_run": False} | flags
