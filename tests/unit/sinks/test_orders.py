@@ -99,6 +99,28 @@ async def test_a_pause_is_of_the_sink_that_is_named() -> None:
     assert not await world.controls.pauses()
 
 
+async def test_a_pause_of_another_workspace_is_not_shown() -> None:
+    world = World()
+    for name in ("hooks/rows", "hooks/gone"):
+        await world.controls.pause((WorkspaceId("other"), name), "bob")
+    rows = await world.orders().rows(WORKSPACE, None)
+    assert [(row["sink"], row["state"]) for row in rows] == [
+        ("hooks/others", "unwatched"),
+        ("hooks/rows", "unwatched"),
+    ]
+
+
+async def test_how_far_a_paused_sink_is_behind_is_not_known() -> None:
+    world = World()
+    orders = world.orders()
+    await world.reports.report([FeedNews(FIRST, 0, 5, None, None)])
+    _, rows = await orders.rows(WORKSPACE, None)
+    assert (rows["state"], rows["behind"]) == ("running", 5)
+    await orders.pause(WORKSPACE, "hooks/rows", "ann")
+    _, rows = await orders.rows(WORKSPACE, None)
+    assert (rows["state"], rows["behind"]) == ("paused", None)
+
+
 async def test_a_pause_is_kept_for_later_versions_of_the_dataset() -> None:
     world = World()
     orders = world.orders()
