@@ -187,3 +187,17 @@ def test_the_place_of_a_message_is_read_back() -> None:
     assert message_of(source_of(2, None)) is None
     with pytest.raises(ValueError, match="names no message"):
         message_of("Kafka topic `orders`[0] at 3")
+
+
+def test_a_key_names_the_place_of_a_request_and_its_content() -> None:
+    request = SinkRequest(1, 7, 2, (b"1",))
+    others = [
+        SinkRequest(0, 7, 2, (b"1",)),
+        SinkRequest(1, 8, 2, (b"1",)),
+        SinkRequest(1, 7, 3, (b"1",)),
+        SinkRequest(1, 7, 2, (b"2",)),
+        SinkRequest(1, None, 2, (b"1",)),
+    ]
+    keys = {each.key("sink") for each in (request, *others)} | {request.key("other")}
+    assert len(keys) == len(others) + 2
+    assert SinkRequest(1, 7, 2, (b"1",)).key("sink") == request.key("sink")
