@@ -55,7 +55,7 @@ from fennel_core.redrive.routes import router as redrive_router
 from fennel_core.redrive.service import Redrive
 from fennel_core.settings.model import Orchestrator, Settings
 from fennel_core.sinks.orders import SinkOrders
-from fennel_core.sinks.postgres import PostgresSinkControls
+from fennel_core.sinks.postgres import PostgresSinkControls, PostgresSinkReplays
 from fennel_core.sinks.rewinds import SinkRewinds, read_times
 from fennel_core.sinks.routes import router as sinks_router
 from fennel_core.sources.change_trial import newest_changes
@@ -200,11 +200,14 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
         executors,
         SecretUses(pool, sealer).read,
         erased,
+        PostgresSinkReplays(pool),
         commit_within_s,
     )
     app.state.source_service = sources
     sink_controls = PostgresSinkControls(pool)
-    app.state.sink_orders = SinkOrders(sources.branches, controls, sink_controls, sources.stored)
+    app.state.sink_orders = SinkOrders(
+        sources.branches, controls, sink_controls, PostgresSinkReplays(pool), sources.stored
+    )
     app.state.sink_rewinds = SinkRewinds(
         app.state.sink_orders,
         sink_controls,

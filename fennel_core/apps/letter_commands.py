@@ -29,6 +29,7 @@ def _filters(command: Callable[..., None]) -> Callable[..., None]:
         click.option("--reason", metavar="TEXT", help="Only those with this text in the reason."),
         click.option("--until", metavar="TIME", help="Only those written before this time."),
         click.option("--since", metavar="TIME", help="Only those written at this time or later."),
+        click.option("--sink", metavar="NAME", help="Only changes of this sink, as hooks/rows."),
         click.option("--source", metavar="NAME", help="Only rows of this source, as shop/orders."),
         click.option("--dataset", metavar="NAME", help="Only of this dataset, or title of a job."),
     ):
@@ -54,6 +55,7 @@ def letters_list(caller: Caller, /, as_json: bool, **filters: str | None) -> Non
         return
     for row in found["dead_letters"]:
         source = "" if row["source"] is None else f" from {row['source']}"
+        source += "" if row["sink"] is None else f" to {row['sink']}"
         click.echo(
             f"{row['subject']}{source}  {row['kind']}  {row['rows']} rows in {row['letters']} "
             f"letters, the newest of {row['newest_at']}: {row['newest_reason']}"
@@ -106,7 +108,11 @@ def letters_show(
 @click.pass_obj
 def letters_replay(caller: Caller, /, dry_run: bool, **filters: str | None) -> None:
     """Type the rows of dead letters again, and write those that fit now into their dataset, each
-    once. Those that fail again stay, with the new reason. Needs the role commit or admin.
+    once. Those that fail again stay, with the new reason.
+
+    Changes that a sink could not deliver are sent again, under the same idempotency key, by the
+    process that writes the sink: those of which no later change of the same key has followed.
+    `sink list` shows how many letters are left. Needs the role commit or admin.
     """
     body = _given(filters) | {"dry_run": dry_run}
     done = called(caller, "POST", "/dead_letters/replay", body=body)
@@ -115,6 +121,9 @@ def letters_replay(caller: Caller, /, dry_run: bool, **filters: str | None) -> N
         f"letters: {done['accepted']} accepted, {done['refused']} refused again, "
         f"{done['left_out']} left out (where, since, until, sample, erased)."
     )
+    if done["ordered"]:
+        verb = "Would order" if dry_run else "Ordered"
+        click.echo(f"{verb} that sinks send {done['ordered']} changes again.")
     for each in done["not_replayable"]:
         subjects = ", ".join(each["subjects"])
         click.echo(f"Not replayed: {each['rows']} rows of {subjects}: {each['reason']}.")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 
@@ -26,7 +27,9 @@ def sink(context: click.Context, url: str | None, token: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 @click.pass_obj
 def sink_list(caller: Caller, branch: str | None, as_json: bool) -> None:
-    """List sinks: dataset, state, messages that are not written yet, and the last error."""
+    """List sinks: dataset, state, messages that are not written yet, orders that are not carried
+    out yet (a rewind, dead letters that are to be sent again), and the last error.
+    """
     rows = called(caller, "GET", "/sinks", {} if branch is None else {"branch": branch})
     if as_json:
         click.echo(json.dumps(rows, indent=2))
@@ -42,12 +45,22 @@ def sink_list(caller: Caller, branch: str | None, as_json: bool) -> None:
         click.echo(f"{row['sink']}{kind}  {row['state']}{behind}  {of}")
         if row["paused_by"] is not None:
             click.echo(f"    paused by {row['paused_by']} at {row['paused_at']}")
+        if row["rewind"] is not None:
+            click.echo(f"    rewind {_rewind(row['rewind'])} is not carried out yet")
+        if row["replays"]:
+            click.echo(f"    {row['replays']} dead letters are to be sent again")
         if row["error"] is not None:
             click.echo(f"    failed {row['failures']} times in a row: {row['error']}")
             if row.get("remedy") is not None:
                 click.echo(f"    {row['remedy']}")
     if not rows["sinks"]:
         click.echo("No sink." if branch is None else f"Branch {branch} has no sink.")
+
+
+def _rewind(order: dict[str, Any]) -> str:
+    places = ", ".join(f"{part}: {offset}" for part, offset in order["from"].items())
+    place = "earliest" if order["whole"] else f"the offsets {places}"
+    return f"to {place}, ordered at {order['ordered_at']},"
 
 
 @sink.command("pause")

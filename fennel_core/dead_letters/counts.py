@@ -56,11 +56,13 @@ class LetterCount:
     dropped: int = 0
     refused: int = 0
     """Rows that a replay refused again: they are rows of another letter."""
+    superseded: int = 0
+    """Changes that a sink did not send again, because a later one of their key followed."""
 
     @property
     def open(self) -> int:
         """Rows that still wait for a replay, or to be dropped."""
-        return self.rows - self.replayed - self.dropped - self.refused
+        return self.rows - self.replayed - self.dropped - self.refused - self.superseded
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,7 +113,8 @@ def count_messages(messages: Iterable[DeadLetterMessage]) -> dict[CountKey, Lett
     for message in messages:
         for letter in message.settled or ():
             key = CountKey(letter.writer, letter.subject, letter.kind)
-            change = LetterCount(0, Millis(0), "", letter.replayed, letter.dropped, letter.refused)
+            outcomes = (letter.replayed, letter.dropped, letter.refused, letter.superseded)
+            change = LetterCount(0, Millis(0), "", *outcomes)
             found[key] = added(found[key], change) if key in found else change
         if message.settled is not None:
             continue
@@ -133,4 +136,5 @@ def added(left: LetterCount, right: LetterCount) -> LetterCount:
         left.replayed + right.replayed,
         left.dropped + right.dropped,
         left.refused + right.refused,
+        left.superseded + right.superseded,
     )

@@ -1,4 +1,4 @@
-"""Counts of dead letters in Postgres (migration 0009).
+"""Counts of dead letters in Postgres (migrations 0009, 0020 and 0034).
 
 Theory. One transaction moves the offset of a partition by compare-and-set and adds the counts. Of
 two servers that read the same range, one waits for the other's row and then finds another offset.
@@ -41,14 +41,16 @@ ADVANCE: Final = """
 ADD: Final = """
     INSERT INTO dead_letter_count AS c
         (topic, writer, subject, kind, row_count, newest_at, newest_reason, replayed_rows,
-        dropped_rows, refused_rows)
+        dropped_rows, refused_rows, superseded_rows)
     VALUES (%(topic)s, %(writer)s, %(subject)s, %(kind)s, %(rows)s,
-        to_timestamp(%(newest_ms)s / 1000.0), %(reason)s, %(replayed)s, %(dropped)s, %(refused)s)
+        to_timestamp(%(newest_ms)s / 1000.0), %(reason)s, %(replayed)s, %(dropped)s, %(refused)s,
+        %(superseded)s)
     ON CONFLICT (topic, writer, subject, kind) DO UPDATE
     SET row_count = c.row_count + excluded.row_count,
         replayed_rows = c.replayed_rows + excluded.replayed_rows,
         dropped_rows = c.dropped_rows + excluded.dropped_rows,
         refused_rows = c.refused_rows + excluded.refused_rows,
+        superseded_rows = c.superseded_rows + excluded.superseded_rows,
         newest_at = greatest(c.newest_at, excluded.newest_at),
         newest_reason = CASE WHEN c.newest_at > excluded.newest_at THEN c.newest_reason
             ELSE excluded.newest_reason END
@@ -56,7 +58,7 @@ ADD: Final = """
 READ: Final = """
     SELECT a.workspace, c.writer, c.subject, c.kind, c.row_count,
         (extract(epoch FROM c.newest_at) * 1000)::bigint, c.newest_reason, c.replayed_rows,
-        c.dropped_rows, c.refused_rows
+        c.dropped_rows, c.refused_rows, c.superseded_rows
     FROM dead_letter_count c JOIN asset a ON a.id = c.topic
     WHERE a.state IN ('live', 'retained')
     ORDER BY a.workspace, c.topic, c.writer, c.subject, c.kind
@@ -136,4 +138,5 @@ def _values(topic: TopicName, key: CountKey, count: LetterCount) -> dict[str, ob
         "replayed": count.replayed,
         "dropped": count.dropped,
         "refused": count.refused,
+        "superseded": count.superseded,
     }

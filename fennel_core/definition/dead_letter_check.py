@@ -49,7 +49,7 @@ class DeadLetterCheck:
         metrics.SETTLED_LETTERS.clear()
         for labels, count in found.items():
             metrics.DEAD_LETTERS.labels(*labels).set(count.rows)
-            for outcome in ("replayed", "dropped", "refused"):
+            for outcome in ("replayed", "dropped", "refused", "superseded"):
                 metrics.SETTLED_LETTERS.labels(*labels, outcome).set(getattr(count, outcome))
             if (rows := count.rows - self._reported.get(labels, 0)) > 0 and self._started:
                 workspace, subject, kind = labels

@@ -52,6 +52,8 @@ class RoutingTable:
     targets: Mapping[Endpoint, tuple[EndpointTarget, ...]]
     datasets: Mapping[tuple[BranchName, DatasetName], DatasetView]
     feeds: Mapping[TopicName, tuple[EndpointTarget, ...]]
+    sinks: frozenset[TopicName] = frozenset()
+    """The sinks that a branch has."""
 
 
 def routing_table(branches: Branches) -> RoutingTable:
@@ -92,6 +94,9 @@ def routing_table(branches: Branches) -> RoutingTable:
         {endpoint: tuple(targets.values()) for endpoint, targets in found.items()},
         datasets,
         {topic: tuple(targets.values()) for topic, targets in read.items()},
+        frozenset(
+            binding.positions for branch in branches.branches for binding in branch.catalog.sinks
+        ),
     )
 
 

@@ -69,11 +69,11 @@ ACCESS: Final[Mapping[str, Mapping[AssetKind, Operations]]] = {
     # `/barrier` asks for the ends of raw topics, which source replays read.
     "query": {AssetKind.RAW: DESCRIBE, AssetKind.TOPIC: READ, AssetKind.QUERY_LOG: WRITE},
     "history": {AssetKind.RAW: READ, AssetKind.TOPIC: READ, AssetKind.QUERY_LOG: READ},
-    # It hosts the sinks, too, which read what datasets have.
+    # It hosts the sinks, too, which read what datasets have, and dead letters to send them again.
     "sources": {
         AssetKind.RAW: WRITE,
         AssetKind.TOPIC: READ | WRITE,
-        AssetKind.DEAD: WRITE,
+        AssetKind.DEAD: READ | WRITE,
         AssetKind.POSITIONS: READ | WRITE,
         AssetKind.SINK: READ | WRITE,
     },
@@ -118,6 +118,7 @@ def rules_of(workspaces: Iterable[WorkspaceId]) -> Sequence[AccessRule]:
             AccessRule("engine", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.JOB}.", "WRITE"),
             AccessRule("sources", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.RAW}.", "WRITE"),
             AccessRule("sources", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.SINK}.", "WRITE"),
+            AccessRule("sources", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.DEAD}.", "WRITE"),
             AccessRule("definition", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.RAW}.", "WRITE"),
             AccessRule("definition", "TRANSACTIONAL_ID", f"{workspace}.{AssetKind.DEAD}.", "WRITE"),
         ]

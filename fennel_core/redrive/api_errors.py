@@ -26,8 +26,8 @@ class DropNeedsFilter(RedriveError):
 
     def __init__(self) -> None:
         super().__init__(
-            "this would drop every dead letter of the workspace; name a dataset, a source, a time "
-            "or a reason, or say `all`"
+            "this would drop every dead letter of the workspace; name a dataset, a source, a sink, "
+            "a time or a reason, or say `all`"
         )
 
 

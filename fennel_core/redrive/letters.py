@@ -12,7 +12,7 @@ from typing import Final
 
 from fennel_core.ingest.catalogs import EndpointTarget, RoutingTable
 from fennel_core.vocab.dead_letters import INGEST, DeadLetterKind, DeadLetterOrigin
-from fennel_core.vocab.ids import DatasetName, Millis, Offset, TopicPartition
+from fennel_core.vocab.ids import DatasetName, Millis, Offset, TopicName, TopicPartition
 from fennel_core.vocab.versions import row_count
 
 
@@ -40,8 +40,9 @@ class Letter:
 class LetterFilter:
     """Which letters an order is about; what is None selects all.
 
-    `dataset` is also the title of a job. `since_ms` and `until_ms`: when the letter was written,
-    from the first, and before the second. `reason`: a part of the reason, in any case.
+    `dataset` is also the title of a job. `sink`: connector and place, as `hooks/rows`. `since_ms`
+    and `until_ms`: when the letter was written, from the first, and before the second. `reason`: a
+    part of the reason, in any case.
     """
 
     dataset: str | None = None
@@ -49,6 +50,7 @@ class LetterFilter:
     since_ms: int | None = None
     until_ms: int | None = None
     reason: str | None = None
+    sink: str | None = None
 
     @property
     def is_empty(self) -> bool:
@@ -59,6 +61,7 @@ class LetterFilter:
         return (
             self.dataset in (None, letter.origin.subject)
             and self.source in (None, letter.source)
+            and self.sink in (None, letter.origin.sink)
             and (self.since_ms is None or letter.written_ms >= self.since_ms)
             and (self.until_ms is None or letter.written_ms < self.until_ms)
             and (self.reason is None or self.reason.casefold() in letter.origin.reason.casefold())
@@ -72,10 +75,9 @@ class Obstacle(StrEnum):
         "a job wrote it: correct the code of the pipeline, and the commit makes a job that "
         "computes all rows again"
     )
-    SINK = (
-        "the endpoint of a sink refused it; correct the endpoint, and send the change yourself, or "
-        "all changes from its message on with `fennel-core sink rewind` (the letter has partition "
-        "and offset), and drop the letter"
+    SINK_GONE = (
+        "no branch has the sink that it is from, because the sink was removed, or its dataset has "
+        "another content now, which another sink sends from its beginning"
     )
     RECOMPUTED = (
         "a version of the dataset that was computed from the stored requests wrote it; correct the "
@@ -98,8 +100,19 @@ TEXT_KINDS: Final = frozenset({DeadLetterKind.NOT_ADMITTED, DeadLetterKind.UNCLA
 """Kinds of letters of ingest that have the rows as they arrived."""
 
 
-def target_of(letter: Letter, table: RoutingTable) -> EndpointTarget | Obstacle:
-    """Return the source that types the rows of a letter again, or why none can.
+@dataclass(frozen=True, slots=True)
+class DeliveringSink:
+    """The sink that sends the changes of a letter again."""
+
+    name: TopicName
+
+
+LetterTarget = EndpointTarget | DeliveringSink | Obstacle
+
+
+def target_of(letter: Letter, table: RoutingTable) -> LetterTarget:
+    """Return the source that types the rows of a letter again, the sink that sends its changes
+    again, or why neither can be.
 
     Rows go back to the very topic that lacks them. Another version of the dataset was computed from
     the raw requests, so it has these rows, or a letter of its own.
@@ -108,7 +121,8 @@ def target_of(letter: Letter, table: RoutingTable) -> EndpointTarget | Obstacle:
     if origin.kind is DeadLetterKind.UNREADABLE:
         return Obstacle.UNREADABLE
     if origin.kind is DeadLetterKind.NOT_DELIVERED:
-        return Obstacle.SINK
+        sink = TopicName(origin.writer)
+        return DeliveringSink(sink) if sink in table.sinks else Obstacle.SINK_GONE
     if origin.writer != INGEST and origin.kind is DeadLetterKind.NOT_ADMITTED:
         return Obstacle.RECOMPUTED
     if origin.writer != INGEST or origin.kind not in TEXT_KINDS:

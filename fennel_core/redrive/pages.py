@@ -20,9 +20,9 @@ from fennel_core.admission.dead_letters import COLUMNS
 from fennel_core.admission.selection import not_erased
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.erasures import Erased, ErasedKeys
-from fennel_core.ingest.catalogs import RoutingTable
+from fennel_core.ingest.catalogs import EndpointTarget, RoutingTable
 from fennel_core.redrive.api_errors import LetterFilterMalformed
-from fennel_core.redrive.letters import TEXT_KINDS, Letter, Obstacle, target_of
+from fennel_core.redrive.letters import TEXT_KINDS, Letter, target_of
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.dead_letters import INGEST
 from fennel_core.vocab.ids import DatasetName, TopicPartition
@@ -74,7 +74,7 @@ def shown_rows(letter: Letter, table: RoutingTable, erased: Erased) -> list[Any]
     if not keys:
         return rows
     target = target_of(letter, table)
-    if isinstance(target, Obstacle) or origin.kind not in TEXT_KINDS:
+    if not isinstance(target, EndpointTarget) or origin.kind not in TEXT_KINDS:
         return [None] * len(rows)
     hidden = np.zeros(len(rows), dtype=bool)
     for each in keys:
@@ -98,6 +98,7 @@ def letter_rows(
             "written_ms": letter.written_ms,
             "subject": letter.origin.subject,
             "source": letter.source or None,
+            "sink": letter.origin.sink or None,
             "source_position": letter.origin.source or None,
             "kind": letter.origin.kind.value,
             "reason": reason,

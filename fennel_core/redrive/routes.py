@@ -23,7 +23,7 @@ from fennel_core.redrive.pages import Place
 from fennel_core.redrive.service import Redrive
 
 MOST_SHOWN: Final = 1000
-FILTERS: Final = ("dataset", "source", "since", "until", "reason")
+FILTERS: Final = ("dataset", "source", "since", "until", "reason", "sink")
 REPLAY_FIELDS: Final = frozenset({*FILTERS, "dry_run"})
 DROP_FIELDS: Final = REPLAY_FIELDS | {"all"}
 
@@ -43,9 +43,10 @@ def filter_of(
     since: Annotated[str | None, Query(description="Written at this time or later.")] = None,
     until: Annotated[str | None, Query(description="Written before this time.")] = None,
     reason: Annotated[str | None, Query(description="A part of the reason.")] = None,
+    sink: Annotated[str | None, Query(description="As `hooks/rows`.")] = None,
 ) -> LetterFilter:
     """Return the filter in a query string. Raises LetterFilterMalformed."""
-    return LetterFilter(dataset, source, _ms("since", since), _ms("until", until), reason)
+    return LetterFilter(dataset, source, _ms("since", since), _ms("until", until), reason, sink)
 
 
 Wanted = Annotated[LetterFilter, Depends(filter_of)]
@@ -79,7 +80,9 @@ async def show_letters(
 async def replay(
     request: Request, state: State, principal: Committer, service: Service
 ) -> Response:
-    """Type the rows of dead letters again, and write those that fit now; each of them once."""
+    """Type the rows of dead letters again, and write those that fit now, each of them once; order
+    that sinks send the changes of theirs again.
+    """
     body = await json_body(request, state.settings.body_limit_bytes, REPLAY_FIELDS)
     wanted, dry_run = filter_in(body), optional_flag(body, "dry_run")
     async with principal.audited(
@@ -124,6 +127,7 @@ def subject_of(wanted: LetterFilter, *, dry_run: bool = False) -> str:
         for name, value in (
             ("dataset", wanted.dataset),
             ("source", wanted.source),
+            ("sink", wanted.sink),
             ("since", wanted.since_ms),
             ("until", wanted.until_ms),
             ("reason", None if wanted.reason is None else "given"),

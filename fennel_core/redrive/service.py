@@ -1,5 +1,9 @@
 """The orders about dead letters of a workspace: list, show, replay and drop.
 
+Letters of sinks are not replayed here: the order to send their changes again is stored, and the
+process that writes the sink carries it out (`sink_replays.py`). No session is opened for that,
+which would fence the one in which it does.
+
 Each order goes through the partitions of the workspace's dead-letter topic, and through a partition
 in chunks: at most `CHUNK_ROWS` rows per transaction, so its memory is bounded and it may end
 anywhere. What was settled by then stays settled, and the same order goes on with the rest.
@@ -12,7 +16,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Iterator, Mappi
 from contextlib import aclosing, suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Final
+from typing import Any, Final, assert_never
 
 from fennel_core.admission.errors import SourceCodeFailed, SourceCodeUnavailable
 from fennel_core.admission.validator import CodeRunner, Validator
@@ -28,11 +32,19 @@ from fennel_core.ingest.catalogs import Catalogs, EndpointTarget, RoutingTable
 from fennel_core.ingest.log_service import ReadSecret
 from fennel_core.ingest.store import IngestClock, boot_s
 from fennel_core.redrive.api_errors import DropNeedsFilter, RedriveStopped
-from fennel_core.redrive.letters import Letter, LetterFilter, Obstacle, target_of
+from fennel_core.redrive.letters import (
+    DeliveringSink,
+    Letter,
+    LetterFilter,
+    LetterTarget,
+    Obstacle,
+    target_of,
+)
 from fennel_core.redrive.pages import HIDDEN, Place, letter_rows
 from fennel_core.redrive.replay import ReplayedLetters, replay_letters
+from fennel_core.redrive.sink_replays import SinkReplay, SinkReplays
 from fennel_core.redrive.store import LetterLog, LetterSession
-from fennel_core.vocab.dead_letters import INGEST, SettledLetter
+from fennel_core.vocab.dead_letters import INGEST, DeadLetterKind, SettledLetter, message_of
 from fennel_core.vocab.ids import TopicName, TopicPartition, WorkspaceId, partition_indexes
 
 CHUNK_ROWS: Final = 5_000
@@ -43,6 +55,9 @@ CODE_FAILURES: Final = 30
 """Runs of user code that fail in a chunk before letters that are left together stay together."""
 Topics = Callable[[], Awaitable[Mapping[TopicName, int]]]
 """Returns the dead-letter topics of all workspaces with their partitions."""
+NOT_DELIVERED: Final = DeadLetterKind.NOT_DELIVERED
+AboutLetter = Callable[[Letter], bool]
+"""Returns whether an order is about a letter."""
 ReadErased = Callable[[WorkspaceId], Awaitable[Erased]]
 FAILURES: Final = (
     SourceCodeFailed,
@@ -61,6 +76,8 @@ class OrderReport:
     accepted: int = 0
     left_out: int = 0
     refused: int = 0
+    ordered: int = 0
+    """Changes that sinks send again."""
     obstacles: dict[str, tuple[int, set[str]]] = field(default_factory=dict)
 
     def hinder(self, obstacle: str, letter: Letter) -> None:
@@ -75,6 +92,7 @@ class OrderReport:
             "accepted": self.accepted,
             "left_out": self.left_out,
             "refused": self.refused,
+            "ordered": self.ordered,
             "not_replayable": [
                 {"reason": str(obstacle), "rows": rows, "subjects": sorted(subjects)}
                 for obstacle, (rows, subjects) in self.obstacles.items()
@@ -94,9 +112,10 @@ class Redrive:
         executors: CodeRunner,
         secret: ReadSecret,
         erased: ReadErased,
+        replays: SinkReplays,
         commit_within_s: float,
     ) -> None:
-        self._erased = erased
+        self._erased, self._replays = erased, replays
         self._topics, self._log, self._catalogs = topics, log, catalogs
         self._clock, self._executors, self._secret = clock, executors, secret
         self._commit_within_s = commit_within_s
@@ -107,7 +126,7 @@ class Redrive:
         erased = await self._erased(workspace)
         found: dict[tuple[str, ...], dict[str, Any]] = {}
         for at in await self._partitions(workspace):
-            async with aclosing(self._chunks(at, wanted)) as chunks:
+            async with aclosing(self._chunks(at, wanted.matches)) as chunks:
                 async for letters in chunks:
                     for letter in letters:
                         reason = _listed_reason(letter, erased)
@@ -125,7 +144,7 @@ class Redrive:
         erased = await self._erased(workspace)
         found: list[dict[str, Any]] = []
         for at in await self._partitions(workspace):
-            async with aclosing(self._chunks(at, wanted)) as chunks:
+            async with aclosing(self._chunks(at, wanted.matches)) as chunks:
                 async for letters in chunks:
                     for letter in letters:
                         place = Place(at, letter.offset, 0)
@@ -160,12 +179,22 @@ class Redrive:
             report.letters += len(letters)
             report.rows += sum(letter.rows for letter in letters)
 
-        return await self._order(workspace, wanted, settle, dry_run)
+        report = OrderReport()
+        await self._order(workspace, wanted.matches, settle, report, None if dry_run else self._log)
+        return report
 
     async def replay(
         self, workspace: WorkspaceId, wanted: LetterFilter, *, dry_run: bool
     ) -> OrderReport:
-        """Type the rows of letters again, and write those that fit. Raises RedriveStopped."""
+        """Type the rows of letters again and write those that fit, and order that sinks send the
+        changes of theirs again. Raises RedriveStopped.
+        """
+
+        async def order(
+            _: LetterSession | None, letters: Sequence[Letter], report: OrderReport
+        ) -> None:
+            table = await self._catalogs.get(workspace)
+            await self._order_replays(letters, table, report, dry_run=dry_run)
 
         async def settle(
             session: LetterSession | None, letters: Sequence[Letter], report: OrderReport
@@ -177,7 +206,36 @@ class Redrive:
                 await self._catalogs.reload(workspace)
             raise SystemUnavailable("the definitions kept changing")
 
-        return await self._order(workspace, wanted, settle, dry_run)
+        def typed(letter: Letter) -> bool:
+            return letter.origin.kind is not NOT_DELIVERED and wanted.matches(letter)
+
+        def sent(letter: Letter) -> bool:
+            return letter.origin.kind is NOT_DELIVERED and wanted.matches(letter)
+
+        report = OrderReport()
+        await self._order(workspace, typed, settle, report, None if dry_run else self._log)
+        await self._order(workspace, sent, order, report, None)
+        return report
+
+    async def _order_replays(
+        self, letters: Sequence[Letter], table: RoutingTable, report: OrderReport, *, dry_run: bool
+    ) -> None:
+        """Order that sinks send the changes of letters again."""
+        orders = []
+        for letter in letters:
+            match target_of(letter, table):
+                case DeliveringSink(name):
+                    message = message_of(letter.origin.source)
+                    orders.append(SinkReplay(name, letter.at, letter.offset, message))
+                    report.ordered += letter.rows
+                case Obstacle() as obstacle:
+                    report.hinder(obstacle, letter)
+                case EndpointTarget():
+                    raise AssertionError("these letters are of sinks")
+                case unreachable:
+                    assert_never(unreachable)
+        if orders and not dry_run:
+            await self._replays.order(orders)
 
     async def _replay(
         self,
@@ -222,21 +280,24 @@ class Redrive:
     async def _order(
         self,
         workspace: WorkspaceId,
-        wanted: LetterFilter,
+        about: AboutLetter,
         settle: Callable[[LetterSession | None, Sequence[Letter], OrderReport], Awaitable[None]],
-        dry_run: bool,
-    ) -> OrderReport:
-        report = OrderReport()
+        report: OrderReport,
+        log: LetterLog | None,
+    ) -> None:
+        """Go through the letters that an order is about, in a session of `log` for each partition;
+        None: in none.
+        """
         try:
             await self._catalogs.reload(workspace)
             for at in await self._partitions(workspace):
-                async with aclosing(self._chunks(at, wanted)) as chunks:
+                async with aclosing(self._chunks(at, about)) as chunks:
                     if await anext(chunks, None) is None:
                         continue
                 # Only what is read behind this is settled by no other order.
-                session = None if dry_run else await self._log.open(at)
+                session = None if log is None else await log.open(at)
                 try:
-                    async with aclosing(self._chunks(at, wanted)) as chunks:
+                    async with aclosing(self._chunks(at, about)) as chunks:
                         async for letters in chunks:
                             await settle(session, letters, report)
                 finally:
@@ -248,7 +309,6 @@ class Redrive:
                 f"{report.accepted} were accepted and {report.refused} refused again; repeat it: "
                 "what is settled is not settled twice"
             ) from failed
-        return report
 
     async def _partitions(self, workspace: WorkspaceId) -> list[TopicPartition]:
         prefix = f"{workspace}.{AssetKind.DEAD}."
@@ -260,12 +320,12 @@ class Redrive:
         ]
 
     async def _chunks(
-        self, at: TopicPartition, wanted: LetterFilter
+        self, at: TopicPartition, about: AboutLetter
     ) -> AsyncGenerator[list[Letter], None]:
         """Yield the open letters that an order is about; the log is read in threads."""
         letters = self._log.letters(at)
         try:
-            while chunk := await asyncio.to_thread(_chunk, letters, wanted):
+            while chunk := await asyncio.to_thread(_chunk, letters, about):
                 yield chunk
         finally:
             # After a cancellation a thread may still read; the log is closed with the generator.
@@ -273,11 +333,11 @@ class Redrive:
                 await asyncio.to_thread(letters.close)
 
 
-def _chunk(letters: Iterator[Letter], wanted: LetterFilter) -> list[Letter]:
+def _chunk(letters: Iterator[Letter], about: AboutLetter) -> list[Letter]:
     found: list[Letter] = []
     rows = size = 0
     for letter in letters:
-        if wanted.matches(letter):
+        if about(letter):
             found.append(letter)
             rows, size = rows + letter.rows, size + len(letter.value)
             if rows >= CHUNK_ROWS or size >= CHUNK_BYTES:
@@ -314,7 +374,7 @@ async def _replayed(
 
 
 def _by_target(
-    letters: Sequence[Letter], targets: Sequence[EndpointTarget | Obstacle]
+    letters: Sequence[Letter], targets: Sequence[LetterTarget]
 ) -> list[tuple[EndpointTarget, list[Letter]]]:
     """Return the letters of each target that failed for the same cause.
 
@@ -323,7 +383,7 @@ def _by_target(
     """
     found: dict[tuple[str, ...], tuple[EndpointTarget, list[Letter]]] = {}
     for letter, target in zip(letters, targets, strict=True):
-        if not isinstance(target, Obstacle):
+        if isinstance(target, EndpointTarget):
             key = (target.binding.identity, target.binding.topic, letter.origin.cause)
             found.setdefault(key, (target, []))[1].append(letter)
     return list(found.values())
@@ -342,19 +402,21 @@ def _listed_reason(letter: Letter, erased: Erased) -> str:
 def _count(
     found: dict[tuple[str, ...], dict[str, Any]],
     letter: Letter,
-    target: EndpointTarget | Obstacle,
+    target: LetterTarget,
     reason: str,
 ) -> None:
     """Add a letter to the counts; the last of a partition has the newest reason."""
     origin = letter.origin
     obstacle = target.value if isinstance(target, Obstacle) else None
     key = (origin.subject, letter.source, origin.kind.value, origin.writer, obstacle or "")
+    of_sink = origin.kind is NOT_DELIVERED
     row = found.setdefault(
         key,
         {
             "subject": origin.subject,
             "source": letter.source or None,
-            "job": None if origin.writer in ("", INGEST) else origin.writer,
+            "sink": origin.sink or None,
+            "job": None if of_sink or origin.writer in ("", INGEST) else origin.writer,
             "kind": origin.kind.value,
             "letters": 0,
             "rows": 0,

@@ -7,7 +7,8 @@ too. It is kept until it is lifted, also while no version has such a sink.
 A *rewind* is of one sink. It is carried out by the writer of the sink, in a transaction of the
 sink: the position has the number of the last rewind that was carried out. So nothing is paused for
 it, and it is carried out once, whatever is killed. Numbers grow, and a later one replaces an
-earlier one. `postgres.py` is the real implementation.
+earlier one. That one was carried out is stored here, too, for people who ask what is pending.
+`postgres.py` is the real implementation.
 """
 
 from __future__ import annotations
@@ -57,6 +58,14 @@ class SinkControls(Protocol):
         """Return the last rewind of each sink that was ever rewound."""
         ...
 
+    async def pending(self) -> Mapping[TopicName, SinkRewind]:
+        """Return the rewinds that are not known to be carried out."""
+        ...
+
+    async def carried_out(self, numbers: Mapping[TopicName, int]) -> None:
+        """Note the numbers of the last rewinds that sinks have carried out."""
+        ...
+
 
 @dataclass(slots=True)
 class MemorySinkControls:
@@ -66,6 +75,7 @@ class MemorySinkControls:
     sinks: Collection[TopicName]
     _pauses: dict[SinkName, SourcePause] = field(default_factory=dict)
     _rewinds: dict[TopicName, SinkRewind] = field(default_factory=dict)
+    _carried_out: dict[TopicName, int] = field(default_factory=dict)
 
     async def pauses(self) -> Mapping[SinkName, SourcePause]:
         return dict(self._pauses)
@@ -85,3 +95,11 @@ class MemorySinkControls:
 
     async def rewinds(self) -> Mapping[TopicName, SinkRewind]:
         return dict(self._rewinds)
+
+    async def pending(self) -> Mapping[TopicName, SinkRewind]:
+        done = self._carried_out
+        return {s: each for s, each in self._rewinds.items() if each.number > done.get(s, 0)}
+
+    async def carried_out(self, numbers: Mapping[TopicName, int]) -> None:
+        for sink, number in numbers.items():
+            self._carried_out[sink] = max(number, self._carried_out.get(sink, 0))

@@ -20,8 +20,8 @@ from fennel_core.ingest.store import ProducerRecord
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.kafka import KafkaPositionCopy
 from fennel_core.sinks.positions import SinkPosition, encode
-from fennel_core.vocab.dead_letters import DeadLetterKind, DeadLetterOrigin
-from fennel_core.vocab.ids import DatasetName, TopicName
+from fennel_core.vocab.dead_letters import DeadLetterKind, DeadLetterOrigin, source_of
+from fennel_core.vocab.ids import DatasetName, PartitionIndex, TopicName, TopicPartition
 from fennel_core.vocab.versions import encode_frame
 
 T = TypeVar("T")
@@ -31,16 +31,62 @@ CLAIM: Final = b"claim"
 """The key of a record that only asks whether the session is the newest."""
 EVENT: Final = "event"
 """The column of a dead letter with the change as JSON text."""
+NUMBER: Final = "number"
+"""The column with the number of the change in its message."""
 
 
 @dataclass(frozen=True, slots=True)
 class RefusedEvent:
-    """A change that the receiver refused; `part` and `offset`: its message, None for an erasure."""
+    """A change that the receiver refused; `part` and `offset`: its message, None for an erasure.
+
+    `number`: that of the change in its message, which its idempotency key has.
+    """
 
     event: bytes
     part: int
     offset: int | None
     reason: str
+    number: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class LettersOf:
+    """What the dead letters of a sink have in common. `title`: as people name the sink."""
+
+    sink: TopicName
+    title: str
+    dataset: DatasetName
+
+    def record(
+        self, at: TopicPartition, refused: Sequence[RefusedEvent], reason: str
+    ) -> ProducerRecord:
+        """Return the letter of changes of one message that were refused for one reason."""
+        rows = {
+            EVENT: [each.event.decode() for each in refused],
+            NUMBER: [each.number for each in refused],
+        }
+        origin = DeadLetterOrigin(
+            DeadLetterKind.NOT_DELIVERED,
+            self.sink,
+            self.dataset,
+            reason,
+            source_of(refused[0].part, refused[0].offset),
+            sink=self.title,
+        )
+        frame = pl.DataFrame(rows, schema={EVENT: pl.String, NUMBER: pl.Int64})
+        return ProducerRecord(*at, encode_frame(frame), origin.headers())
+
+    def records(
+        self, topic: TopicName, partitions: int, refused: Sequence[RefusedEvent]
+    ) -> list[ProducerRecord]:
+        """Return the letters of changes: one for those of a message with the same reason."""
+        groups: dict[tuple[int, int | None, str], list[RefusedEvent]] = {}
+        for each in refused:
+            groups.setdefault((each.part, each.offset, each.reason), []).append(each)
+        return [
+            self.record((topic, PartitionIndex(part % partitions)), events, reason)
+            for (part, _, reason), events in groups.items()
+        ]
 
 
 class DeliverySession(Protocol):
@@ -68,7 +114,8 @@ class DeliveryLog(Protocol):
 
 class KafkaDeliveryLog:
     """See `DeliveryLog`. `name`: of the sink and of the topic of its position; `of`: the topic
-    whose offsets the position has; `letters`: the dead-letter topic and its partitions.
+    whose offsets the position has; `letters`: the dead-letter topic and its partitions, and what
+    the letters say.
     """
 
     def __init__(
@@ -76,12 +123,11 @@ class KafkaDeliveryLog:
         settings: Settings,
         name: TopicName,
         of: TopicName,
-        dataset: DatasetName,
-        letters: tuple[TopicName, int],
+        letters: tuple[LettersOf, TopicName, int],
         wait: Wait,
     ) -> None:
         self._settings, self._name, self._of, self._wait = settings, name, of, wait
-        self._dataset, self._letters = dataset, letters
+        self._letters = letters
 
     def open(self) -> KafkaDeliverySession:
         threads = ThreadPoolExecutor(1, "sink-position")
@@ -103,26 +149,8 @@ class KafkaDeliveryLog:
         self, position: SinkPosition, refused: Sequence[RefusedEvent]
     ) -> list[ProducerRecord]:
         """Return the records of a transaction; changes with the same reason are one letter."""
-        groups: dict[tuple[int, int | None, str], list[str]] = {}
-        for each in refused:
-            text = each.event.decode()
-            groups.setdefault((each.part, each.offset, each.reason), []).append(text)
-        topic, partitions = self._letters
-        found = [
-            ProducerRecord(
-                topic,
-                part % partitions,
-                encode_frame(pl.DataFrame({EVENT: events}, schema={EVENT: pl.String})),
-                DeadLetterOrigin(
-                    DeadLetterKind.NOT_DELIVERED,
-                    self._name,
-                    self._dataset,
-                    reason,
-                    "an erasure" if offset is None else f"partition {part}, offset {offset}",
-                ).headers(),
-            )
-            for (part, offset, reason), events in groups.items()
-        ]
+        of, topic, partitions = self._letters
+        found = of.records(topic, partitions, refused)
         return [*found, self.record(self._of.encode(), encode(position))]
 
     def commit(

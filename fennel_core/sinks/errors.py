@@ -70,6 +70,15 @@ class SinkStopped(SinkError):
     code: ClassVar[str] = "sink-stopped"
 
 
+class LettersTaken(SinkError):
+    """Another order settles the dead letters that are sent again; a later step does the rest."""
+
+    code: ClassVar[str] = "sink-letters-taken"
+
+    def __init__(self, title: str) -> None:
+        super().__init__(f"dead letters of sink {title} are settled by another order")
+
+
 class SinkErasuresLost(SinkError):
     """The sink deleted keys for an erasure that the platform does not know."""
 

@@ -11,7 +11,8 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from collections.abc import Collection, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from typing import Any, Final, TypeVar, assert_never
@@ -30,10 +31,12 @@ from fennel_core.connections.postgres import Pool
 from fennel_core.connections.stored_connectors import required
 from fennel_core.connectors import postgres as connectors
 from fennel_core.history.topic_slices import TopicSlice, plan_slices
+from fennel_core.redrive.kafka import KafkaLetterLog
+from fennel_core.redrive.sink_replays import SinkReplays
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.controls import SinkControls
 from fennel_core.sinks.debezium import DebeziumForm
-from fennel_core.sinks.deliveries import KafkaDeliveryLog
+from fennel_core.sinks.deliveries import KafkaDeliveryLog, LettersOf
 from fennel_core.sinks.delta import DeltaSinkLog
 from fennel_core.sinks.delta_rows import DeltaForm
 from fennel_core.sinks.errors import (
@@ -42,10 +45,11 @@ from fennel_core.sinks.errors import (
     SinkError,
     SinkStopped,
 )
-from fennel_core.sinks.http import IN_FLIGHT, HttpSinkLog
+from fennel_core.sinks.http import IN_FLIGHT, HttpSinkLog, HttpSinkSession
 from fennel_core.sinks.kafka import KafkaPositionCopy, KafkaSinkLog
-from fennel_core.sinks.positions import SinkRewind
-from fennel_core.sinks.postgres import PostgresSinkControls
+from fennel_core.sinks.letter_replays import LetterReplays
+from fennel_core.sinks.positions import SinkPosition, SinkRewind
+from fennel_core.sinks.postgres import PostgresSinkControls, PostgresSinkReplays
 from fennel_core.sinks.reader import TopicVersions
 from fennel_core.sinks.store import PositionCopy, SinkForm, SinkLog
 from fennel_core.sinks.targets import SinkReport, SinkTarget, pause_s, targets_of
@@ -67,6 +71,8 @@ REQUEST_S: Final = 60.0
 STOP_S: Final = 5.0
 """How long the end of the process waits for the sinks; what they had open is aborted."""
 REASON_CHARS: Final = 500
+LETTER_THREADS: Final = 2
+"""Threads that settle dead letters, of all sinks."""
 DELTA_BATCHES: Final = 5
 """How many times larger the batches of a Delta table are: each is a file and a commit."""
 MILLIS: Final = 1000
@@ -101,18 +107,31 @@ class SinkHost:
         self._controls: SourceControls = PostgresSourceControls(pool)
         self._orders: SinkControls = PostgresSinkControls(pool)
         self._rewinds: Mapping[TopicName, SinkRewind] = {}
+        self._replay_orders: SinkReplays = PostgresSinkReplays(pool)
+        self._replays: Mapping[TopicName, int] = {}
+        self._pending: Collection[TopicName] = ()
+        """The sinks with a rewind that is not carried out yet."""
+        self._letter_threads = ThreadPoolExecutor(LETTER_THREADS, "sink-letters")
         self._paused: list[SinkReport] = []
         self._running: dict[TopicName, SinkThread] = {}
         self._newest: Mapping[tuple[WorkspaceId, DatasetName], int] = {}
         self._ending = False
         """A sink was asked to end and has not ended yet."""
         self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed = asyncio.Event()
 
     def report(self) -> list[SinkReport]:
         """Return what is known of each sink, the broken ones first."""
-        found = [self._report_of(thread) for thread in self._running.values()]
+        found = [
+            self._with_orders(name, self._report_of(thread))
+            for name, thread in self._running.items()
+        ]
         found += self._paused
         return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.sink))
+
+    def _with_orders(self, name: TopicName, report: SinkReport) -> SinkReport:
+        pending, replays = name in self._pending, self._replays.get(name, 0)
+        return replace(report, rewinding=pending, replays=replays)
 
     def _report_of(self, thread: SinkThread) -> SinkReport:
         report = thread.report
@@ -126,7 +145,7 @@ class SinkHost:
     async def run(self) -> None:
         """Follow the catalogs and the erasures until cancelled."""
         self._loop = asyncio.get_running_loop()
-        changed = asyncio.Event()
+        changed = self._changed
         waking = asyncio.create_task(self._wake(changed))
         try:
             while True:
@@ -167,8 +186,13 @@ class SinkHost:
             for name, each in targets.items()
             if (each.workspace, each.title) not in pauses
         }
+        if targets:
+            self._replays = await self._replay_orders.counts()
+            await self._read_pending()
         self._paused = [
-            SinkReport(each.workspace, each.dataset, each.title, paused=True)
+            self._with_orders(
+                name, SinkReport(each.workspace, each.dataset, each.title, paused=True)
+            )
             for name, each in targets.items()
             if name not in wanted
         ]
@@ -202,6 +226,23 @@ class SinkHost:
                 ]
             )
 
+    async def _read_pending(self) -> None:
+        """Read the rewinds that are pending, and note those that were carried out."""
+        pending = await self._orders.pending()
+        done = {
+            name: order.number
+            for name, order in pending.items()
+            if name in self._running and self._running[name].rewound >= order.number
+        }
+        if done:
+            await self._orders.carried_out(done)
+        self._pending = pending.keys() - done.keys()
+
+    def look_again(self) -> None:
+        """Let the orders be read again; for threads of sinks."""
+        assert self._loop is not None, "sinks start after the loop"
+        self._loop.call_soon_threadsafe(self._changed.set)
+
     def _measure(self) -> None:
         broken = sum(each.reason is not None for each in self.report())
         SINKS.labels("broken").set(broken)
@@ -214,17 +255,47 @@ class SinkHost:
         `stopping`: set when the sink has to end.
         """
 
+        form, log, copy = self._log(target, stopping)
+        reader = partial(self._reader, target)
+        return SinkWriter(target.title, target.schema, form, log, copy, reader)
+
+    def _reader(
+        self, target: SinkTarget, following: Mapping[int, int], only: int | None = None
+    ) -> ChangeReader:
+        """Return a reader of a dataset's topic, or of one partition."""
+
         def plan() -> Sequence[TopicSlice]:
             found = self.wait(plan_slices(self._settings, self._pool, [target.topic]))
-            return found[target.topic]
+            return [each for each in found[target.topic] if only in (None, each.partition[1])]
 
-        def reader(following: Mapping[int, int]) -> ChangeReader:
-            larger = DELTA_BATCHES if isinstance(target.table, S3Table) else 1
-            schema, settings = target.schema, self._settings
-            return TopicVersions(settings, target.title, schema, plan, following, larger)
+        larger = DELTA_BATCHES if isinstance(target.table, S3Table) else 1
+        schema, settings = target.schema, self._settings
+        return TopicVersions(settings, target.title, schema, plan, following, larger)
 
-        form, log, copy = self._log(target, stopping)
-        return SinkWriter(target.title, target.schema, form, log, copy, reader)
+    def has_replays(self, target: SinkTarget) -> bool:
+        """Return whether dead letters of a sink are to be sent again, as far as is known here."""
+        return target.name in self._replays
+
+    def replays(self, target: SinkTarget, stopping: threading.Event) -> LetterReplays:
+        """Return what sends dead letters of an HTTP sink again; called in its thread."""
+
+        def all_erasures() -> KeyErasures:
+            numbered = erasures.numbered(self._pool, target.workspace, target.dataset)
+            found = self.wait(numbered)
+            return KeyErasures(found[-1][0] if found else 0, found)
+
+        return LetterReplays(
+            LettersOf(target.name, target.title, target.dataset),
+            target.schema,
+            DebeziumForm(target.source, no_time),
+            KafkaLetterLog(self._settings, self._letter_threads),
+            self._replay_orders,
+            lambda part, first: self._reader(target, {part: first}, part),
+            all_erasures,
+            self.wait,
+            stopping.is_set,
+            time.monotonic,
+        )
 
     def _log(
         self, target: SinkTarget, stopping: threading.Event
@@ -270,8 +341,11 @@ class SinkHost:
                 settings,
                 target.name,
                 target.topic,
-                target.dataset,
-                (target.dead_letters, target.partitions),
+                (
+                    LettersOf(target.name, target.title, target.dataset),
+                    target.dead_letters,
+                    target.partitions,
+                ),
                 self.wait,
             ),
             limit=table.limit,
@@ -319,6 +393,8 @@ class SinkThread(threading.Thread):
         self.labels = (str(target.workspace), str(target.dataset), target.title)
         self.report = SinkReport(target.workspace, target.dataset, target.title)
         """Replaced as a whole, so other threads may read it."""
+        self.rewound = 0
+        """The number of the last rewind that is known to be carried out."""
 
     def stop(self) -> None:
         """Ask the thread to end; it does within the longest step."""
@@ -370,9 +446,20 @@ class SinkThread(threading.Thread):
                 behind=step.behind,
                 reason=None,
             )
+            if position is not None and position.rewound > self.rewound:
+                self.rewound = position.rewound
+                self._host.look_again()
+            if position is not None and self._host.has_replays(self.target):
+                self._replay(writer, position)
             yield
             if not step.full:
                 self._rest(known, rewind)
+
+    def _replay(self, writer: SinkWriter[Any], position: SinkPosition) -> None:
+        """Send dead letters again, as was ordered."""
+        session = writer.session
+        assert isinstance(session, HttpSinkSession), "only sinks of HTTP write dead letters"
+        self._host.replays(self.target, self._stopping).run(session, position.next)
 
     def _rest(self, known: KeyErasures, rewind: SinkRewind | None) -> None:
         """Wait until the sink is written again, or there are new erasures or a new rewind."""

@@ -211,6 +211,21 @@ class HttpSinkSession:
         self._commit(position, refused)
         self._over = False
 
+    def send_again(self, change: SinkRequest) -> RefusedEvent | None:
+        """Send one change that was refused, under the key that it had; return it if it is refused.
+
+        Asks first whether a later session was opened, always: that one may have sent a later change
+        of the key. Raises as `commit`, and the session is over after it, too.
+        """
+        assert not self._over, "a session that failed is over"
+        assert len(change.events) == 1, "each change has an outcome of its own"
+        self._over = True
+        self._delivery.claim()
+        self._owned_s = self._log.clock()
+        refused = self._send(change)
+        self._over = False
+        return refused[0] if refused else None
+
     def _commit(self, position: SinkPosition, refused: Sequence[RefusedEvent]) -> None:
         self._delivery.commit(position, refused)
         self._owned_s = self._log.clock()
@@ -251,7 +266,9 @@ class HttpSinkSession:
                         first, second = request.halves()
                         return [*self._send(first), *self._send(second)]
                     (event,) = request.events
-                    return [RefusedEvent(event, request.part, request.offset, reason)]
+                    return [
+                        RefusedEvent(event, request.part, request.offset, reason, request.first)
+                    ]
                 case NotSetUp(reason):
                     raise SinkEndpointUnavailable(self._log.title, reason)
                 case TryAgain(reason, after_s):

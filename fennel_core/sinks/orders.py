@@ -17,11 +17,14 @@ from __future__ import annotations
 
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from typing import Any
 
 from fennel_core.connectors.references import Stored, remedy
 from fennel_core.ingest.store import Branches
+from fennel_core.redrive.sink_replays import SinkReplays
 from fennel_core.sinks.controls import SinkControls
+from fennel_core.sinks.positions import SinkRewind
 from fennel_core.sinks.targets import SinkTarget, targets_of
 from fennel_core.sources.controls import FeedStatus, SourceControls, SourcePause
 from fennel_core.sources.overview import SourceState, reported_state
@@ -68,11 +71,26 @@ def sink_views(branches: Branches) -> dict[TopicName, SinkView]:
     return found
 
 
+def rewind_row(order: SinkRewind) -> dict[str, Any]:
+    """Return a rewind that is not carried out yet as the API lists it. Its number is a time."""
+    ordered = datetime.fromtimestamp(order.number / 1_000_000, UTC)
+    return {
+        "from": {str(part): offset for part, offset in order.to.items()},
+        "whole": order.whole,
+        "ordered_at": ordered.isoformat(timespec="seconds"),
+    }
+
+
 def sink_row(
-    view: SinkView, pause: SourcePause | None, status: FeedStatus | None
+    view: SinkView,
+    pause: SourcePause | None,
+    status: FeedStatus | None,
+    rewind: SinkRewind | None,
+    replays: int,
 ) -> dict[str, Any]:
     """Return a sink as the API lists it. `error` is the last one, also of a paused sink.
 
+    `rewind`: what is not carried out yet; `replays`: dead letters that are to be sent again.
     `remedy` is the caller's, who knows which connectors are stored.
     """
     state = reported_state(pause, status)
@@ -89,6 +107,8 @@ def sink_row(
         "remedy": None,
         "failures": 0 if status is None else status.failures,
         "behind": status.behind if watched and status is not None else None,
+        "rewind": None if rewind is None else rewind_row(rewind),
+        "replays": replays,
     }
 
 
@@ -106,6 +126,8 @@ def only_paused(name: str, pause: SourcePause) -> dict[str, Any]:
         "remedy": None,
         "failures": 0,
         "behind": None,
+        "rewind": None,
+        "replays": 0,
     }
 
 
@@ -117,13 +139,14 @@ class SinkOrders:
         branches: ReadBranches,
         reports: SourceControls,
         controls: SinkControls,
+        replays: SinkReplays,
         stored: ReadStored | None = None,
     ) -> None:
         """`reports`: has the statuses of the sinks, and no other part of it is used; `stored`: None
         if no connectors are.
         """
         self._branches, self._reports, self._controls = branches, reports, controls
-        self._stored = stored
+        self._replays, self._stored = replays, stored
 
     async def rows(self, workspace: WorkspaceId, branch: BranchName | None) -> list[dict[str, Any]]:
         """Return the sinks of a workspace, or those that one of its branches has.
@@ -132,11 +155,18 @@ class SinkOrders:
         """
         views = sink_views(await self._branches(workspace))
         pauses, statuses = await self._pauses(workspace), await self._reports.statuses()
+        rewinds, replays = await self._controls.pending(), await self._replays.counts()
         stored = {} if self._stored is None else await self._stored(workspace)
         rows = []
         for name, view in views.items():
             if branch is None or branch in view.branches:
-                row = sink_row(view, pauses.get(view.target.title), statuses.get(name))
+                row = sink_row(
+                    view,
+                    pauses.get(view.target.title),
+                    statuses.get(name),
+                    rewinds.get(name),
+                    replays.get(name, 0),
+                )
                 if row["state"] == SourceState.PARKED:
                     row["remedy"] = remedy(view.target.table, stored)
                 rows.append(row)

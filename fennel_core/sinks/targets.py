@@ -116,6 +116,10 @@ class SinkReport:
     behind: int | None = None
     reason: str | None = None
     paused: bool = False
+    rewinding: bool = False
+    """A rewind was ordered that is not carried out yet."""
+    replays: int = 0
+    """Dead letters that are to be sent again."""
     remedy: str | None = None
     """What to do about a broken one if the credentials of its connector have changed."""
 

@@ -132,6 +132,11 @@ class SinkWriter(Generic[T]):
         """The last position that is known to be committed."""
         return self._position
 
+    @property
+    def session(self) -> SinkSession[T] | None:
+        """The session of the last step; None if that failed."""
+        return self._session
+
     def step(self, erasures: KeyErasures, rewind: SinkRewind | None = None) -> Step:
         """Write the next changes, or the deletes of newly erased keys.
 

@@ -195,14 +195,16 @@ EXECUTOR_ENDS = gauge(
 DEAD_LETTERS = gauge(
     "fennel_dead_letter_rows",
     "Rows that became dead letters since the workspace has its topic for them, by the dataset or "
-    "the title of the job, and by reason: `not-admitted`, `unreadable`, `user-code`, `expression` "
-    "or `unclassified`. Counted from the topics, so a restart of any process loses none.",
+    "the title of the job, and by reason: `not-admitted`, `unreadable`, `user-code`, `expression`, "
+    "`not-delivered` or `unclassified`. Counted from the topics, so a restart of any process loses "
+    "none.",
     ("workspace", "subject", "kind"),
 )
 SETTLED_LETTERS = gauge(
     "fennel_dead_letter_settled_rows",
-    "Rows of dead letters that were settled, by outcome: `replayed`, `dropped`, or `refused` by a "
-    "replay, which made new dead letters of them. The others are open.",
+    "Rows of dead letters that were settled, by outcome: `replayed`, `dropped`, `refused` by a "
+    "replay, which made new dead letters of them, or `superseded`, as changes that a sink did not "
+    "send behind a later one of their key. The others are open.",
     ("workspace", "subject", "kind", "outcome"),
 )
 RECONCILE_FAILURES = counter(

@@ -14,17 +14,20 @@ counted without knowing its schema.
     target   of rows that ingest refused: the topic that they were meant for
     binding  identity of the source definition that refused them
     endpoint its webhook and endpoint, or connector and stream, as `shop/orders`
+    sink     of changes that a sink could not deliver: connector and place, as `hooks/rows`
 
 Example: `kind=not-admitted writer=ingest subject=Users reason="Field `age` not found …"`.
 
 What became of letters afterwards is written to the same partition, as a message whose kind is
-`settled`: which letters, by offset, and how many of their rows were replayed, dropped, or refused
-again, which made a new letter of them. So a partition says alone which of its letters are open, and
-a replay writes its rows and what it has settled in one transaction.
+`settled`: which letters, by offset, and how many of their rows were replayed, dropped, refused
+again, which made a new letter of them, or superseded: a sink does not send a change behind a later
+one of its key. So a partition says alone which of its letters are open, and a replay writes its
+rows and what it has settled in one transaction.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from dataclasses import dataclass
 from enum import StrEnum
@@ -47,6 +50,9 @@ SOURCE: Final = "source"
 TARGET: Final = "target"
 BINDING: Final = "binding"
 ENDPOINT: Final = "endpoint"
+SINK: Final = "sink"
+ERASURE: Final = "an erasure"
+"""The `source` of a delete of an erased key, which is in no message."""
 SETTLED: Final = "settled"
 """The kind of a message that is no letter."""
 
@@ -88,6 +94,7 @@ class DeadLetterOrigin:
     source: str = ""
     target: DeadLetterTarget | None = None
     cause: str = ""
+    sink: str = ""
 
     def headers(self) -> Headers:
         """Return the headers of a message with rows of this origin."""
@@ -99,6 +106,7 @@ class DeadLetterOrigin:
             (REASON, self.reason.encode()),
             *(((CAUSE, self.cause.encode()),) if self.cause else ()),
             *(((SOURCE, self.source.encode()),) if self.source else ()),
+            *(((SINK, self.sink.encode()),) if self.sink else ()),
             *(() if self.target is None else _target_headers(self.target)),
         )
 
@@ -113,6 +121,7 @@ class SettledLetter(msgspec.Struct, frozen=True, array_like=True):
     replayed: int
     dropped: int
     refused: int
+    superseded: int = 0
 
 
 SETTLED_HEADERS: Final[Headers] = ((KIND, SETTLED.encode()),)
@@ -153,4 +162,23 @@ def origin_of(headers: Iterable[tuple[str, bytes]]) -> DeadLetterOrigin:
         if TARGET in found
         else None,
         found.get(CAUSE, ""),
+        found.get(SINK, ""),
     )
+
+
+def source_of(part: int, offset: int | None) -> str:
+    """Return the `source` of changes of a message of a dataset; of an erasure without an offset."""
+    return ERASURE if offset is None else f"partition {part}, offset {offset}"
+
+
+def message_of(source: str) -> tuple[int, int] | None:
+    """Return the partition and the offset that `source_of` was given; None for an erasure.
+
+    Raises ValueError for another text.
+    """
+    if source == ERASURE:
+        return None
+    found = re.fullmatch(r"partition (\d+), offset (\d+)", source)
+    if found is None:
+        raise ValueError(f"`{source}` names no message of a dataset")
+    return int(found[1]), int(found[2])

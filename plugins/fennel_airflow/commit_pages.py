@@ -54,7 +54,8 @@ ORDER BY s.reason IS NULL, a.title LIMIT 500
 """
 DEAD_LETTERS: Final = """
 SELECT c.subject, c.kind, c.row_count, c.newest_at, c.newest_reason,
-    c.row_count - c.replayed_rows - c.dropped_rows - c.refused_rows AS open_rows
+    c.row_count - c.replayed_rows - c.dropped_rows - c.refused_rows - c.superseded_rows
+        AS open_rows
 FROM asset_ref r JOIN dead_letter_count c ON c.topic = r.asset_id
 WHERE r.commit_id = %(commit)s ORDER BY c.newest_at DESC LIMIT 500
 """

@@ -13,6 +13,7 @@ from fennel_core.ingest.catalogs import Catalogs
 from fennel_core.ingest.store import ProducerRecord
 from fennel_core.redrive.letters import Letter
 from fennel_core.redrive.service import Redrive
+from fennel_core.redrive.sink_replays import MemorySinkReplays
 from fennel_core.redrive.store import LetterSession, MemoryLetterLog
 from fennel_core.vocab.dead_letters import SettledLetter
 from fennel_core.vocab.ids import Millis, TopicName, TopicPartition, WorkspaceId
@@ -70,6 +71,7 @@ class RedriveWorld:
     fault: Callable[[], Fault | None] = lambda: None
     times: Mapping[int, Millis] = field(default_factory=dict)
     erased: Erased = field(default_factory=dict)
+    replays: MemorySinkReplays = field(default_factory=lambda: MemorySinkReplays([]))
 
     def __post_init__(self) -> None:
         self.log = MemoryLetterLog(self.sources.world.log, self.times)
@@ -93,6 +95,7 @@ class RedriveWorld:
             NoExecutors(),
             secret,
             erased,
+            self.replays,
             60.0,
         )
 

@@ -375,8 +375,8 @@ def print_lost_rows(lost: Mapping[str, Mapping[str, int]] | None) -> None:
 
 
 def print_sinks(sinks: Sequence[AlarmRow] | None) -> None:
-    """Print how many sinks are written, how far those with a backlog are behind, and why others are
-    not written; at most `MAX_ROWS` of each.
+    """Print how many sinks are written, how far those with a backlog are behind, whose orders are
+    not carried out yet, and why others are not written; at most `MAX_ROWS` of each.
     """
     broken = [row for row in sinks or () if row["reason"] is not None]
     if sinks:
@@ -388,6 +388,16 @@ def print_sinks(sinks: Sequence[AlarmRow] | None) -> None:
         _console().print(
             f"Sink {row['sink']} of {row['workspace']} is {row['behind']} messages behind "
             f"{row['dataset']}",
+            highlight=False,
+            markup=False,
+        )
+    ordered = [row for row in sinks or () if row.get("rewinding") or row.get("replays")]
+    for row in ordered[:MAX_ROWS]:
+        orders = ["a rewind"] if row.get("rewinding") else []
+        orders += [f"{row['replays']} dead letters to send again"] if row.get("replays") else []
+        _console().print(
+            f"Sink {row['sink']} of {row['workspace']} has orders that are not carried out yet: "
+            f"{', '.join(orders)}",
             highlight=False,
             markup=False,
         )

@@ -163,6 +163,7 @@ def dead_letter_row(each: DeadLetterCount) -> dict[str, Any]:
         "replayed": each.count.replayed,
         "dropped": each.count.dropped,
         "refused": each.count.refused,
+        "superseded": each.count.superseded,
         "newest_at": _time(each.count.newest_ms),
         "newest_reason": each.count.newest_reason,
     }

@@ -78,3 +78,17 @@ async def test_of_servers_that_count_the_same_range_one_does(counts: DeadLetterC
 async def test_a_reason_that_postgres_cannot_store_is_counted(counts: DeadLetterCounts) -> None:
     assert await counts.add(counted(FIRST, 0, 1, users=(1, 1, "zero \0 byte")))
     assert (await found(counts))[USERS].rows == 1
+
+
+async def test_what_was_settled_is_counted_by_outcome(counts: DeadLetterCounts) -> None:
+    sink = CountKey("shop.sink.a.1", "Users", DeadLetterKind.NOT_DELIVERED)
+    for first, count in (
+        (0, LetterCount(10, Millis(5_000), "new")),
+        (1, LetterCount(0, Millis(0), "", replayed=1, dropped=2, refused=3, superseded=1)),
+        (2, LetterCount(0, Millis(0), "", superseded=1)),
+    ):
+        one = CountedRange(FIRST, Offset(first), Offset(first + 1), {sink: count})
+        assert await counts.add(one)
+    (whole,) = (await found(counts)).values()
+    assert whole == LetterCount(10, Millis(5_000), "new", 1, 2, 3, 2)
+    assert whole.open == 2

@@ -39,7 +39,7 @@ from fennel_core.redrive.service import Redrive
 from fennel_core.redrive.store import MemoryLetterLog
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.orders import SinkOrders
-from fennel_core.sinks.postgres import PostgresSinkControls
+from fennel_core.sinks.postgres import PostgresSinkControls, PostgresSinkReplays
 from fennel_core.sinks.rewinds import SinkRewinds
 from fennel_core.sinks.routes import router as sinks_router
 from fennel_core.sources.postgres import PostgresSourceControls
@@ -97,6 +97,7 @@ def served(state: ServerState) -> FastAPI:
         app.state.source_service.branches,
         PostgresSourceControls(state.pool),
         PostgresSinkControls(state.pool),
+        PostgresSinkReplays(state.pool),
     )
     app.state.sink_rewinds = SinkRewinds(
         app.state.sink_orders, PostgresSinkControls(state.pool), no_secret, no_secret
@@ -121,6 +122,7 @@ def served(state: ServerState) -> FastAPI:
         NoExecutors(),
         no_secret,
         nothing_erased,
+        PostgresSinkReplays(state.pool),
         60.0,
     )
     return app

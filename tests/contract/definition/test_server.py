@@ -323,6 +323,8 @@ async def test_orders_about_dead_letters_are_audited_and_name_what_is_wrong(
     letters = f"{API}/dead_letters"
     replayed = await client.post(f"{letters}/replay", json={"reason": "canary", "dry_run": True})
     assert (replayed.status_code, replayed.json()["rows"]) == (200, 0)
+    ordered = await client.post(f"{letters}/replay", json={"sink": "hooks/rows"})
+    assert (ordered.status_code, ordered.json()["ordered"]) == (200, 0)
     assert (await client.get(f"{letters}/rows?dataset=Users")).json() == {"rows": [], "next": None}
     for path, body, code in (
         ("drop", {}, "dead-letters-all"),
@@ -330,6 +332,7 @@ async def test_orders_about_dead_letters_are_audited_and_name_what_is_wrong(
         ("drop", {"all": "yes"}, "json-malformed"),
         ("replay", {"all": True}, "json-malformed"),
         ("replay", {"dataset": 1}, "dead-letter-filter"),
+        ("drop", {"sink": 1}, "dead-letter-filter"),
     ):
         refused = await client.post(f"{letters}/{path}", json=body)
         assert (refused.status_code, refused.headers["x-fennel-error-code"]) == (400, code)
@@ -339,6 +342,7 @@ async def test_orders_about_dead_letters_are_audited_and_name_what_is_wrong(
     assert ended == [
         ("drop-dead-letters", "dead letters", "dead-letters-all"),
         ("show-dead-letters", "dead letters, dataset Users", "done"),
+        ("replay-dead-letters", "dead letters, sink hooks/rows", "done"),
         ("replay-dead-letters", "dead letters, reason given, dry run", "done"),
     ]
 

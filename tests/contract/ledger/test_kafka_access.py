@@ -142,6 +142,7 @@ def test_components_read_and_write_their_topics_only(cluster: Settings) -> None:
         ("sources", "writes", "shop.topic"),
         ("sources", "writes", "shop.dead"),
         ("sources", "reads", "shop.topic"),
+        ("sources", "reads", "shop.dead"),
         ("sources", "reads", "shop.sink"),
         ("sources", "writes", "shop.sink"),
         ("sources", "reads", "shop.positions"),
@@ -215,6 +216,7 @@ def test_transactions_belong_to_their_component(cluster: Settings) -> None:
     assert allowed(begin, engine, "shop.job.a.1-0")
     sources = client(cluster, "sources")
     assert allowed(begin, sources, "shop.raw.a.1.0")
+    assert allowed(begin, sources, "shop.dead.a.1.0"), "it settles dead letters of sinks"
     assert not allowed(begin, sources, "ingest.process.0"), "it would fence ingest"
     assert not allowed(begin, sources, "shop.job.a.1-0"), "it would fence a job partition"
     assert not allowed(begin, engine, "ingest.process.0"), "it would fence ingest"

@@ -36,7 +36,7 @@ from fennel_core.connections.http_addresses import AllowedHosts
 from fennel_core.connections.kafka import client_config, consumer_config
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.debezium import SinkRecord
-from fennel_core.sinks.deliveries import EVENT, KafkaDeliveryLog
+from fennel_core.sinks.deliveries import EVENT, NUMBER, KafkaDeliveryLog, LettersOf
 from fennel_core.sinks.delta import DeltaSinkLog
 from fennel_core.sinks.delta_rows import AddedRows
 from fennel_core.sinks.errors import SinkMessageTooLarge
@@ -92,8 +92,7 @@ def http_sink(
         cluster,
         position,
         TopicName("t.topic.x.1"),
-        DatasetName("Users"),
-        (letters, PARTITIONS),
+        (LettersOf(position, "hooks/rows", DatasetName("Users")), letters, PARTITIONS),
         asyncio.run,
     )
     return HttpSinkLog("hooks/rows", position, "url", to, deliveries, clock=clock)
@@ -377,7 +376,7 @@ def test_rows_that_an_endpoint_refuses_are_dead_letters_with_their_place(
     assert [event["row"] for event in receiver.events()] == [0, 1, 2, 3, 4]
     deliveries = log._deliveries
     assert isinstance(deliveries, KafkaDeliveryLog)
-    topic, _ = deliveries._letters
+    _, topic, _ = deliveries._letters
     consumer = Consumer(consumer_config(secured_kafka))
     consumer.assign([RdTopicPartition(topic, 1, 0)])
     letter = consumer.poll(30)
@@ -388,4 +387,6 @@ def test_rows_that_an_endpoint_refuses_are_dead_letters_with_their_place(
     assert origin.subject == "Users"
     assert origin.reason == "it responds with status 422: no"
     assert origin.source == "partition 1, offset 7"
-    assert decode(letter.value() or b"")[EVENT].to_list() == ['{"row":"bad"}']
+    assert origin.sink == "hooks/rows"
+    rows = decode(letter.value() or b"")
+    assert (rows[EVENT].to_list(), rows[NUMBER].to_list()) == (['{"row":"bad"}'], [5])

@@ -94,5 +94,8 @@ async def test_changes_are_rows_of_a_table_once_from_history_on_across_a_kill(
         os.kill(pid, signal.SIGKILL)
     await api.log(**people(120, 60))
     await wait(expected(180))
+    keys = {"erase_keys": [{"name": "p5"}]}
+    await api.good("POST", "/dataset/Adult/erase", keys)
+    await wait(expected(180) - Counter([("c", "p5", 25)]))
     (own,) = [s for s in status_requests.read(settings).sinks or () if s["sink"].endswith(path)]
     assert (own["reason"], own["dataset"], own["sink"]) == (None, "Adult", f"lake/{LAKE}/{path}")

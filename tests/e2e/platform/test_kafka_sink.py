@@ -157,6 +157,20 @@ async def test_changes_are_written_once_from_history_on_across_a_kill(
     assert sorted(rows, key=str) == sorted(expected, key=str), "each change once, and no other"
     (own,) = [s for s in status_requests.read(settings).sinks or () if s["sink"].endswith(topic)]
     assert (own["reason"], own["dataset"]) == (None, "Adult")
+    # A key that is erased is deleted, and followed by what lets compaction forget it.
+    erased = next(iter(ages))
+    keys = {"erase_keys": [{"name": erased}]}
+    await api.good("POST", "/dataset/Adult/erase", keys)
+
+    async def deleted() -> bool:
+        return committed(settings, topic).count((erased, None)) == 1
+
+    await eventually(deleted, within_s=60, interval_s=0.5)
+    *before, (_, event), _ = [each for each in committed(settings, topic) if each[0] == erased]
+    assert event is not None, "the delete comes first"
+    assert (event["op"], event["before"]["age"], event["after"]) == ("d", None, None)
+    assert "ts_us" not in event["source"]
+    assert len(before) == 1, "its row was written before, once"
 
 
 async def test_a_topic_that_cannot_be_written_is_refused_at_commit(
@@ -180,7 +194,7 @@ HTTP_SINK = """
 
 
 @pytest.mark.long
-async def test_changes_are_sent_from_history_on_and_refused_rows_are_dead_letters(
+async def test_changes_are_sent_from_history_on_and_refused_rows_are_sent_again_on_order(
     make: Callable[[], Awaitable[Api]], settings: Settings, tmp_path: Path
 ) -> None:
     (allowed,) = settings.http_sink_private_hosts
@@ -218,16 +232,29 @@ async def test_changes_are_sent_from_history_on_and_refused_rows_are_dead_letter
         await eventually(
             lambda: len(receiver.events()) >= 79, within_s=60, interval_s=0.2, what=missing
         )
-    taken = [(e["before"] or e["after"])["name"] for e in receiver.events()]
-    assert sorted(taken) == sorted({*data["name"], *more["name"]} - {"p9"}), "each once"
-    assert {headers["X-Team"] for _, headers in receiver.seen} == {"token-of-ann"}
+        taken = [(e["before"] or e["after"])["name"] for e in receiver.events()]
+        assert sorted(taken) == sorted({*data["name"], *more["name"]} - {"p9"}), "each once"
+        assert {headers["X-Team"] for _, headers in receiver.seen} == {"token-of-ann"}
 
-    async def letters() -> list[dict[str, Any]]:
-        found: dict[str, Any] = await api.good("GET", "/dead_letters/rows")
-        return list(found["rows"])
+        async def letters() -> list[dict[str, Any]]:
+            found: dict[str, Any] = await api.good("GET", "/dead_letters/rows")
+            return list(found["rows"])
 
-    (letter,) = await letters()
-    assert letter["kind"] == "not-delivered"
-    assert letter["subject"] == "Adult"
-    assert "status 422: p9 is not welcome, ***" in letter["reason"]
-    assert letter["source_position"].startswith("partition ")
+        (letter,) = await letters()
+        assert (letter["kind"], letter["subject"]) == ("not-delivered", "Adult")
+        assert "status 422: p9 is not welcome, ***" in letter["reason"]
+        assert letter["source_position"].startswith("partition ")
+        # When the endpoint takes it, the sink sends it again, under the key that was refused.
+        refused_key = next(key for key, body in receiver.requests[::-1] if b'"p9"' in body)
+        receiver.answers = lambda *_: None
+        ordered = await api.good("POST", "/dead_letters/replay", {"sink": "hooks/adults"})
+        assert (ordered["ordered"], ordered["not_replayable"]) == (1, [])
+
+        async def settled() -> bool:
+            return not await letters()
+
+        await eventually(settled, within_s=60, interval_s=0.2, what=missing)
+        assert receiver.requests[-1][0] == refused_key
+        assert len(receiver.events()) == 80
+        (sink,) = (await api.good("GET", "/sinks"))["sinks"]
+        assert (sink["sink"], sink["replays"], sink["rewind"]) == ("hooks/adults", 0, None)

@@ -9,119 +9,18 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fennel_core.connections.errors import (
-    ConnectionsError,
-    SystemUnavailable,
-    TransactionOutcomeUnknown,
-)
-from fennel_core.connections.external_http import Accepted, Outcome, TryAgain
+from fennel_core.connections.errors import ConnectionsError
 from fennel_core.sinks import http
-from fennel_core.sinks.debezium import ChangeSource, DebeziumForm, SinkRecord
-from fennel_core.sinks.deliveries import (
-    DeliverySession,
-    MemoryDeliveryLog,
-    MemoryDeliverySession,
-    RefusedEvent,
-)
 from fennel_core.sinks.errors import SinkError
-from fennel_core.sinks.http import HttpSinkLog
 from fennel_core.sinks.positions import SinkPosition
-from fennel_core.sinks.writer import NO_ERASURES, KeyErasures, SinkWriter
+from fennel_core.sinks.writer import NO_ERASURES, KeyErasures
 from fennel_core.vocab.keys import key_bytes
-from tests.support.http_receivers import Receiver
-from tests.support.sink_world import USERS, MemoryTopic, frame
-
-PARTS = 2
-BAD = 9
-"""Rows with this value are refused for good."""
-Faults = list[str | None]
-
-
-@dataclass
-class FaultyDelivery:
-    """A session whose transactions fail by script: before, or after they took effect."""
-
-    inner: MemoryDeliverySession
-    fault: Callable[[], str | None]
-
-    @property
-    def position(self) -> SinkPosition | None:
-        return self.inner.position
-
-    def claim(self) -> None:
-        self.inner.claim()
-
-    def commit(self, position: SinkPosition, refused: Sequence[RefusedEvent]) -> None:
-        fault = self.fault()
-        if fault == "before":
-            raise SystemUnavailable("Kafka is away")
-        self.inner.commit(position, refused)
-        if fault == "after":
-            raise TransactionOutcomeUnknown("the response was lost")
-
-    def close(self) -> None:
-        self.inner.close()
-
-
-@dataclass
-class World:
-    """Writers of one HTTP sink, with a clock that moves with each request."""
-
-    topic: MemoryTopic
-    limit: int
-    sending: Faults
-    committing: Faults
-    deliveries: MemoryDeliveryLog = field(default_factory=MemoryDeliveryLog)
-    now_s: float = 0.0
-
-    def __post_init__(self) -> None:
-        self.receiver = Receiver(self.refuses)
-
-    def refuses(self, key: str, body: bytes) -> tuple[int, dict[str, str]] | None:
-        rows = [event["after"] or event["before"] for event in json.loads(body)]
-        return (422, {}) if any(row["age"] == BAD for row in rows) else None
-
-    def send(self, body: bytes, key: str) -> Outcome:
-        """Be the endpoint, whose network fails by script."""
-        self.now_s += 1.0
-        fault = self.sending.pop() if self.sending else None
-        if fault == "lost":
-            return TryAgain("no response", 0.0)
-        outcome = self.receiver.send(body, key)
-        if fault == "after" and isinstance(outcome, Accepted):
-            return TryAgain("the response was lost", 0.0)
-        if fault == "away":
-            return TryAgain("busy", 60.0)
-        return outcome
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def open(self) -> DeliverySession:
-        return FaultyDelivery(
-            self.deliveries.open(), lambda: self.committing.pop() if self.committing else None
-        )
-
-    def writer(self) -> SinkWriter[Sequence[SinkRecord]]:
-        log = HttpSinkLog(
-            "hooks/users",
-            "sink",
-            "https://a.example/users",
-            lambda: self,
-            self,
-            limit=self.limit,
-            sleep=lambda _: False,
-            clock=lambda: self.now_s,
-        )
-        source = ChangeSource("hooks", "shop", "Users", USERS)
-        form = DebeziumForm(source, lambda: None)
-        return SinkWriter("hooks/users", USERS, form, log, None, self.topic.open)
+from tests.support.http_sink_world import BAD, PARTS, HttpSinkWorld
+from tests.support.sink_world import MemoryTopic, frame
 
 
 @st.composite
@@ -164,7 +63,7 @@ def test_each_change_is_taken_once_and_in_order(
 ) -> None:
     messages = [[frame(m) for m in messages] for messages in partitions]
     topic = MemoryTopic(messages, lambda: lengths.pop() if lengths else 2)
-    world = World(topic, limit, sending, committing)
+    world = HttpSinkWorld(topic, limit, sending, committing)
     writers = [world.writer() for _ in range(3)]
     for number, abandoned in orders:
         try:
@@ -196,7 +95,7 @@ def test_each_change_is_taken_once_and_in_order(
 
 def test_a_large_message_goes_on_within_it() -> None:
     versions = [(1, n, n, n, 1) for n in range(20, 40)]
-    world = World(MemoryTopic([[frame(versions)]]), 2, [*["away"], *[None] * 6], [])
+    world = HttpSinkWorld(MemoryTopic([[frame(versions)]]), 2, [*["away"], *[None] * 6], [])
     writer = world.writer()
     with contextlib.suppress(SinkError):
         writer.step(NO_ERASURES)
@@ -216,7 +115,7 @@ def test_a_message_that_is_begun_stays_so_while_others_are_read() -> None:
     large[0] = (1, BAD, 20, 20, 1)
     lengths = [0, 2]
     topic = MemoryTopic([[frame(other)], [frame(large)]], lambda: lengths.pop(0) if lengths else 2)
-    world = World(topic, 2, [*["away"], *[None] * 7], [])
+    world = HttpSinkWorld(topic, 2, [*["away"], *[None] * 7], [])
     with contextlib.suppress(SinkError):
         world.writer().step(NO_ERASURES)
     begun = dict(world.deliveries.positions[-1].begun)
@@ -233,7 +132,7 @@ def test_a_message_that_is_begun_stays_so_while_others_are_read() -> None:
 
 def test_an_erasure_within_a_message_loses_no_other_row() -> None:
     versions = [(n % 4, n, n, n, 1) for n in range(20, 32)]
-    world = World(MemoryTopic([[frame(versions)]]), 5, [], ["before"])
+    world = HttpSinkWorld(MemoryTopic([[frame(versions)]]), 5, [], ["before"])
     writer = world.writer()
     with contextlib.suppress(ConnectionsError):
         writer.step(NO_ERASURES)

@@ -44,6 +44,7 @@ OVER = SOURCE | {
 LETTERS = {
     "subject": "Order",
     "source": "shop/orders",
+    "sink": None,
     "kind": "unreadable",
     "rows": 4,
     "letters": 2,
@@ -63,6 +64,8 @@ SINK = {
     "remedy": "if its credentials have changed: fennel-core connector rotate hooks",
     "failures": 3,
     "behind": 12,
+    "rewind": {"from": {"0": 7}, "whole": False, "ordered_at": "2026-01-01T00:00:00+00:00"},
+    "replays": 3,
 }
 PAUSED = dict.fromkeys(SINK) | {
     "sink": "hooks/gone",
@@ -129,6 +132,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
             "accepted": 3,
             "refused": 1,
             "left_out": 0,
+            "ordered": 6,
             "not_replayable": [{"rows": 5, "subjects": ["Order"], "reason": "it is no row"}],
         },
         "/dead_letters/drop": counted,
@@ -197,6 +201,10 @@ def test_sinks_are_listed_and_ordered_by_name(calls: Calls) -> None:
         assert "hooks/rows" in run("sink", order, "hooks/rows").output
         assert calls[-1] == ("POST", f"/sinks/{order}", {}, {"sink": "hooks/rows"})
     assert "hooks/gone  paused  no branch has it" in shown
+    ordered = "to the offsets 0: 7, ordered at 2026-01-01T00:00:00+00:00,"
+    assert f"    rewind {ordered} is not carried out yet" in shown
+    assert "    3 dead letters are to be sent again" in shown
+    assert shown.count("not carried out") == 1
     assert "paused by ann" in shown
 
 
@@ -239,6 +247,9 @@ def test_dead_letters_are_listed_shown_and_replayed(calls: Calls) -> None:
     assert calls[-1][3] == {"reason": "number", "dry_run": True}
     assert "Would replay 4 rows of 2 letters: 3 accepted, 1 refused again" in replayed
     assert "Not replayed: 5 rows of Order: it is no row." in replayed
+    assert "Would order that sinks send 6 changes again." in replayed
+    run("deadletters", "list", "--sink", "hooks/rows")
+    assert calls[-1][2] == {"sink": "hooks/rows"}
 
 
 def test_letters_are_dropped_after_a_confirmation_with_numbers(calls: Calls) -> None:

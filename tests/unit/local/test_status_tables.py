@@ -89,6 +89,24 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
     assert capsys.readouterr().out == ""
 
 
+def test_orders_of_sinks_that_are_not_carried_out_are_shown(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    sink = {"workspace": "shop", "dataset": "Adult", "behind": 0, "reason": None, "paused": True}
+    status_tables.print_sinks(
+        [
+            sink | {"sink": "out/a", "rewinding": True, "replays": 2},
+            sink | {"sink": "out/b", "rewinding": False, "replays": 1},
+            sink | {"sink": "out/c", "rewinding": False, "replays": 0},
+        ]
+    )
+    shown = capsys.readouterr().out
+    orders = "of shop has orders that are not carried out yet:"
+    assert f"Sink out/a {orders} a rewind, 2 dead letters to send again" in " ".join(shown.split())
+    assert f"Sink out/b {orders} 1 dead letters to send again" in " ".join(shown.split())
+    assert "out/c" not in shown
+
+
 def test_a_failed_drill_is_shown_with_time_and_both_hashes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:

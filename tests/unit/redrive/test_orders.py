@@ -20,6 +20,8 @@ from fennel_core.redrive.letters import Letter, LetterFilter, Obstacle
 from fennel_core.redrive.pages import Place
 from fennel_core.redrive.replay import replay_letters
 from fennel_core.redrive.service import CODE_FAILURES
+from fennel_core.redrive.sink_replays import MemorySinkReplays, SinkReplay
+from fennel_core.sinks.deliveries import LettersOf, RefusedEvent
 from fennel_core.vocab.dead_letters import (
     DeadLetterKind,
     DeadLetterOrigin,
@@ -27,12 +29,13 @@ from fennel_core.vocab.dead_letters import (
     settled_letters,
 )
 from fennel_core.vocab.dtypes import Int
-from fennel_core.vocab.ids import DatasetName, Identity, Millis, Offset, TopicName
+from fennel_core.vocab.ids import DatasetName, Identity, Millis, Offset, PartitionIndex, TopicName
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.vocab.versions import POS, decode, encode_frame, row_count
 from fennel_core.wire.connectors import Constant, FromPayload
 from tests.support.ingest_world import KEYED, WORKSPACE, SlowClock, catalog
 from tests.support.redrive_world import DEAD, RedriveWorld
+from tests.support.sink_bindings import bound, hooks
 from tests.support.source_world import Fault, batch, message, stream_source
 
 AT = 1_700_000_000_000
@@ -121,6 +124,74 @@ async def test_what_cannot_be_replayed_is_counted_by_name() -> None:
         Obstacle.JOB: (2, {"Orders.clean"}),
     }
     assert (done.rows, len(world.open_letters())) == (0, 3)
+
+
+def of_sinks(world: RedriveWorld, *sinks: tuple[str, str]) -> None:
+    """Write a letter of each sink, given by the topic of its position and its name."""
+    for number, (sink, title) in enumerate(sinks):
+        letters = LettersOf(TopicName(sink), title, DatasetName("Users"))
+        events = [
+            RefusedEvent(b"{}", 0, 7 + number, "it responds with status 422", n) for n in (0, 1)
+        ]
+        world.sources.world.log.setdefault((DEAD, 0), []).extend(letters.records(DEAD, 1, events))
+
+
+ROWS, GONE = TopicName("w.sink.rows.1"), TopicName("w.sink.gone.1")
+
+
+async def world_of_sinks() -> RedriveWorld:
+    """Return a world with a row that does not fit, and letters of two sinks: one is gone."""
+    world = await world_of(row("ann", **OLD))
+    sinks = (bound(ROWS, hooks("/rows")),)
+    world.sources.world.commit("2", main=replace(catalog(WITH_AGE), sinks=sinks))
+    world.replays = MemorySinkReplays({ROWS, GONE})
+    of_sinks(world, (ROWS, "hooks/rows"), (GONE, "hooks/gone"))
+    return world
+
+
+async def test_a_sink_is_ordered_to_send_its_letters_again() -> None:
+    world = await world_of_sinks()
+    dry = await world.orders().replay(WORKSPACE, ALL, dry_run=True)
+    assert (dry.ordered, world.replays.orders) == (2, {})
+    done = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (done.rows, done.accepted, done.ordered) == (1, 1, 2)
+    assert done.obstacles == {Obstacle.SINK_GONE: (2, {"Users"})}
+    (order,) = world.replays.orders.values()
+    (_, letter, _) = world.sources.world.log[DEAD, 0][:3]
+    assert origin_of(letter.headers).sink == "hooks/rows"
+    assert order == SinkReplay(ROWS, (DEAD, PartitionIndex(0)), 1, (0, 7))
+    assert [each.origin.sink for each in world.open_letters()] == ["hooks/rows", "hooks/gone"]
+    again = await world.orders().replay(WORKSPACE, ALL, dry_run=False)
+    assert (again.ordered, len(world.replays.orders)) == (2, 1)
+
+
+async def test_an_order_to_send_again_fences_nobody_who_settles_letters() -> None:
+    world = await world_of_sinks()
+    wanted = LetterFilter(sink="hooks/rows")
+    session = await world.log.open((DEAD, PartitionIndex(0)))
+    assert (await world.orders().replay(WORKSPACE, wanted, dry_run=False)).ordered == 2
+    await session.commit((), (), boot_s() + 60)
+
+
+async def test_letters_of_a_sink_are_selected_by_its_name() -> None:
+    world = await world_of_sinks()
+    found = await world.orders().counts(WORKSPACE, LetterFilter(sink="hooks/rows"))
+    assert [(e["sink"], e["kind"], e["rows"], e["job"]) for e in found] == [
+        ("hooks/rows", "not-delivered", 2, None)
+    ]
+    assert found[0]["not_replayable"] is None
+    (gone,) = await world.orders().counts(WORKSPACE, LetterFilter(sink="hooks/gone"))
+    assert gone["not_replayable"] == Obstacle.SINK_GONE.value
+    rows, _ = await world.orders().rows(WORKSPACE, LetterFilter(sink="hooks/rows"), 10, None)
+    assert [(e["sink"], e["source_position"]) for e in rows] == [
+        ("hooks/rows", "partition 0, offset 7")
+    ] * 2
+    wanted = LetterFilter(sink="hooks/gone")
+    done = await world.orders().drop(WORKSPACE, wanted, everything=False, dry_run=False)
+    assert (done.letters, done.rows) == (1, 2)
+    assert [each.origin.sink for each in world.open_letters()] == ["", "hooks/rows"]
+    only = await world.orders().replay(WORKSPACE, LetterFilter(dataset="Users"), dry_run=True)
+    assert (only.rows, only.ordered) == (1, 2)
 
 
 async def test_rows_that_the_source_leaves_out_now_stay_and_are_counted() -> None:

@@ -16,16 +16,18 @@ from structlog.testing import capture_logs
 from fennel_core.blueprints.spec import Catalog, SinkBinding
 from fennel_core.connections.external_kafka import ExternalKafkaUnusable
 from fennel_core.connectors.references import remedy
+from fennel_core.redrive.sink_replays import MemorySinkReplays, SinkReplay
 from fennel_core.settings.model import Settings
 from fennel_core.sinks import host as sinks_host
 from fennel_core.sinks import targets
 from fennel_core.sinks.controls import MemorySinkControls, RewindOrder
-from fennel_core.sinks.errors import SinkErasuresLost
+from fennel_core.sinks.errors import SinkEndpointUnavailable, SinkErasuresLost, SinkStopped
 from fennel_core.sinks.host import SinkHost, SinkThread
 from fennel_core.sinks.targets import SinkTarget, pause_s, targets_of
 from fennel_core.sinks.writer import NO_ERASURES, KeyErasures, SinkWriter
 from fennel_core.sources.controls import MemorySourceControls
-from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
+from fennel_core.telemetry import metrics
+from fennel_core.vocab.ids import DatasetName, PartitionIndex, TopicName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.wire.connectors import (
     S3,
@@ -94,6 +96,7 @@ class Host(SinkHost):
         )
         self._controls = self.controls
         self.orders = MemorySinkControls(lambda: datetime.now(UTC), {ONE.positions, TWO.positions})
+        self._replay_orders = MemorySinkReplays({ONE.positions, TWO.positions})
         self._orders = self.orders
         self._catalogs = self.listed  # type: ignore[assignment]  # no database
         self.broken: set[str] = set()
@@ -190,6 +193,40 @@ async def test_a_sink_is_written_again_once_for_each_rewind(host: Host) -> None:
     await eventually(lambda: host.listed.reads > reads + 3, within_s=20)
     assert len(world.log.records) == 3
     assert host.reasons() == {"kafka/one": None}
+
+
+async def test_a_rewind_is_pending_until_the_sink_has_carried_it_out(host: Host) -> None:
+    await host.orders.pause((SHOP, "kafka/one"), "ann")
+    await host.orders.rewind([RewindOrder(ONE.positions, {0: 0}, False)])
+    at = (TopicName("shop.dead.x.1"), PartitionIndex(0))
+    await host._replay_orders.order([SinkReplay(ONE.positions, at, 3, (0, 2**40))])
+    host.listed.found = [catalog(ONE, TWO)]
+
+    def shown() -> dict[str, tuple[bool, bool, int]]:
+        return {each.sink: (each.paused, each.rewinding, each.replays) for each in host.report()}
+
+    waiting = {"kafka/one": (True, True, 1), "kafka/two": (False, False, 0)}
+    await eventually(lambda: shown() == waiting, within_s=20)
+    assert ONE.positions in await host.orders.pending()
+    await host._replay_orders.end([SinkReplay(ONE.positions, at, 3, None)])
+    await host.orders.resume((SHOP, "kafka/one"))
+    await eventually(lambda: shown().get("kafka/one") == (False, False, 0), within_s=20)
+    assert not await host.orders.pending()
+
+
+async def test_the_end_of_a_rewind_is_noted_without_a_wait(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host.listed.found = [catalog(ONE)]
+    await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
+    await host.orders.rewind([RewindOrder(ONE.positions, {0: 0}, False)])
+    host._rewinds = await host.orders.rewinds()
+    monkeypatch.setattr(sinks_host, "LOOK_S", 3600.0)
+
+    async def noted() -> bool:
+        return not await host.orders.pending()
+
+    await eventually(noted, within_s=20)
 
 
 async def test_the_host_reports_what_lists_of_sinks_show(host: Host) -> None:
@@ -365,3 +402,107 @@ async def test_a_broken_sink_is_written_again_with_new_credentials_and_no_other_
     host.listed.found = [catalog(binding("one", "shop.sink.a.1", changed), TWO)]
     await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
     assert host._running[TWO.positions] is other
+
+
+def gauge(name: str, **labels: str) -> float | None:
+    return metrics.REGISTRY.get_sample_value(name, labels)
+
+
+async def test_metrics_have_the_sinks_by_state_and_none_that_has_ended(host: Host) -> None:
+    host.broken.add("one")
+    host.listed.found = [catalog(ONE, TWO)]
+    behind = {"workspace": "shop", "dataset": "Users", "sink": "kafka/two"}
+
+    def states() -> list[float | None]:
+        return [gauge("fennel_sinks", state=each) for each in ("running", "broken", "paused")]
+
+    await eventually(lambda: states() == [1, 1, 0], within_s=20)
+    await eventually(lambda: gauge("fennel_sink_behind_messages", **behind) == 0, within_s=20)
+    host.listed.found = [catalog(ONE)]
+    await eventually(lambda: states() == [0, 1, 0], within_s=20)
+    assert gauge("fennel_sink_behind_messages", **behind) is None
+
+
+async def test_the_successor_of_a_sink_that_ends_waits_for_no_notification(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    inside, gate = threading.Event(), threading.Event()
+
+    def held() -> int:
+        inside.set()
+        gate.wait(20)
+        return slowly()
+
+    host.worlds["one"] = SinkWorld(MemoryTopic([[frame([(1, 10, 5, 1, 1)])]], held))
+    host.listed.found = [catalog(ONE)]
+    await asyncio.to_thread(inside.wait, 20)
+    host.listed.found = [catalog(binding("one", "shop.sink.new.1"))]
+    await eventually(lambda: host._ending, within_s=20)
+    monkeypatch.setattr(sinks_host, "LOOK_S", 3600.0)
+    gate.set()
+    await eventually(lambda: list(host._running) == ["shop.sink.new.1"], within_s=20)
+
+
+async def test_a_sink_that_rests_carries_out_a_rewind_at_once(host: Host) -> None:
+    lake = table("shop.sink.c.1", 600_000_000)
+    host.orders.sinks = {lake.positions}
+    host.listed.found = [catalog(lake)]
+    await eventually(lambda: host.written().get("lake/lake/users") == 1, within_s=20)
+    await host.orders.rewind([RewindOrder(lake.positions, {0: 0}, False)])
+    await eventually(lambda: len(host.worlds["lake/users"].log.records) == 2, within_s=20)
+
+
+async def test_failures_are_counted_in_a_row(host: Host, monkeypatch: pytest.MonkeyPatch) -> None:
+    counted: list[int] = []
+    monkeypatch.setattr(SinkThread, "_park", lambda _, __, failures: counted.append(failures))
+    faults = ["before", "before", None, "before"]
+    topic = MemoryTopic([[frame([(1, 10, 5, 1, 1)])]], slowly)
+    world = host.worlds["one"] = SinkWorld(topic, fault=lambda: faults.pop(0) if faults else None)
+    host.listed.found = [catalog(ONE)]
+    await eventually(lambda: len(world.log.records) == 1, within_s=20)
+    topic.partitions = [[*topic.partitions[0], frame([(2, 20, 6, 2, 1)])]]
+    await eventually(lambda: len(world.log.records) == 2, within_s=20)
+    assert counted == [1, 2, 1]
+
+
+async def test_a_sink_that_was_stopped_within_a_step_is_not_broken(host: Host) -> None:
+    (target,) = targets_of([catalog(ONE)]).values()
+    host.panics = [SinkStopped("the sink ends")]
+    thread = SinkThread(host, target)
+    thread.start()
+    await eventually(lambda: not thread.is_alive(), within_s=20)
+    assert (thread.report.reason, thread.report.failures) == (None, 0)
+
+
+class Waits(threading.Event):
+    """Remembers for how long it was waited for, and waits for nothing."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.seconds: list[float | None] = []
+
+    def wait(self, timeout: float | None = None) -> bool:
+        self.seconds.append(timeout)
+        return True
+
+
+def test_a_broken_sink_waits_for_as_long_as_the_endpoint_asks() -> None:
+    (target,) = targets_of([catalog(ONE)]).values()
+    thread = SinkThread(Host(), target)
+    waits = thread._stopping = Waits()
+    thread._park(SinkEndpointUnavailable("hooks/rows", "busy", 40.0), 1)
+    thread._park(SinkEndpointUnavailable("hooks/rows", "busy\n " * 200, 0.0), 3)
+    assert waits.seconds == [40.0, pause_s(3)]
+    assert len(thread.report.reason or "") == sinks_host.REASON_CHARS
+
+
+async def test_a_sink_that_ends_closes_its_session(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    closed: list[SinkWriter[Any]] = []
+    monkeypatch.setattr(SinkWriter, "close", lambda writer: closed.append(writer))
+    host.listed.found = [catalog(ONE)]
+    await eventually(lambda: host.written().get("kafka/one") == 1, within_s=20)
+    assert not closed
+    host.listed.found = []
+    await eventually(lambda: len(closed) == 1, within_s=20)

@@ -8,10 +8,11 @@ from datetime import UTC, datetime
 import pytest
 
 from fennel_core.ingest.store import Branches
-from fennel_core.sinks.controls import MemorySinkControls
+from fennel_core.redrive.sink_replays import MemorySinkReplays, SinkReplay
+from fennel_core.sinks.controls import MemorySinkControls, RewindOrder
 from fennel_core.sinks.orders import SinkOrders, SinkUnknown
 from fennel_core.sources.controls import FeedNews, MemorySourceControls
-from fennel_core.vocab.ids import BranchName, TopicName, WorkspaceId
+from fennel_core.vocab.ids import BranchName, PartitionIndex, TopicName, WorkspaceId
 from tests.support.ingest_world import WORKSPACE, branches, catalog
 from tests.support.sink_bindings import bound, hooks
 
@@ -34,13 +35,14 @@ class World:
     controls: MemorySinkControls = field(
         default_factory=lambda: MemorySinkControls(lambda: datetime.now(UTC), {FIRST, SECOND})
     )
+    replays: MemorySinkReplays = field(default_factory=lambda: MemorySinkReplays({FIRST, SECOND}))
 
     def orders(self) -> SinkOrders:
         async def read(workspace: WorkspaceId) -> Branches:
             assert workspace == WORKSPACE
             return self.branches
 
-        return SinkOrders(read, self.reports, self.controls)
+        return SinkOrders(read, self.reports, self.controls, self.replays)
 
 
 async def test_sinks_are_listed_with_branches_state_lag_and_error() -> None:
@@ -63,6 +65,28 @@ async def test_sinks_are_listed_with_branches_state_lag_and_error() -> None:
     ]
 
 
+async def test_orders_that_are_not_carried_out_are_shown() -> None:
+    world = World()
+    orders = world.orders()
+    others, rows = await orders.rows(WORKSPACE, None)
+    assert (rows["rewind"], rows["replays"]) == (None, 0)
+    await world.controls.rewind([RewindOrder(FIRST, {0: 12, 1: 3}, whole=False)])
+    message = (0, 12)
+    letters = (TopicName("w.dead.1"), PartitionIndex(0))
+    await world.replays.order([SinkReplay(FIRST, letters, n, message) for n in (4, 5)])
+    others, rows = await orders.rows(WORKSPACE, None)
+    assert rows["rewind"] == {
+        "from": {"0": 12, "1": 3},
+        "whole": False,
+        "ordered_at": "1970-01-01T00:00:00+00:00",
+    }
+    assert rows["replays"] == 2
+    assert (others["rewind"], others["replays"]) == (None, 0)
+    await world.controls.carried_out({FIRST: 1})
+    _, rows = await orders.rows(WORKSPACE, None)
+    assert rows["rewind"] is None
+
+
 async def test_a_pause_is_of_the_sink_that_is_named() -> None:
     world = World()
     orders = world.orders()
@@ -73,6 +97,28 @@ async def test_a_pause_is_of_the_sink_that_is_named() -> None:
     assert others["state"] == "unwatched"
     await orders.resume(WORKSPACE, "hooks/rows")
     assert not await world.controls.pauses()
+
+
+async def test_a_pause_of_another_workspace_is_not_shown() -> None:
+    world = World()
+    for name in ("hooks/rows", "hooks/gone"):
+        await world.controls.pause((WorkspaceId("other"), name), "bob")
+    rows = await world.orders().rows(WORKSPACE, None)
+    assert [(row["sink"], row["state"]) for row in rows] == [
+        ("hooks/others", "unwatched"),
+        ("hooks/rows", "unwatched"),
+    ]
+
+
+async def test_how_far_a_paused_sink_is_behind_is_not_known() -> None:
+    world = World()
+    orders = world.orders()
+    await world.reports.report([FeedNews(FIRST, 0, 5, None, None)])
+    _, rows = await orders.rows(WORKSPACE, None)
+    assert (rows["state"], rows["behind"]) == ("running", 5)
+    await orders.pause(WORKSPACE, "hooks/rows", "ann")
+    _, rows = await orders.rows(WORKSPACE, None)
+    assert (rows["state"], rows["behind"]) == ("paused", None)
 
 
 async def test_a_pause_is_kept_for_later_versions_of_the_dataset() -> None:

@@ -11,6 +11,7 @@ import pytest
 
 from fennel_core.history.topic_slices import TopicSlice
 from fennel_core.ingest.store import Branches
+from fennel_core.redrive.sink_replays import MemorySinkReplays
 from fennel_core.sinks.controls import MemorySinkControls
 from fennel_core.sinks.orders import SinkOrders, SinkUnknown
 from fennel_core.sinks.positions import SinkRewind
@@ -45,6 +46,7 @@ TWO = slices((0, 10), (4, 20))
         ("earliest", None, {0: 0, 1: 4}),
         (NOON, LogTimes({0: 0, 1: 4}, {0: 0, 1: 6}), {0: 0, 1: 6}),
         (NOON, LogTimes({0: 5, 1: 4}, {0: 6, 1: 20}), {0: 6, 1: 20}),
+        (NOON, LogTimes({0: 0, 1: 4}, {0: 0, 1: 4}), {0: 0, 1: 4}),
         ("1:20, 0:3", None, {1: 20, 0: 3}),
     ],
 )
@@ -76,6 +78,7 @@ class World:
     def __init__(self, table: Any) -> None:
         self.controls = MemorySinkControls(lambda: datetime.now(UTC), {SINK})
         self.table, self.asked = table, list[int]()
+        self.slices = TWO
 
     async def branches(self, workspace: WorkspaceId) -> Branches:
         assert workspace == WORKSPACE
@@ -83,7 +86,7 @@ class World:
 
     async def plan(self, topics: Collection[TopicName]) -> Mapping[TopicName, Sequence[TopicSlice]]:
         assert topics == {TOPIC}
-        return {TOPIC: TWO}
+        return {TOPIC: self.slices}
 
     async def times(self, topic: TopicName, partitions: int, time_ms: int) -> LogTimes:
         assert (topic, partitions) == (TOPIC, catalog().partitions)
@@ -92,7 +95,10 @@ class World:
 
     async def order(self, name: str, to: str, **flags: bool) -> dict[str, Any]:
         orders = SinkOrders(
-            self.branches, MemorySourceControls(lambda: datetime.now(UTC), ()), self.controls
+            self.branches,
+            MemorySourceControls(lambda: datetime.now(UTC), ()),
+            self.controls,
+            MemorySinkReplays(()),
         )
         rewinds = SinkRewinds(orders, self.controls, self.plan, self.times)
         flags = {"duplicates_rows": False, "dry_run": False} | flags
@@ -116,6 +122,14 @@ async def test_what_would_be_sent_twice_is_refused_with_the_numbers() -> None:
     done = await world.order("hooks/rows", "1970-01-01T00:00:00Z", duplicates_rows=True)
     assert done["rewound"][0]["messages"] == 3
     assert await world.controls.rewinds() == {SINK: SinkRewind(1, {0: 8, 1: 19}, whole=False)}
+
+
+async def test_everything_is_written_again_also_if_that_is_nothing_yet() -> None:
+    world = World(TABLE)
+    world.slices = slices((5, 5))
+    done = await world.order("lake/lake/users", "earliest")
+    assert done["rewound"][0]["messages"] == 0
+    assert await world.controls.rewinds() == {SINK: SinkRewind(1, {0: 5}, whole=True)}
 
 
 async def test_a_dry_run_only_counts() -> None:
