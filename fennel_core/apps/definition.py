@@ -208,11 +208,9 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
     app.state.sink_orders = SinkOrders(
         sources.branches, controls, sink_controls, PostgresSinkReplays(pool), sources.stored
     )
+    plan = partial(plan_slices, settings, pool)
     app.state.sink_rewinds = SinkRewinds(
-        app.state.sink_orders,
-        sink_controls,
-        partial(plan_slices, settings, pool),
-        read_times(settings),
+        app.state.sink_orders, sink_controls, plan, read_times(settings)
     )
     app.state.source_trials = SourceTrials(
         sources,

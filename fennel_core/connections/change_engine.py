@@ -251,7 +251,7 @@ def _gateway(address: EngineAddress) -> JavaGateway:
 def _leave(address: EngineAddress) -> None:
     """Forget the connections to a JVM that may be gone.
 
-    Objects of it that are collected later would try to tell it so, and log each failure.
+    Objects of it that are collected later would call it, and log each failure.
     """
     with _lock:
         gateway = _gateways.pop(address, None)

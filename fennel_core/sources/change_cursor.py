@@ -6,7 +6,7 @@ follows it are written. A reader that begins there leaves out as many. Each chan
 before its transaction (`source.sequence`), or none before the first commit of this reader.
 
 Before the changes comes the *first read* of the rows that are there, in the order of the primary
-key, so that it goes on behind the last key that was written. What is changed meanwhile comes as a
+key, so that it goes on behind the last key that was written. What changes until then comes as a
 change again, because the log is kept from before the first row on.
 
 *Marks* are messages that the platform writes into the log itself: all changes before one were

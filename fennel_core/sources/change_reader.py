@@ -61,7 +61,7 @@ class _Pending:
     size_bytes: int = 0
 
 
-class ChangeReader:
+class LoggedChangeReader:
     """Reads one table's changes. Use from one event loop. `title`, `marks`: of the source."""
 
     def __init__(

@@ -12,7 +12,7 @@ from fennel_core.connections.change_engine import ChangeEngine, ChangeEngineFail
 from fennel_core.connections.external_kafka import OpenSecret
 from fennel_core.settings.model import Settings
 from fennel_core.sources.change_cursor import ChangeCursor, ChangePlace, read_changes
-from fennel_core.sources.changes import TASK, ChangeSource, opened_log
+from fennel_core.sources.changes import TASK, LoggedSource, opened_log
 from fennel_core.wire.connectors import PostgresChanges
 
 TRIAL_S: Final = 60.0
@@ -29,7 +29,7 @@ def newest_changes(
     """
     database, log = opened_log(table, NAME, open_secret)
     described = log.describe()
-    source = ChangeSource(database, log, described, NAME)
+    source = LoggedSource(database, log, described, NAME)
     place, found = ChangePlace.at(ChangeCursor(NAME, NAME, 0, first=True)), list[bytes]()
     engine = ChangeEngine(settings)
     try:

@@ -44,7 +44,7 @@ from fennel_core.connections.external_kafka import OpenSecret
 from fennel_core.connections.external_postgres import ExternalPostgres
 from fennel_core.settings.model import Settings
 from fennel_core.sources.change_cursor import ChangeCursor, ChangePlace, decode_cursor
-from fennel_core.sources.change_reader import ChangeReader, ChangeRoundEnd
+from fennel_core.sources.change_reader import ChangeRoundEnd, LoggedChangeReader
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import Feed, FeedProgress
 from fennel_core.sources.kafka import positions_of_feeds
@@ -77,7 +77,7 @@ log = structlog.get_logger(__name__)
 
 
 @dataclass(frozen=True, slots=True)
-class ChangeSource:
+class LoggedSource:
     """A table whose changes are read; `base`: how its slots begin, and the prefix of its marks."""
 
     database: ExternalPostgres
@@ -187,7 +187,7 @@ def start(by: StartedBy, table: PostgresChanges) -> ChangeRounds:
     position = position or SourcePosition(0, origin)
     if position.origin != origin:
         raise StreamReplaced(feed.partition(0).title, position.origin, origin)
-    source = ChangeSource(database, changes, described, by.slot)
+    source = LoggedSource(database, changes, described, by.slot)
     return ChangeRounds(by, source, origin, position.rewinds, source.begin(position))
 
 
@@ -195,7 +195,7 @@ class ChangeRounds(Rounds):
     """Runs the rounds of a table's changes, and their engine. `end`: where to begin."""
 
     def __init__(
-        self, by: StartedBy, source: ChangeSource, origin: str, rewinds: int, end: ChangeRoundEnd
+        self, by: StartedBy, source: LoggedSource, origin: str, rewinds: int, end: ChangeRoundEnd
     ) -> None:
         self._source, self._end = source, end
         self._origin, self._rewinds = origin, rewinds
@@ -340,7 +340,7 @@ def _read(work: ChangeRound, end: ChangeRoundEnd) -> pa.RecordBatch:
     # have moved it since.
     writer.close()
     task = ChangeTask(work.engine, work.task)
-    reader = ChangeReader(partition.title, writer, task, work.marks, work.key)
+    reader = LoggedChangeReader(partition.title, writer, task, work.marks, work.key)
     rows = step_rows(feed.rows_per_s, ROUND_ROWS)
     found = process.run(reader.round(end, ROUND_S, rows))
     columns = [*counts.batch().to_pylist(), {END: _encode(found)}]

@@ -23,8 +23,8 @@ from fennel_core.connections.change_engine import ChangeEngine, ChangeTask
 from fennel_core.connections.external_changes import PostgresLog
 from fennel_core.connections.external_postgres import ExternalPostgres
 from fennel_core.settings.model import Settings
-from fennel_core.sources.change_reader import ChangeReader, ChangeRoundEnd
-from fennel_core.sources.changes import TASK, ChangeSource
+from fennel_core.sources.change_reader import ChangeRoundEnd, LoggedChangeReader
+from fennel_core.sources.changes import TASK, LoggedSource
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.writer import PartitionWriter
 from tests.support.postgres import make_cluster, running
@@ -93,10 +93,10 @@ def owner(shop: ExternalPostgres) -> Iterator[Connection]:
 class TableReader:
     """A reader of a table's changes, with an engine; `writer`: its rows and positions."""
 
-    source: ChangeSource
+    source: LoggedSource
     engine: ChangeEngine
     writer: PartitionWriter
-    reader: ChangeReader
+    reader: LoggedChangeReader
     end: ChangeRoundEnd
     task: ChangeTask
 
@@ -114,7 +114,7 @@ class TableReader:
         return self.end
 
 
-def started(engine: ChangeEngine, source: ChangeSource, end: ChangeRoundEnd) -> ChangeTask:
+def started(engine: ChangeEngine, source: LoggedSource, end: ChangeRoundEnd) -> ChangeTask:
     name = f"{source.base}-{next(_numbers)}"
     return engine.start(name, TASK, source.properties(end.at.cursor))
 
@@ -133,10 +133,10 @@ class ChangeWorld:
         """Begin to read at the position, as the host does."""
         log = PostgresLog(self.shop, self.table, self.base)
         described = log.describe()
-        source = ChangeSource(self.shop, log, described, self.base)
+        source = LoggedSource(self.shop, log, described, self.base)
         writer = self.sources.writer(origin=described.table.origin)
         position = await writer.position()
         end = source.begin(position or SourcePosition(0, described.table.origin))
         task = started(self.engine, source, end)
-        reader = ChangeReader("changes of `t`", writer, task, self.base, described.key)
+        reader = LoggedChangeReader("changes of `t`", writer, task, self.base, described.key)
         return TableReader(source, self.engine, writer, reader, end, task)
