@@ -81,6 +81,11 @@ BEHIND = metrics.gauge(
     "Messages of the dataset that were not written at the end of the last step of a sink.",
     ("workspace", "dataset", "sink"),
 )
+FAILURES = metrics.gauge(
+    "fennel_sink_failures",
+    "How often in a row a sink could not be written; 0 while it is.",
+    ("workspace", "dataset", "sink"),
+)
 log = structlog.get_logger(__name__)
 
 
@@ -186,8 +191,9 @@ class SinkHost:
                 ending.add(thread.target.shared)
             else:
                 del self._running[name]
-                with contextlib.suppress(KeyError):
-                    BEHIND.remove(*thread.labels)
+                for gauge in (BEHIND, FAILURES):
+                    with contextlib.suppress(KeyError):
+                        gauge.remove(*thread.labels)
         for name, target in wanted.items():
             # Two sinks that write one topic at once would mix an old content with a new one.
             if name not in self._running and target.shared not in ending:
@@ -195,11 +201,15 @@ class SinkHost:
                 self._running[name].start()
                 log.info("sink is written", sink=target.title, workspace=target.workspace)
         if self._running:
+            reports = {name: thread.report for name, thread in self._running.items()}
             await self._controls.report(
                 [
                     FeedNews(name, each.failures, each.behind, each.reason, None)
-                    for name, each in ((n, t.report) for n, t in self._running.items())
+                    for name, each in reports.items()
                 ]
+            )
+            await self._controls.count(
+                {name: each.events for name, each in reports.items() if each.events is not None}
             )
 
     def _measure(self) -> None:
@@ -207,6 +217,8 @@ class SinkHost:
         SINKS.labels("broken").set(broken)
         SINKS.labels("paused").set(len(self._paused))
         SINKS.labels("running").set(len(self._running) - broken)
+        for thread in self._running.values():
+            FAILURES.labels(*thread.labels).set(thread.report.failures)
 
     def writer(self, target: SinkTarget, stopping: threading.Event) -> SinkWriter[Any]:
         """Return a writer of a sink; called in its thread. Raises `ConnectionsError`.

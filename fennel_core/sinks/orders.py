@@ -89,6 +89,7 @@ def sink_row(
         "remedy": None,
         "failures": 0 if status is None else status.failures,
         "behind": status.behind if watched and status is not None else None,
+        "changes": None if status is None else status.rows,
     }
 
 
@@ -106,6 +107,7 @@ def only_paused(name: str, pause: SourcePause) -> dict[str, Any]:
         "remedy": None,
         "failures": 0,
         "behind": None,
+        "changes": None,
     }
 
 

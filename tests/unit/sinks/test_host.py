@@ -25,6 +25,7 @@ from fennel_core.sinks.host import SinkHost, SinkThread
 from fennel_core.sinks.targets import SinkTarget, pause_s, targets_of
 from fennel_core.sinks.writer import NO_ERASURES, KeyErasures, SinkWriter
 from fennel_core.sources.controls import MemorySourceControls
+from fennel_core.telemetry import metrics
 from fennel_core.vocab.ids import DatasetName, TopicName, WorkspaceId
 from fennel_core.vocab.keys import key_bytes
 from fennel_core.wire.connectors import (
@@ -207,6 +208,15 @@ async def test_the_host_reports_what_lists_of_sinks_show(host: Host) -> None:
         return await reasons() == wanted
 
     await eventually(reported, within_s=20)
+
+    async def counted() -> bool:
+        return [each.rows for each in (await host.controls.statuses()).values()] == [None, 1]
+
+    await eventually(counted, within_s=20)
+    broken = metrics.REGISTRY.get_sample_value(
+        "fennel_sink_failures", {"workspace": SHOP, "dataset": "Users", "sink": "kafka/one"}
+    )
+    assert broken
 
 
 async def test_a_changed_connector_starts_the_sink_again_where_it_was(host: Host) -> None:
