@@ -18,6 +18,7 @@ from typing import Any, Final, TypeVar, assert_never
 
 import structlog
 from confluent_kafka import KafkaException
+from prometheus_client import Gauge
 
 from fennel_core.connections import erasures, postgres, secrets
 from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
@@ -192,8 +193,7 @@ class SinkHost:
             else:
                 del self._running[name]
                 for gauge in (BEHIND, FAILURES):
-                    with contextlib.suppress(KeyError):
-                        gauge.remove(*thread.labels)
+                    _forget(gauge, thread)
         for name, target in wanted.items():
             # Two sinks that write one topic at once would mix an old content with a new one.
             if name not in self._running and target.shared not in ending:
@@ -399,6 +399,7 @@ class SinkThread(threading.Thread):
     def _park(self, failed: BaseException, failures: int) -> None:
         reason = " ".join(str(failed).split())[:REASON_CHARS] or type(failed).__name__
         self.report = replace(self.report, failures=failures, behind=None, reason=reason)
+        _forget(BEHIND, self)
         log.error(
             "sink is broken; it is tried again",
             sink=self.target.title,
@@ -410,3 +411,9 @@ class SinkThread(threading.Thread):
         )
         asked_s = failed.retry_after_s if isinstance(failed, SinkEndpointUnavailable) else 0.0
         self._stopping.wait(max(pause_s(failures), asked_s))
+
+
+def _forget(gauge: Gauge, thread: SinkThread) -> None:
+    """Remove a gauge of a sink of which it is not known, if it was."""
+    with contextlib.suppress(KeyError):
+        gauge.remove(*thread.labels)
