@@ -27,8 +27,9 @@ def sink(context: click.Context, url: str | None, token: str | None) -> None:
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of lines.")
 @click.pass_obj
 def sink_list(caller: Caller, branch: str | None, as_json: bool) -> None:
-    """List sinks: dataset, state, messages that are not written yet, orders that are not carried
-    out yet (a rewind, dead letters that are to be sent again), and the last error.
+    """List sinks: dataset, state, changes that were written since it began, messages that are not
+    written yet, orders that are not carried out yet (a rewind, dead letters that are to be sent
+    again), and the last error.
     """
     rows = called(caller, "GET", "/sinks", {} if branch is None else {"branch": branch})
     if as_json:
@@ -42,7 +43,8 @@ def sink_list(caller: Caller, branch: str | None, as_json: bool) -> None:
             else f"of {row['dataset']} (branches: {', '.join(row['branches'])})"
         )
         kind = "" if row["kind"] is None else f"  {row['kind']}"
-        click.echo(f"{row['sink']}{kind}  {row['state']}{behind}  {of}")
+        changes = "" if row["changes"] is None else f", {row['changes']} changes written"
+        click.echo(f"{row['sink']}{kind}  {row['state']}{changes}{behind}  {of}")
         if row["paused_by"] is not None:
             click.echo(f"    paused by {row['paused_by']} at {row['paused_at']}")
         if row["rewind"] is not None:

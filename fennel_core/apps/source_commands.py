@@ -9,6 +9,8 @@ import click
 
 from fennel_core.apps.workspace_calls import Caller, called, of_workspace
 
+TABLES: Final = ("postgres", "mysql")
+"""Kinds that are read on a schedule, which says how old what was read may be."""
 UNREAD_SHOWN_S: Final = 60.0
 """A stream that is read all the time is listed as up to this old: it is reported now and then."""
 
@@ -48,7 +50,9 @@ def _print(row: dict[str, Any]) -> None:
     if row.get("behind_ms") is not None:
         behind = f", {row['behind_ms'] / 1000:.1f} s behind"
     unread_s = row["unread_s"]
-    if unread_s is not None and unread_s >= UNREAD_SHOWN_S:
+    if unread_s is not None and row["kind"] in TABLES:
+        behind += f", read to its end {unread_s:.0f} s ago"
+    elif unread_s is not None and unread_s >= UNREAD_SHOWN_S:
         behind += f", not read to its end for {unread_s:.0f} s"
     click.echo(
         f"{row['source']}  {row['kind']}  {row['state']}{behind}  "

@@ -31,7 +31,7 @@ and other runs may hold the workers."""
 RUN_LEASE: Final = timedelta(seconds=45)
 """A run that has not reported for this long is dead. It reports every few seconds."""
 AFTER_REFUSAL: Final = timedelta(seconds=15)
-"""Pause after the orchestrator did not accept a run."""
+"""Pause after the orchestrator did not accept a run, or a run ended before it claimed."""
 MAX_STARTS: Final = 3
 """Runs that may be lost before the request fails: it would kill further ones as well."""
 MAX_CLAIMS: Final = 3
@@ -329,9 +329,17 @@ def cancelled(row: OfflineRequest, now: datetime) -> OfflineRequest:
     return ended if row.state is RequestState.RUNNING else replace(ended, lease_until=None)
 
 
-def released(row: OfflineRequest, now: datetime) -> OfflineRequest:  # noqa: ARG001  # a change
-    """Return the row whose run has ended: the objects of a cancelled one may be deleted now."""
-    return replace(row, lease_until=None) if row.state is RequestState.CANCELLED else row
+def released(row: OfflineRequest, now: datetime) -> OfflineRequest:
+    """Return the row of which a run has ended: the objects of a cancelled one may be deleted now.
+
+    Of one that was not claimed, the orchestrator is soon asked whether the newest run exists.
+    """
+    if row.state is RequestState.CANCELLED:
+        return replace(row, lease_until=None)
+    if row.state is RequestState.QUEUED and row.has_run(now):
+        until = now + AFTER_REFUSAL
+        return replace(row, lease_until=min(until, row.lease_until or until))
+    return row
 
 
 def removed(row: OfflineRequest, now: datetime) -> OfflineRequest:

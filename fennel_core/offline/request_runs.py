@@ -113,7 +113,12 @@ class InlineRuns:
         options = ("--master", self._master, "--driver-memory", self._memory, *QUIET)
         submit = Path(sys.executable).parent / "spark-submit"
         paths = (str(job_file().parents[3]), os.environ.get("PYTHONPATH", ""))
-        env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, paths))}
+        env = {
+            **os.environ,
+            "PYTHONPATH": os.pathsep.join(filter(None, paths)),
+            # `spark-submit` looks for Spark with it; the PATH may lead to another Python.
+            "PYSPARK_PYTHON": sys.executable,
+        }
         try:
             self._running[name] = await asyncio.create_subprocess_exec(
                 str(submit), *options, str(job_file()), id_, env=env, start_new_session=True

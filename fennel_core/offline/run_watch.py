@@ -4,7 +4,8 @@ A run notices by itself that its request was cancelled, and ends in order (`requ
 while a JVM or a Spark application starts, or while a thread of it waits for S3, and it cannot say
 that it has ended. So the process that has started the program reads the request's state, too: it
 ends what is left after a grace period, and then releases the request, so that its objects are
-deleted at once and not when its lease ends.
+deleted at once and not when its lease ends, or another run begins soon if this one has not claimed
+the request.
 
     cancelled ── noticed ── GRACE_S ── SIGTERM ── TERMINATE_S ── SIGKILL     10 s in total, at most
 """

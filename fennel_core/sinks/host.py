@@ -19,6 +19,7 @@ from typing import Any, Final, TypeVar, assert_never
 
 import structlog
 from confluent_kafka import KafkaException
+from prometheus_client import Gauge
 
 from fennel_core.connections import erasures, postgres, secrets
 from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
@@ -85,6 +86,11 @@ EVENTS = metrics.counter(
 BEHIND = metrics.gauge(
     "fennel_sink_behind_messages",
     "Messages of the dataset that were not written at the end of the last step of a sink.",
+    ("workspace", "dataset", "sink"),
+)
+FAILURES = metrics.gauge(
+    "fennel_sink_failures",
+    "How often in a row a sink could not be written; 0 while it is.",
     ("workspace", "dataset", "sink"),
 )
 log = structlog.get_logger(__name__)
@@ -210,8 +216,8 @@ class SinkHost:
                 ending.add(thread.target.shared)
             else:
                 del self._running[name]
-                with contextlib.suppress(KeyError):
-                    BEHIND.remove(*thread.labels)
+                for gauge in (BEHIND, FAILURES):
+                    _forget(gauge, thread)
         for name, target in wanted.items():
             # Two sinks that write one topic at once would mix an old content with a new one.
             if name not in self._running and target.shared not in ending:
@@ -219,11 +225,15 @@ class SinkHost:
                 self._running[name].start()
                 log.info("sink is written", sink=target.title, workspace=target.workspace)
         if self._running:
+            reports = {name: thread.report for name, thread in self._running.items()}
             await self._controls.report(
                 [
                     FeedNews(name, each.failures, each.behind, each.reason, None)
-                    for name, each in ((n, t.report) for n, t in self._running.items())
+                    for name, each in reports.items()
                 ]
+            )
+            await self._controls.count(
+                {name: each.events for name, each in reports.items() if each.events is not None}
             )
 
     async def _read_pending(self) -> None:
@@ -248,6 +258,8 @@ class SinkHost:
         SINKS.labels("broken").set(broken)
         SINKS.labels("paused").set(len(self._paused))
         SINKS.labels("running").set(len(self._running) - broken)
+        for thread in self._running.values():
+            FAILURES.labels(*thread.labels).set(thread.report.failures)
 
     def writer(self, target: SinkTarget, stopping: threading.Event) -> SinkWriter[Any]:
         """Return a writer of a sink; called in its thread. Raises `ConnectionsError`.
@@ -474,6 +486,7 @@ class SinkThread(threading.Thread):
     def _park(self, failed: BaseException, failures: int) -> None:
         reason = " ".join(str(failed).split())[:REASON_CHARS] or type(failed).__name__
         self.report = replace(self.report, failures=failures, behind=None, reason=reason)
+        _forget(BEHIND, self)
         log.error(
             "sink is broken; it is tried again",
             sink=self.target.title,
@@ -485,3 +498,9 @@ class SinkThread(threading.Thread):
         )
         asked_s = failed.retry_after_s if isinstance(failed, SinkEndpointUnavailable) else 0.0
         self._stopping.wait(max(pause_s(failures), asked_s))
+
+
+def _forget(gauge: Gauge, thread: SinkThread) -> None:
+    """Remove a gauge of a sink of which it is not known, if it was."""
+    with contextlib.suppress(KeyError):
+        gauge.remove(*thread.labels)

@@ -109,6 +109,7 @@ def sink_row(
         "behind": status.behind if watched and status is not None else None,
         "rewind": None if rewind is None else rewind_row(rewind),
         "replays": replays,
+        "changes": None if status is None else status.rows,
     }
 
 
@@ -128,6 +129,7 @@ def only_paused(name: str, pause: SourcePause) -> dict[str, Any]:
         "behind": None,
         "rewind": None,
         "replays": 0,
+        "changes": None,
     }
 
 

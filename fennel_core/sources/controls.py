@@ -61,7 +61,7 @@ class FeedNews:
     retry_s: float | None
     behind_ms: int | None = None
     unread_s: float | None = None
-    """For how long it was not read to its end; None if that is not known."""
+    """For how long it was not read to its end, of a table since a run did; None if not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,6 +76,8 @@ class FeedStatus:
     behind_ms: int | None = None
     unread_s: float | None = None
     """As that of `FeedNews`, until now."""
+    rows: int | None = None
+    """Rows that entered in all, or changes that a sink has written; None if not counted yet."""
 
 
 class SourceControls(Protocol):
@@ -132,6 +134,10 @@ class SourceControls(Protocol):
         """Replace the statuses of these sources; topics that are gone are left out."""
         ...
 
+    async def count(self, rows: Mapping[TopicName, int]) -> None:
+        """Store how many rows there were in all; of sources that were never reported, nothing."""
+        ...
+
     async def statuses(self) -> Mapping[TopicName, FeedStatus]:
         """Return the last status of each source that was ever read."""
         ...
@@ -147,6 +153,7 @@ class MemorySourceControls:
     _limits: dict[TopicName, SourceLimit] = field(default_factory=dict)
     _generations: dict[TopicName, int] = field(default_factory=dict)
     _news: dict[TopicName, tuple[FeedNews, datetime]] = field(default_factory=dict)
+    _rows: dict[TopicName, int] = field(default_factory=dict)
     _ends: dict[TopicName, SourceEnd] = field(default_factory=dict)
     silent: dict[WorkspaceId, dict[Identity, float]] = field(default_factory=dict)
 
@@ -204,6 +211,9 @@ class MemorySourceControls:
             each.raw_topic: (each, now) for each in news if each.raw_topic in self.topics
         }
 
+    async def count(self, rows: Mapping[TopicName, int]) -> None:
+        self._rows |= {topic: number for topic, number in rows.items() if topic in self._news}
+
     async def statuses(self) -> Mapping[TopicName, FeedStatus]:
         now = self.now()
         return {
@@ -215,6 +225,7 @@ class MemorySourceControls:
                 (now - at).total_seconds(),
                 news.behind_ms,
                 None if news.unread_s is None else news.unread_s + (now - at).total_seconds(),
+                self._rows.get(topic),
             )
             for topic, (news, at) in self._news.items()
         }

@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Final
 
 from fennel_core.blueprints.spec import Catalog
@@ -242,10 +243,14 @@ class FeedReport:
     """What to do about a broken one if the credentials of its connector have changed."""
     stale_s: float | None = None
     """For how long something was left unread all the while; None if that is not too long."""
+    unread_s: float | None = None
+    """Of a table: how long ago it was read to its end."""
     rows_per_s: float | None = None
     """As that of `Feed`."""
     retained_bytes: int | None = None
     """As that of `FeedProgress`."""
+    rows: int | None = None
+    """Rows that entered in all; None if they were not counted yet."""
 
 
 def report_of(
@@ -254,6 +259,7 @@ def report_of(
     ended: Iterable[Feed] = (),
     remedy: Remedy = lambda *_: None,
     *,
+    rows: Mapping[TopicName, int] = MappingProxyType({}),
     now_s: float = 0.0,
     stale_after_s: float = math.inf,
 ) -> list[FeedReport]:
@@ -272,6 +278,7 @@ def report_of(
             paused=not has_ended,
             ended=has_ended,
             rows_per_s=feed.rows_per_s,
+            rows=rows.get(feed.raw_topic),
         )
         for feeds, has_ended in ((paused, False), (ended, True))
         for feed in feeds
@@ -292,6 +299,7 @@ def report_of(
             stale_s=age_s if age_s > stale_after_s else None,
             rows_per_s=state.feed.rows_per_s,
             retained_bytes=state.retained_bytes if isinstance(state, Reading) else None,
+            rows=rows.get(state.feed.raw_topic),
         )
         for state in states.values()
         for age_s in [now_s - state.fresh_s]
@@ -325,6 +333,8 @@ def scheduled_report(
                 ended=has_ended and not stops,
                 remedy=None if reason is None else remedy(feed.workspace, feed.table),
                 rows_per_s=feed.rows_per_s,
+                unread_s=None if status is None or stops or has_ended else status.unread_s,
+                rows=None if status is None else status.rows,
             )
         )
     return sorted(found, key=lambda each: (each.reason is None, each.workspace, each.source))

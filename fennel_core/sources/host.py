@@ -20,6 +20,7 @@ import shutil
 import time
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Final, Protocol, TypeVar
 
 import pyarrow as pa
@@ -67,6 +68,7 @@ from fennel_core.sources.feeds import (
 )
 from fennel_core.sources.kinds import RunningFeed, StartedBy
 from fennel_core.sources.postgres import PostgresSourceControls
+from fennel_core.sources.row_counts import FeedRowCounts
 from fennel_core.sources.target_catalogs import TargetCatalogs
 from fennel_core.telemetry import logs, metrics
 from fennel_core.telemetry.endless_tasks import (
@@ -96,6 +98,8 @@ STATUS_EVERY_S: Final = 15.0
 """How often the status of each feed is stored if nothing changes."""
 SLOTS_S: Final = 30.0
 """How often slots of destroyed sources are looked for."""
+COUNT_EVERY_S: Final = 15.0
+"""How often the rows of each feed are counted that has grown."""
 STARTS: Final = 8
 """Feeds that are started at once."""
 PROBE_S: Final = 10.0
@@ -128,6 +132,11 @@ AGE_S = metrics.gauge(
     "Time since nothing of a stream was left unread, or since the service began to read it.",
     ("workspace", "source"),
 )
+FAILURES = metrics.gauge(
+    "fennel_stream_failures",
+    "How often in a row a stream could not be read; 0 while it is.",
+    ("workspace", "source"),
+)
 log = structlog.get_logger(__name__)
 
 
@@ -157,6 +166,10 @@ class SourceHost:
         self._slots: ChangeSlots = PostgresChangeSlots(pool)
         self._told: tuple[float, list[FeedNews]] = (-math.inf, [])
         self._measured: dict[Gauge, set[tuple[str, str]]] = {}
+        self._known: list[Feed] = []
+        """All feeds, whether they are read here or by runs, paused or ended."""
+        self._counts = FeedRowCounts(settings)
+        self._rows: Mapping[TopicName, int] = {}
         self._free = asyncio.Semaphore(STARTS)
         self.problem: str | None = "the catalogs were not read yet"
 
@@ -170,6 +183,7 @@ class SourceHost:
                 self._paused,
                 self._over,
                 self._catalogs.remedy,
+                rows=self._rows,
                 now_s=time.monotonic(),
                 stale_after_s=self._settings.source_stale_s,
             ),
@@ -209,6 +223,20 @@ class SourceHost:
         )
         changed_log.drop()
 
+    async def count(self) -> None:
+        """Count the rows of the feeds without end."""
+        while True:
+            try:
+                feeds = self._known
+                # Not one of the threads that start feeds: Kafka may keep it waiting.
+                self._rows = await in_daemon_thread(partial(self._counts.read, feeds), "counts")
+                await self._controls.count(self._rows)
+            except SystemUnavailable as lost:
+                log.warning("rows of sources could not be counted; retrying", reason=str(lost))
+            except Exception:  # last line of defence: the feeds are read on
+                log.exception("rows of sources could not be counted; retrying")
+            await asyncio.sleep(COUNT_EVERY_S)
+
     async def _look(self) -> None:
         """Read which feeds are wanted; if that fails, those that were wanted before still are."""
         try:
@@ -222,6 +250,7 @@ class SourceHost:
                 )
                 for topic, feed in feeds_of(await self._catalogs.read()).items()
             }
+            self._known = list(found.values())
             scheduled = {topic: feed for topic, feed in found.items() if feed.scheduled}
             statuses = await self._controls.statuses() if scheduled or self._fresh_s is None else {}
             ends, remedy = await self._ends(found), self._catalogs.remedy
@@ -294,6 +323,7 @@ class SourceHost:
         self._set(RETAINED, [(each.feed, each.retained_bytes) for each in reading])
         now_s = time.monotonic()
         self._set(AGE_S, [(each.feed, now_s - each.fresh_s) for each in self._states.values()])
+        self._set(FAILURES, [(each.feed, each.failures) for each in self._states.values()])
 
     def _set(self, gauge: Gauge, found: Sequence[tuple[Feed, float | None]]) -> None:
         """Set a gauge of feeds, and remove it of those of which nothing is known."""
@@ -516,7 +546,7 @@ async def run_sources(settings: Settings, companion: Callable[[Settings, Pool], 
         await run_until_stopped(
             PROCESS,
             stop,
-            [host.run(changed), beside.run(), _wake(dsn, changed)],
+            [host.run(changed), host.count(), beside.run(), _wake(dsn, changed)],
             close,
             server.cleanup,
             close_s=settings.shutdown_grace_s / 2,

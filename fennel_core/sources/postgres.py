@@ -1,6 +1,6 @@
 """Orders about sources and their statuses in Postgres; see `controls.py`.
 
-Migrations 0020, 0028, 0030, 0031 and 0032.
+Migrations 0020, 0028 and 0030 to 0032 and 0035.
 """
 
 from __future__ import annotations
@@ -76,10 +76,20 @@ REPORT: Final[LiteralString] = """
         behind_ms = excluded.behind_ms, fresh_at = excluded.fresh_at,
         reason = excluded.reason, retry_at = excluded.retry_at, reported_at = excluded.reported_at
 """
+COUNT: Final[LiteralString] = """
+    WITH changed AS (
+        SELECT s.raw_topic, n.rows
+        FROM unnest(%(topics)s::text[], %(rows)s::bigint[]) AS n (topic, rows)
+        JOIN source_status s ON s.raw_topic = n.topic AND s.row_count IS DISTINCT FROM n.rows
+        ORDER BY s.raw_topic FOR UPDATE OF s
+    )
+    UPDATE source_status s SET row_count = c.rows FROM changed c WHERE s.raw_topic = c.raw_topic
+"""
+"""In the order of reports, so that two processes wait for each other in turn."""
 STATUSES: Final[LiteralString] = """
     SELECT raw_topic, failures, behind, reason, retry_at,
         extract(epoch FROM now() - reported_at)::float8, behind_ms,
-        extract(epoch FROM now() - fresh_at)::float8
+        extract(epoch FROM now() - fresh_at)::float8, row_count
     FROM source_status
 """
 
@@ -141,6 +151,10 @@ class PostgresSourceControls:
             "unread_s": [each.unread_s for each in news],
         }
         await self._rows(REPORT, values)
+
+    async def count(self, rows: Mapping[TopicName, int]) -> None:
+        if rows:
+            await self._rows(COUNT, {"topics": list(rows), "rows": list(rows.values())})
 
     async def statuses(self) -> Mapping[TopicName, FeedStatus]:
         return {TopicName(topic): FeedStatus(*rest) for topic, *rest in await self._rows(STATUSES)}

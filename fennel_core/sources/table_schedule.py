@@ -63,6 +63,11 @@ AGE = metrics.gauge(
     "Time since a source on a schedule was last read to its end, or since its first run began.",
     ("workspace", "source"),
 )
+FAILURES = metrics.gauge(
+    "fennel_scheduled_source_failures",
+    "How often in a row a run of a source on a schedule has failed; 0 since one has not.",
+    ("workspace", "source"),
+)
 log = logger(__name__)
 
 
@@ -125,7 +130,9 @@ def news_of_runs(
         retry_s = None
         if reason is not None and row.retry_at is not None:
             retry_s = max(0.0, (row.retry_at - now).total_seconds())
-        found.append(FeedNews(topic, row.failures, None, reason, retry_s))
+        unread = None if row.completed_at is None else now - row.completed_at
+        unread_s = None if unread is None else max(0.0, unread.total_seconds())
+        found.append(FeedNews(topic, row.failures, None, reason, retry_s, unread_s=unread_s))
     return found
 
 
@@ -273,12 +280,14 @@ class TableSchedule:
                 labels = (str(each.feed.workspace), each.feed.title)
                 age = now - (row.completed_at or row.first_at)
                 AGE.labels(*labels).set(age.total_seconds())
+                FAILURES.labels(*labels).set(row.failures)
                 measured.add(labels)
         for gone in self._measured - measured:
             AGE.remove(*gone)
+            FAILURES.remove(*gone)
         self._measured = measured
         news, at_s = news_of_runs(feeds, rows, now), time.monotonic()
-        same = [replace(each, retry_s=None) for each in news]
+        same = [replace(each, retry_s=None, unread_s=None) for each in news]
         reported_s, before = self._reported
         if same != before or at_s - reported_s > REPORT_EVERY_S:
             await self._controls.report(news)

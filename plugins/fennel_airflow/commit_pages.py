@@ -11,6 +11,7 @@ from airflow.api_fastapi.core_api.security import GetUserDep
 from fastapi import APIRouter, Query
 from fastapi.responses import HTMLResponse
 
+from fennel_airflow.connector_rows import ConnectorRows
 from fennel_airflow.page_source import PAGE_ROWS, PageSource, Row
 from fennel_core.blueprints.plan_entries import PlanAction, PlanRecord, decode_record
 from fennel_core.blueprints.plan_text import totals
@@ -29,7 +30,7 @@ ORDER BY c.created_at DESC LIMIT %(rows)s
 """
 COMMIT: Final = """
 SELECT c.id, c.workspace, c.branch, c.state, c.plan::text AS plan, c.stuck, c.error, c.error_code,
-    c.problems, c.created_at, c.finished_at, c.attempt, c.options, c.base,
+    c.problems, c.created_at, c.finished_at, c.attempt, c.options, c.base, c.catalog,
        b.target = c.id AS is_target, b.serving = c.id AS is_serving
 FROM commit c LEFT JOIN branch b ON b.workspace = c.workspace AND b.name = c.branch WHERE c.id =
     %(commit)s AND (%(visible)s::text[] IS NULL OR c.workspace = ANY(%(visible)s))
@@ -43,14 +44,6 @@ JOBS: Final = """
 SELECT p.job_id, a.title, p.part, p.status, p.lag, p.error, p.slot_id
 FROM asset_ref r JOIN job_partition p ON p.job_id = r.asset_id JOIN asset a ON a.id = p.job_id
 WHERE r.commit_id = %(commit)s ORDER BY p.status = 'running', p.job_id, p.part LIMIT 500
-"""
-SOURCES: Final = """
-SELECT a.id, a.title, s.failures, s.behind, s.reason, s.retry_at, s.reported_at, p.paused_by,
-    p.paused_at, e.ended_at
-FROM asset_ref r JOIN asset a ON a.id = r.asset_id LEFT JOIN source_status s ON s.raw_topic = a.id
-    LEFT JOIN source_pause p ON p.raw_topic = a.id LEFT JOIN source_end e ON e.raw_topic = a.id
-WHERE r.commit_id = %(commit)s AND (s.raw_topic IS NOT NULL OR p.raw_topic IS NOT NULL)
-ORDER BY s.reason IS NULL, a.title LIMIT 500
 """
 DEAD_LETTERS: Final = """
 SELECT c.subject, c.kind, c.row_count, c.newest_at, c.newest_reason,
@@ -93,6 +86,7 @@ def router(source: PageSource) -> APIRouter:
             return source.page("unknown.html", status=404, commit_id=commit_id)
         entries = source.rows(ENTRIES, {"commit": commit_id})
         jobs = source.rows(JOBS, {"commit": commit_id})
+        connectors = ConnectorRows(source, rows[0])
         stored = rows[0]["plan"]
         plan = PlanRecord(()) if stored is None else decode_record(stored.encode())
         return source.page(
@@ -104,7 +98,8 @@ def router(source: PageSource) -> APIRouter:
             totals=None if stored is None else totals(plan),
             entries=entries,
             jobs=jobs,
-            sources=source.rows(SOURCES, {"commit": commit_id}),
+            sources=connectors.sources(),
+            sinks=connectors.sinks(),
             dead_letters=source.rows(DEAD_LETTERS, {"commit": commit_id}),
         )
 

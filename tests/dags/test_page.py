@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 
 import psycopg
 import pytest
+from markupsafe import escape
 from pydantic import ValidationError
 from starlette.testclient import TestClient
 
@@ -19,11 +22,20 @@ from fennel_core.blueprints.plan_entries import (
     RowAmount,
     encode_record,
 )
+from fennel_core.blueprints.spec import Catalog
+from fennel_core.blueprints.stored_names import dumps
 from fennel_core.connections.airflow_users import AirflowUsers
 from fennel_core.settings.model import Settings
-from fennel_core.vocab.ids import AssetId
+from fennel_core.vocab.ids import AssetId, TopicName, WorkspaceId
+from fennel_core.wire.connectors import Login as Credentials
+from fennel_core.wire.connectors import Postgres, PostgresTable
 from tests.dags.conftest import Login, assert_only
+from tests.support.ingest_world import binding, source
+from tests.support.sink_bindings import bound, hooks
+from tests.support.source_world import stream_source
 
+RAW, TABLE = TopicName("shop.raw.x.1"), TopicName("shop.raw.z.1")
+SENT, SINK = TopicName("shop.raw.y.1"), TopicName("shop.sink.x.1")
 EVIL = "<script>alert('x')</script>"
 PLAN = PlanRecord(
     (
@@ -41,23 +53,64 @@ PLAN = PlanRecord(
 )
 
 
+def catalog_of_shop() -> Catalog:
+    """Return a catalog with a stream, a table, a webhook, and two sinks."""
+    table = PostgresTable(
+        Postgres("db", "db.example", 5432, "shop", None, Credentials(None, None)), "people", None
+    )
+    return Catalog(
+        WorkspaceId("shop"),
+        (),
+        (
+            replace(stream_source("Orders"), raw_topic=RAW),
+            replace(
+                binding(dataset="People", of=source("People", table=table)),
+                webhook="db",
+                endpoint="people",
+                raw_topic=TABLE,
+                positions=TopicName("shop.positions.z.1"),
+            ),
+            replace(binding(dataset="Clicks"), raw_topic=SENT),
+        ),
+        (),
+        4,
+        sinks=(bound(SINK, hooks("/rows")), bound(TopicName("shop.sink.gone.1"), hooks("/gone"))),
+    )
+
+
 def insert_sources(connection: psycopg.Connection) -> None:
-    """Insert a stream that is parked, and dead letters, of commit c59."""
-    for kind in ("raw", "dead"):
+    """Insert what the catalog has, as of commit c59, and dead letters: a stream that is parked, a
+    table that is read, and a sink that is paused.
+    """
+    connection.execute(
+        "UPDATE commit SET catalog = %s WHERE id = 'c59'", (dumps(catalog_of_shop()),)
+    )
+    for topic in (RAW, TABLE, SENT, SINK, "shop.dead.x.1"):
+        _, kind, identity, _ = topic.split(".")
         connection.execute(
             "INSERT INTO asset (id, workspace, kind, identity, incarnation, state, title, "
-            "blueprint) VALUES (%s, 'shop', %s, 'x', 1, 'live', 'orders of shop', '')",
-            (f"shop.{kind}.x.1", kind),
+            "blueprint) VALUES (%s, 'shop', %s, %s, 1, 'live', '', '')",
+            (topic, kind, identity),
         )
         connection.execute(
             "INSERT INTO asset_ref (workspace, branch, commit_id, asset_id) VALUES ('shop', "
             "'main', 'c59', %s)",
-            (f"shop.{kind}.x.1",),
+            (topic,),
         )
     connection.execute(
-        "INSERT INTO source_status (raw_topic, failures, behind, reason, reported_at) VALUES "
-        "('shop.raw.x.1', 3, NULL, %s, now())",
+        "INSERT INTO source_status (raw_topic, failures, behind, reason, reported_at, fresh_at, "
+        "row_count) VALUES (%s, 3, NULL, %s, now(), NULL, 1234), "
+        "(%s, 0, NULL, NULL, now(), now() - interval '70 s', 567), "
+        "(%s, 0, 89, NULL, now(), NULL, 4321)",
+        (RAW, EVIL, TABLE, SINK),
+    )
+    connection.execute(
+        "INSERT INTO sink_pause (workspace, sink, paused_by) VALUES ('shop', 'hooks/rows', %s)",
         (EVIL,),
+    )
+    connection.execute(
+        "INSERT INTO source_clock (workspace, identity, last_rows_at) "
+        "VALUES ('shop', 'clicks', now() - interval '3 min')"
     )
     connection.execute(
         "INSERT INTO dead_letter_count (topic, writer, subject, kind, row_count, newest_at, "
@@ -220,10 +273,33 @@ def test_one_commit_shows_its_plan_its_ledgers_and_its_parked_jobs(
         "cdc-keys",
         "<th>Attempts</th><td>2</td>",
         "<td>incremental: no, allow data loss: yes</td>",
-        "orders of shop",
         "<td>7123</td><td>7119</td>",
     ):
         assert expected in page, expected
+
+
+def test_one_commit_shows_its_sources_and_sinks_with_rows_lag_and_error(
+    client: TestClient, login: Login
+) -> None:
+    page = client.get("/commits/c59", headers=login("viewer")).text
+    cells = [
+        re.sub(r"<[^>]*>", "", row.replace("</td><td", "|<"))
+        for row in page.splitlines()
+        if row.startswith("<tr><td>")
+    ]
+    evil = str(escape(EVIL))
+    [stream] = [row for row in cells if row.startswith("kafka/orders|")]
+    assert stream.startswith("kafka/orders|kafka|Orders|parked|1234|?|3|")
+    assert stream.endswith(evil)
+    [table] = [row for row in cells if row.startswith("db/people|")]
+    assert "|postgres|People|running|567|read to its end 0:01:1" in table
+    [sent] = [row for row in cells if row.startswith("hook/e|")]
+    assert "|webhook|Clicks|sent|counted by metrics; the last was accepted 0:03:0" in sent
+    [sink] = [row for row in cells if row.startswith("hooks/")]
+    assert f"hooks/rows|http|Users|paused by {evil}|4321|?|0|" in sink
+    empty = client.get("/commits/c58", headers=login("viewer")).text
+    assert "This version has no source." in empty
+    assert "This version has no sink." in empty
 
 
 @pytest.mark.parametrize("name", ["none", "%3Cscript%3E"])

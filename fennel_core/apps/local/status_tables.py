@@ -21,6 +21,7 @@ from fennel_core.executors.report import ExecutorReport
 RETAINED_MIB: Final = 256
 """A database that keeps less of its log for a source is not named."""
 MAX_ROWS: Final = 64
+NUMBERS: Final = frozenset({"rows", "events", "behind", "failures"})
 MIN_COLUMNS: Final = 110
 """On a narrower terminal lines wrap instead of being cut."""
 FILE_COLUMNS: Final = 220
@@ -383,6 +384,7 @@ def print_sinks(sinks: Sequence[AlarmRow] | None) -> None:
         paused = sum(row["paused"] for row in sinks)
         written = len(sinks) - len(broken) - paused
         _console().print(f"\nSinks: {written} written, {len(broken)} broken, {paused} paused")
+        _console().print(_listed(sinks, ("sink", "workspace", "dataset", "events", "behind")))
     behind = sorted((row for row in sinks or () if row["behind"]), key=_by_backlog)
     for row in behind[:MAX_ROWS]:
         _console().print(
@@ -429,6 +431,7 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
         _console().print(
             f"\nStreams: {read} read, {len(broken)} broken, {len(paused)} paused{over}"
         )
+        _console().print(_listed(sources, ("source", "workspace", "rows", "behind")))
     behind = sorted((row for row in sources or () if row["behind"]), key=_by_backlog)
     for row in behind[:MAX_ROWS]:
         _console().print(
@@ -481,6 +484,39 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
             highlight=False,
             markup=False,
         )
+
+
+def _listed(rows: Sequence[AlarmRow], columns: Sequence[str]) -> Table:
+    """Return streams or sinks with rows, lag, state and failures: the first `MAX_ROWS`, of which
+    the broken ones are first.
+    """
+    table = Table(box=None, pad_edge=False)
+    for name in (*columns, "state", "failures"):
+        title = {"events": "changes written"}.get(name, name)
+        table.add_column(title, justify="right" if name in NUMBERS else "left", no_wrap=True)
+    for row in rows[:MAX_ROWS]:
+        shown = {**row, "state": _state(row), "behind": _lag(row)}
+        values = [shown[name] for name in (*columns, "state", "failures")]
+        table.add_row(*("?" if value is None else escape(str(value)) for value in values))
+    return table
+
+
+def _state(row: AlarmRow) -> str:
+    """Return the state of a stream or sink, in the words of the line above the table."""
+    if row["paused"]:
+        return "paused"
+    if row.get("ended"):
+        return "ended"
+    return "running" if row["reason"] is None else "broken"
+
+
+def _lag(row: AlarmRow) -> str | None:
+    """Return how far a stream or sink is behind, None if that is not known."""
+    if row.get("behind_ms") is not None:
+        return f"{row['behind_ms'] / 1000:.1f} s"
+    if row.get("unread_s") is not None:
+        return f"read {row['unread_s']:.0f} s ago"
+    return None if row["behind"] is None else str(row["behind"])
 
 
 def _limit_of(row: AlarmRow) -> str:

@@ -95,6 +95,18 @@ async def test_topics_that_are_gone_are_left_out(controls: SourceControls) -> No
     assert (await controls.pauses(), await controls.statuses()) == ({}, {})
 
 
+async def test_rows_are_counted_of_sources_that_were_reported(controls: SourceControls) -> None:
+    news = FeedNews(ORDERS, 0, 1, None, None)
+    await controls.report([news])
+    await controls.count({})
+    assert (await controls.statuses())[ORDERS].rows is None
+    await controls.count({USERS: 3, ORDERS: 2**40, GONE: 1})
+    await controls.report([news])
+    assert {topic: each.rows for topic, each in (await controls.statuses()).items()} == {
+        ORDERS: 2**40
+    }
+
+
 async def test_a_bounded_source_ends_once_until_it_is_resumed_or_reopened(
     controls: SourceControls,
 ) -> None:

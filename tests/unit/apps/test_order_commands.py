@@ -41,6 +41,7 @@ OVER = SOURCE | {
     "error": None,
     "datasets": [{**SOURCE["datasets"][0], "ended": True}],  # type: ignore[index]  # a list
 }
+TABLE = SOURCE | {"source": "shop/people", "kind": "postgres", "state": "running", "unread_s": 12.6}
 LETTERS = {
     "subject": "Order",
     "source": "shop/orders",
@@ -63,6 +64,7 @@ SINK = {
     "error": "it responds with status 503 [no]",
     "remedy": "if its credentials have changed: fennel-core connector rotate hooks",
     "failures": 3,
+    "changes": 34,
     "behind": 12,
     "rewind": {"from": {"0": 7}, "whole": False, "ordered_at": "2026-01-01T00:00:00+00:00"},
     "replays": 3,
@@ -85,7 +87,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     sent: Calls = []
     counted = {"rows": 4, "letters": 2, "dry_run": False}
     responses: dict[str, Any] = {
-        "/sources": {"sources": [SOURCE, OVER]},
+        "/sources": {"sources": [SOURCE, OVER, TABLE]},
         "/sinks": {"sinks": [SINK, PAUSED]},
         "/sinks/rewind": {"rewound": [REWOUND], "dry_run": False},
         "/sinks/pause": {},
@@ -168,6 +170,7 @@ def test_sources_are_listed_with_rows_positions_and_the_next_attempt(calls: Call
         "failed 3 times in a row, next attempt at 2026-01-01T00:00:00+00:00: no topic [orders]",
         "    limited to 12.5 rows per second by ann",
         "shop/over  kafka  ended  (branches: main)",
+        "shop/people  postgres  running, read to its end 13 s ago  (branches: main)",
         "Order (append): 7 rows, 2 late, 1 dead letters, ended",
         "ended at 2026-01-02T00:00:00+00:00: nothing came for its idleness",
         "    if its credentials have changed: fennel-core connector rotate shop",
@@ -193,8 +196,8 @@ def test_a_source_is_limited_and_the_limit_ended(calls: Calls) -> None:
 def test_sinks_are_listed_and_ordered_by_name(calls: Calls) -> None:
     shown = run("sink", "list", "--branch", "main").output
     assert calls == [("GET", "/sinks", {"branch": "main"}, None)]
-    first = "hooks/rows  http  parked, 12 messages behind  of Adult (branches: copy, main)"
-    assert first in shown
+    first = "hooks/rows  http  parked, 34 changes written, 12 messages behind  of Adult"
+    assert f"{first} (branches: copy, main)" in shown
     assert "failed 3 times in a row: it responds with status 503 [no]" in shown
     assert "    if its credentials have changed: fennel-core connector rotate hooks" in shown
     for order in ("pause", "resume"):

@@ -62,7 +62,7 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
 ) -> None:
     read = {"workspace": "demo", "source": "shop/orders", "failures": 0, "behind": 0}
     read |= {"total_failures": 4, "reason": None, "paused": False, "ended": False, "stale_s": None}
-    read |= {"rows_per_s": None}
+    read |= {"rows_per_s": None, "rows": 34}
     away = read | {"source": "shop/users", "failures": 3, "reason": "no topic [users]"}
     late = read | {"source": "shop/late", "behind": 7}
     idle = read | {"source": "shop/idle", "paused": True}
@@ -70,12 +70,12 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
     slow = read | {"source": "shop/slow", "stale_s": 312.4}
     status_tables.print_sources([away | {"behind": None}, read, idle, over, slow])
     shown = capsys.readouterr().out
-    assert "behind" not in shown
+    assert "messages behind" not in shown
     status_tables.print_sources(
         [away, late | {"source": "shop/a"}, late | {"behind": 12, "rows_per_s": 2.5}]
     )
     lines = capsys.readouterr().out.splitlines()
-    assert [line for line in lines if "behind" in line] == [
+    assert [line for line in lines if "messages behind" in line] == [
         "Stream shop/late of demo is 12 messages behind, limited to 2.5 rows per second",
         "Stream shop/a of demo is 7 messages behind",
     ]
@@ -105,6 +105,35 @@ def test_orders_of_sinks_that_are_not_carried_out_are_shown(
     assert f"Sink out/a {orders} a rewind, 2 dead letters to send again" in " ".join(shown.split())
     assert f"Sink out/b {orders} 1 dead letters to send again" in " ".join(shown.split())
     assert "out/c" not in shown
+
+
+def test_each_stream_and_sink_is_shown_with_rows_lag_state_and_failures(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    one = {"workspace": "demo", "failures": 0, "behind": 7, "reason": None, "paused": False}
+    read = one | {"source": "shop/orders", "rows": 34, "ended": False, "stale_s": None}
+    read |= {"rows_per_s": None, "behind_ms": None, "unread_s": None}
+    shards = read | {"source": "shop/clicks", "behind_ms": 1234, "rows": None}
+    table = read | {"source": "shop/people", "behind": None, "unread_s": 12.6}
+    over = read | {"source": "shop/over", "ended": True, "behind": None}
+    away = read | {"source": "shop/[users]", "reason": "no topic", "failures": 3}
+    status_tables.print_sources([away, read, shards, table, over, *[read] * 100])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert [line for line in lines if line[:1] == ["shop/orders"]] == [
+        ["shop/orders", "demo", "34", "7", "running", "0"]
+    ] * (status_tables.MAX_ROWS - 4)
+    for shown in (
+        ["shop/[users]", "demo", "34", "7", "broken", "3"],
+        ["shop/clicks", "demo", "?", "1.2", "s", "running", "0"],
+        ["shop/people", "demo", "34", "read", "13", "s", "ago", "running", "0"],
+        ["shop/over", "demo", "34", "?", "ended", "0"],
+    ):
+        assert shown in lines
+    sink = one | {"sink": "out/adults", "dataset": "Adult", "events": 12}
+    status_tables.print_sinks([sink, sink | {"sink": "out/b", "paused": True, "events": None}])
+    lines = [line.split() for line in capsys.readouterr().out.splitlines()]
+    assert ["out/adults", "demo", "Adult", "12", "7", "running", "0"] in lines
+    assert ["out/b", "demo", "Adult", "?", "7", "paused", "0"] in lines
 
 
 def test_a_failed_drill_is_shown_with_time_and_both_hashes(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sys
 from dataclasses import replace
 from datetime import UTC, datetime
 from types import SimpleNamespace
@@ -74,7 +75,10 @@ async def test_inline_runs_are_bounded_with_those_that_are_stopping(
 
     made: list[Process] = []
 
-    async def start(*_command: str, **_options: Any) -> Process:
+    async def start(*_command: str, env: dict[str, str], **_options: Any) -> Process:
+        assert env["PYSPARK_PYTHON"] == sys.executable, (
+            "the PATH may lead to a Python without Spark"
+        )
         made.append(Process())
         return made[-1]
 

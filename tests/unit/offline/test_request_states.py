@@ -10,6 +10,7 @@ import pytest
 
 from fennel_core.offline import request_row
 from fennel_core.offline.request_row import (
+    AFTER_REFUSAL,
     ALMOST,
     LOST,
     MAX_CLAIMS,
@@ -165,6 +166,19 @@ def test_a_start_that_was_refused_does_not_count_unless_the_run_began() -> None:
     began = request_row.claimed(started, NOW)
     assert request_row.start_refused(began, started, NOW) == began
     assert request_row.start_refused(refused, started, NOW) == refused
+
+
+def test_a_run_that_ended_before_it_claimed_is_soon_followed_by_another() -> None:
+    row, now = request(), NOW
+    for _ in range(MAX_STARTS):
+        row = request_row.released(request_row.started(row, now), now)
+        assert row.has_run(now)
+        now += AFTER_REFUSAL
+        assert not row.has_run(now)
+        assert request_row.released(row, now) == row
+    assert request_row.started(row, now).state is RequestState.FAILED
+    going = request_row.claimed(request_row.started(request(), NOW), NOW)
+    assert request_row.released(going, NOW) == going, "it may be the run of another server"
 
 
 def test_refused_starts_do_not_count_after_a_run_was_lost() -> None:

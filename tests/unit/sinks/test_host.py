@@ -245,6 +245,33 @@ async def test_the_host_reports_what_lists_of_sinks_show(host: Host) -> None:
 
     await eventually(reported, within_s=20)
 
+    async def counted() -> bool:
+        return [each.rows for each in (await host.controls.statuses()).values()] == [None, 1]
+
+    await eventually(counted, within_s=20)
+    broken = metrics.REGISTRY.get_sample_value(
+        "fennel_sink_failures", {"workspace": SHOP, "dataset": "Users", "sink": "kafka/one"}
+    )
+    assert broken
+
+
+async def test_the_lag_of_a_broken_sink_is_not_known(
+    host: Host, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    labels = {"workspace": SHOP, "dataset": "Users", "sink": "kafka/one"}
+
+    def behind() -> float | None:
+        return metrics.REGISTRY.get_sample_value("fennel_sink_behind_messages", labels)
+
+    def refuse(*_: object) -> None:
+        raise ExternalKafkaUnusable("the cluster is away")
+
+    host.listed.found = [catalog(ONE)]
+    await eventually(lambda: behind() == 0, within_s=20)
+    monkeypatch.setattr(host, "erasures_of", refuse)
+    await eventually(lambda: behind() is None, within_s=20)
+    assert host.report()[0].behind is None
+
 
 async def test_a_changed_connector_starts_the_sink_again_where_it_was(host: Host) -> None:
     host.listed.found = [catalog(ONE)]

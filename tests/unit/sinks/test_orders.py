@@ -49,8 +49,10 @@ async def test_sinks_are_listed_with_branches_state_lag_and_error() -> None:
     world = World()
     orders = world.orders()
     await world.reports.report([FeedNews(FIRST, 2, 5, "it is busy", None)])
+    await world.reports.count({FIRST: 34, SECOND: 1})
     others, rows = await orders.rows(WORKSPACE, None)
     assert (rows["sink"], rows["kind"], rows["dataset"]) == ("hooks/rows", "http", "Users")
+    assert (rows["changes"], others["changes"]) == (34, None)
     assert (rows["state"], rows["behind"], rows["failures"]) == ("parked", 5, 2)
     assert (rows["branches"], rows["error"]) == (["copy", "main"], "it is busy")
     assert "commit connector `hooks` with the new ones" in rows["remedy"]

@@ -25,6 +25,7 @@ from fennel_core.sources.controls import FeedNews, MemorySourceControls
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import Broken, Feed, FeedProgress, Reading
 from fennel_core.sources.host import SourceHost
+from fennel_core.telemetry import metrics
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.connectors import (
     Kafka,
@@ -348,6 +349,33 @@ async def test_a_stream_is_as_old_as_the_process_before_this_one_knew(
     assert time.monotonic() - found.fresh_s < 60, (
         "a stream that was paused counts from when it is resumed"
     )
+
+
+async def test_the_rows_of_each_source_are_counted_also_after_kafka_was_away(
+    running: tuple[Host, Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("fennel_core.sources.host.COUNT_EVERY_S", 0.01)
+    host, cluster = running
+    cluster.refused = {OTHER: ExternalKafkaUnusable("the cluster is away")}
+    failures: list[Exception] = [SystemUnavailable("Kafka"), ValueError("unexpected")]
+
+    def read(feeds: list[Feed]) -> dict[TopicName, int]:
+        if failures:
+            raise failures.pop()
+        return {feed.raw_topic: 34 for feed in feeds}
+
+    monkeypatch.setattr(host._counts, "read", read)
+    host.catalogs = [TWO]
+    counting = asyncio.create_task(host.count())
+    await eventually(lambda: [each.rows for each in host.report()] == [34, 34])
+
+    async def stored() -> bool:
+        return [each.rows for each in (await host._controls.statuses()).values()] == [34, 34]
+
+    await eventually(stored)
+    counting.cancel()
+    labels = {"workspace": "w", "source": "kafka/orders"}
+    await eventually(lambda: metrics.REGISTRY.get_sample_value("fennel_stream_failures", labels))
 
 
 async def test_the_status_of_each_stream_is_stored(running: tuple[Host, Cluster]) -> None:

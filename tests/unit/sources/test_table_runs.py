@@ -193,6 +193,9 @@ def test_a_source_that_is_not_fresh_says_so_without_an_error(hours: int, late: b
     row = completed(RUN, READ, NOW)
     (news,) = news_of_runs(feeds, {RAW: row}, NOW + timedelta(hours=hours))
     assert (news.reason is not None) is late
+    assert news.unread_s == hours * 3600
+    (unread,) = news_of_runs(feeds, {RAW: RUN}, NOW)
+    assert unread.unread_s is None, "no run has read it to its end"
 
 
 def test_the_shortest_interval_of_a_table_counts_and_topics_are_not_scheduled() -> None:
