@@ -14,6 +14,7 @@ from typing import TypeGuard
 from fennel_core.wire.connectors import (
     KafkaTopic,
     KinesisStream,
+    MySQLChanges,
     MySQLTable,
     PostgresChanges,
     PostgresTable,
@@ -21,7 +22,8 @@ from fennel_core.wire.connectors import (
     Table,
 )
 
-StreamTable = KafkaTopic | S3Table | KinesisStream | PostgresTable | MySQLTable | PostgresChanges
+Changes = PostgresChanges | MySQLChanges
+StreamTable = KafkaTopic | S3Table | KinesisStream | PostgresTable | MySQLTable | Changes
 """The tables that are streams: one case in `stream_of` for each."""
 
 
@@ -62,6 +64,9 @@ def stream_of(table: StreamTable) -> Stream:
             # Beside the rows of the table, which are a stream of their own.
             name = f"{table.table}?changes"
             return Stream("postgres-changes", name, f"changes of Postgres table `{table.table}`")
+        case MySQLChanges():
+            name = f"{table.table}?changes"
+            return Stream("mysql-changes", name, f"changes of MySQL table `{table.table}`")
 
 
 def is_scheduled(table: StreamTable) -> bool:

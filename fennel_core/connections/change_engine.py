@@ -19,10 +19,12 @@ the JVM, with a line of JSON for each: a call costs as much as many rows.
 
 from __future__ import annotations
 
+import json
 import os
+import tempfile
 import threading
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar, Final
@@ -41,6 +43,7 @@ OPENED: Final = (
 """Packages of Java whose classes py4j calls methods of."""
 JAVA_OPTIONS: Final = (
     *(f"--add-opens=java.base/{package}=ALL-UNNAMED" for package in OPENED),
+    "--add-opens=java.management/com.sun.jmx.mbeanserver=ALL-UNNAMED",
     "-XX:+UseSerialGC",
     "-XX:TieredStopAtLevel=1",
     "-XX:+ExitOnOutOfMemoryError",
@@ -70,6 +73,10 @@ COMMON: Final[Mapping[str, str]] = {
     "max.queue.size.in.bytes": str(16 * 1024 * 1024),
 }
 _TASK, _AHEAD, _LAST, _FORMAT, _VALUE, _JOIN = "task", "ahead", "last", "format", "value", "join"
+_OFFSET, _TEXT = "offset", "text"
+POSTGRES_JARS: Final = "changes"
+BINLOG_JARS: Final = "mysql-changes"
+"""Folders of jars, one for each JVM: the connectors of MySQL and MariaDB have another version."""
 
 
 class ChangeEngineFailed(ConnectionsError):
@@ -120,8 +127,7 @@ class ChangeTask:
             if not found:
                 return []
             self._put(_LAST, found)
-            text = found.stream().map(self._get(_FORMAT)).map(self._get(_VALUE))
-            return str(text.collect(self._get(_JOIN))).split("\n")
+            return self._lines(found)
 
     def confirm(self) -> None:
         """Let the server forget what is before the last commit of the changes that were taken."""
@@ -135,7 +141,7 @@ class ChangeTask:
         """End the task; it has let go of the database when this returns."""
         with self._failures():
             task = self._table.remove(self._key(_TASK))
-            for each in (_AHEAD, _LAST, _FORMAT, _VALUE, _JOIN):
+            for each in (_AHEAD, _LAST, _FORMAT, _VALUE, _JOIN, _OFFSET, _TEXT):
                 self._table.remove(self._key(each))
             if task is not None:
                 task.stop()
@@ -153,6 +159,10 @@ class ChangeTask:
                 f"the engine of changes has ended while it read `{self.name}`: {failed}"
             ) from failed
 
+    def _lines(self, found: Any) -> list[str]:
+        text = found.stream().map(self._get(_FORMAT)).map(self._get(_VALUE))
+        return str(text.collect(self._get(_JOIN))).split("\n")
+
     @property
     def _table(self) -> Any:
         return self._jvm.java.lang.System.getProperties()
@@ -166,30 +176,71 @@ class ChangeTask:
     def _put(self, what: str, value: Any) -> None:
         self._table.put(self._key(what), value)
 
-    def begin(self, task_class: str, properties: Mapping[str, str]) -> None:
-        """Start the task. `properties`: of Debezium, beside `COMMON`."""
+    def begin(
+        self, task_class: str, properties: Mapping[str, str], offset: Mapping[str, Any] | None
+    ) -> None:
+        """Start the task at an offset. `properties`: of Debezium, beside `COMMON`."""
         java, given = self._jvm, {**COMMON, **properties, **_names(self.name)}
         with self._failures():
             for what, value in _to_text(java, given).items():
                 self._put(what, value)
             task = _class(java, task_class)()
-            task.initialize(_context(java, self.name))
+            task.initialize(_context(java, self.name, offset))
             self._put(_TASK, task)
             task.start(given)
+
+
+@dataclass(frozen=True, slots=True)
+class LogBegin:
+    """Where a task begins in a log, and what the tables are there.
+
+    `history`: for each statement its database, its text, and what the engine said about tables.
+    """
+
+    offset: Mapping[str, Any]
+    history: Sequence[tuple[str, str, list[Any]]]
+
+
+class BinlogTask(ChangeTask):
+    """A task that reads a binary log: `take` returns lines of the place, a tab, and the change."""
+
+    def is_connected(self, connector: str) -> bool:
+        """Return whether the server sends; a connection that is cut says nothing else."""
+        java = self._jvm
+        with self._failures():
+            beans = java.java.lang.management.ManagementFactory.getPlatformMBeanServer()
+            name = (
+                f"debezium.{connector}:type=connector-metrics,context=streaming,server={self.name}"
+            )
+            return bool(beans.getAttribute(java.javax.management.ObjectName(name), "Connected"))
+
+    def begin(
+        self, task_class: str, properties: Mapping[str, str], offset: Mapping[str, Any] | None
+    ) -> None:
+        with self._failures():
+            for what, value in _to_offsets(self._jvm).items():
+                self._put(what, value)
+        super().begin(task_class, properties, offset)
+
+    def _lines(self, found: Any) -> list[str]:
+        places = found.stream().map(self._get(_OFFSET)).map(self._get(_TEXT))
+        texts = str(places.collect(self._get(_JOIN))).split("\n")
+        lines = super()._lines(found)
+        return [f"{place}\t{line}" for place, line in zip(texts, lines, strict=True)]
 
 
 class ChangeEngine:
     """A JVM for the tasks of this process; it ends with it. Use from any thread."""
 
-    def __init__(self, settings: Settings) -> None:
-        jars = sorted((settings.jars_dir / "changes").glob("*.jar"))
-        assert jars, "Debezium's jars are missing: run `make jars`"
-        extra = sorted((settings.jars_dir / "mysql").glob("*.jar"))
+    def __init__(self, settings: Settings, jars: str = POSTGRES_JARS) -> None:
+        found = change_jars(settings, jars)
+        assert found, f"Debezium's jars are missing in {settings.jars_dir / jars}"
+        self._folder = tempfile.TemporaryDirectory(prefix="fennel-changes-")
         home = os.environ.get("JAVA_HOME")
         [py4j] = (Path(pyspark.__file__).parent / "jars").glob("py4j-*.jar")
         port, token, self._process = launch_gateway(
             jarpath=str(py4j),
-            classpath=":".join(map(str, (*jars, *extra))),
+            classpath=":".join(found),
             java_path=str(Path(home) / "bin" / "java") if home else "java",
             javaopts=[*JAVA_OPTIONS, f"-Xmx{settings.change_engine_mib}m"],
             die_on_exit=True,
@@ -204,12 +255,45 @@ class ChangeEngine:
     def start(self, name: str, task_class: str, properties: Mapping[str, str]) -> ChangeTask:
         """Start a task; `name` is its own in this JVM. Raises `ChangeEngineFailed`; blocks."""
         task = ChangeTask(self.address, name)
-        try:
-            task.begin(task_class, properties)
-        except BaseException:
-            task.stop()
-            raise
+        self._begin(task, task_class, properties, None)
         return task
+
+    def start_binlog(
+        self, name: str, task_class: str, properties: Mapping[str, str], begin: LogBegin | None
+    ) -> BinlogTask:
+        """Start a task that reads a binary log from a place on, or rows; raises as `start`."""
+        task = BinlogTask(self.address, name)
+        if begin is None:
+            self._begin(task, task_class, properties, None)
+            return task
+        # It is read at the start, and not needed after that: a new task gets a history of its own.
+        file = Path(self._folder.name) / f"{name}.history"
+        file.write_text("".join(_history(name, begin)))
+        given = {
+            "schema.history.internal": "io.debezium.storage.file.history.FileSchemaHistory",
+            "schema.history.internal.file.filename": str(file),
+        }
+        self._begin(task, task_class, {**properties, **given}, begin.offset)
+        return task
+
+    def stop(self, task: ChangeTask) -> None:
+        """End a task, and remove what it was given."""
+        task.stop()
+        (Path(self._folder.name) / f"{task.name}.history").unlink(missing_ok=True)
+
+    def _begin(
+        self,
+        task: ChangeTask,
+        task_class: str,
+        properties: Mapping[str, str],
+        offset: Mapping[str, Any] | None,
+    ) -> None:
+        try:
+            task.begin(task_class, properties, offset)
+        except BaseException:
+            with suppress(ChangeEngineFailed):
+                self.stop(task)
+            raise
 
     def is_running(self) -> bool:
         """Return whether the JVM is there."""
@@ -220,21 +304,27 @@ class ChangeEngine:
         _leave(self.address)
         self._process.kill()
         self._process.wait()
+        self._folder.cleanup()
 
 
 _engine_lock, _lock = threading.Lock(), threading.Lock()
-_engines: list[ChangeEngine] = []
+_engines: dict[str, ChangeEngine] = {}
 _gateways: dict[EngineAddress, JavaGateway] = {}
 
 
-def engine_of(settings: Settings) -> ChangeEngine:
+def change_jars(settings: Settings, jars: str) -> list[str]:
+    """Return the jars of a JVM; empty if they were not installed."""
+    return [str(path) for path in sorted((settings.jars_dir / jars).glob("*.jar"))]
+
+
+def engine_of(settings: Settings, jars: str = POSTGRES_JARS) -> ChangeEngine:
     """Return the JVM of this process; start one if there is none that runs. Blocks."""
     with _engine_lock:
-        if _engines and not _engines[0].is_running():
-            _engines.pop().close()
-        if not _engines:
-            _engines.append(ChangeEngine(settings))
-        return _engines[0]
+        if jars in _engines and not _engines[jars].is_running():
+            _engines.pop(jars).close()
+        if jars not in _engines:
+            _engines[jars] = ChangeEngine(settings, jars)
+        return _engines[jars]
 
 
 def _gateway(address: EngineAddress) -> JavaGateway:
@@ -296,8 +386,43 @@ def _to_text(java: Any, properties: Mapping[str, str]) -> dict[str, Any]:
     }
 
 
-def _context(java: Any, name: str) -> Any:
-    """Return what Kafka Connect gives to a task: nothing is remembered of one before."""
+def _to_offsets(java: Any) -> dict[str, Any]:
+    """Return Java's functions that make a line of JSON of where a record is."""
+    types, invoke = java.java.lang.Class, java.java.lang.invoke
+    function, lookup = types.forName("java.util.function.Function"), invoke.MethodHandles.lookup()
+    offset = lookup.findVirtual(
+        types.forName("org.apache.kafka.connect.source.SourceRecord"),
+        "sourceOffset",
+        invoke.MethodType.methodType(types.forName("java.util.Map")),
+    )
+    texts = types.forName("com.fasterxml.jackson.databind.ObjectMapper")
+    text = lookup.findVirtual(
+        texts,
+        "writeValueAsString",
+        invoke.MethodType.methodType(
+            types.forName("java.lang.String"), types.forName("java.lang.Object")
+        ),
+    ).bindTo(java.com.fasterxml.jackson.databind.ObjectMapper())
+    make = invoke.MethodHandleProxies.asInterfaceInstance
+    return {_OFFSET: make(function, offset), _TEXT: make(function, text)}
+
+
+def _history(name: str, begin: LogBegin) -> Iterator[str]:
+    """Yield the lines of a history as the engine keeps it."""
+    for database, statement, tables in begin.history:
+        line = {
+            "source": {"server": name},
+            "position": begin.offset,
+            "ts_ms": 0,
+            "databaseName": database,
+            "ddl": statement,
+            "tableChanges": tables,
+        }
+        yield json.dumps(line) + "\n"
+
+
+def _context(java: Any, name: str, offset: Mapping[str, Any] | None) -> Any:
+    """Return what Kafka Connect gives to a task: nothing is remembered but an offset."""
     connect = java.org.apache.kafka.connect
     store = java.io.debezium.embedded.KafkaConnectUtil.memoryOffsetBackingStore()
     converters = []
@@ -306,6 +431,11 @@ def _context(java: Any, name: str) -> Any:
         converter.configure({"schemas.enable": "false"}, is_key)
         converters.append(converter)
     store.start()
+    if offset is not None:
+        writer = connect.storage.OffsetStorageWriter(store, name, *converters)
+        writer.offset({"server": name}, offset)
+        writer.beginFlush()
+        writer.doFlush(None).get()
     reader = connect.storage.OffsetStorageReaderImpl(store, name, *converters)
     task = connect.util.ConnectorTaskId(name, 0)
     return connect.runtime.WorkerSourceTaskContext(reader, task, None, None, None)

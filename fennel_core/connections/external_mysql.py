@@ -204,7 +204,7 @@ def describe_table(database: ExternalMySQL, connection: Connection, table: str) 
             f"{where}: `{table}` is {what}, which does not show its transactions; read a table of "
             "InnoDB"
         )
-    columns = tuple(_column(each) for each in rows_of(connection, COLUMNS, (schema, name)))
+    columns = tuple(as_column(each) for each in rows_of(connection, COLUMNS, (schema, name)))
     indexes = rows_of(connection, INDEXES, (schema, name))
     primary = [column for index, column, _, _ in indexes if index == "PRIMARY"]
     types = {each.name: each.type for each in columns}
@@ -248,7 +248,8 @@ def require_readable(connection: Connection, table: ExternalTable) -> None:
     rows_of(connection, str(query.compile(dialect=DIALECT, compile_kwargs=literal)))
 
 
-def _column(described: tuple[Any, ...]) -> ExternalColumn:
+def as_column(described: tuple[Any, ...]) -> ExternalColumn:
+    """Return a column, described as by `COLUMNS`."""
     name, declared, kind, nullable = described
     kind, declared = kind.lower(), declared.lower()
     if declared.startswith("tinyint(1)"):

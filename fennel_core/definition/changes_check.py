@@ -8,12 +8,17 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import assert_never
 
 from fennel_core.blueprints.spec import Catalog
-from fennel_core.blueprints.streams import stream_of
-from fennel_core.connections import external_postgres
+from fennel_core.blueprints.streams import Changes, stream_of
+from fennel_core.connections import external_binlog, external_mysql, external_postgres
+from fennel_core.connections.change_engine import BINLOG_JARS, change_jars
 from fennel_core.connections.errors import ConnectionsError
+from fennel_core.connections.external_binlog import BinlogTable
 from fennel_core.connections.external_changes import LoggedTable, logged_table, require_log
+from fennel_core.connections.external_kafka import OpenSecret
+from fennel_core.connections.external_mysql import ExternalMySQLUnusable
 from fennel_core.connections.secrets import Sealer
 from fennel_core.connectors.references import address_of
 from fennel_core.definition.external_checks import REACHED_S, answers
@@ -21,10 +26,18 @@ from fennel_core.definition.source_check import secret_opener
 from fennel_core.definition.table_check import unfit_columns
 from fennel_core.graph.delta_keys import columns_of_keys
 from fennel_core.graph.entity_graph import Graph
+from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.problems import Problem
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import Postgres, PostgresChanges, Source
+from fennel_core.wire.connectors import (
+    MySQL,
+    MySQLChanges,
+    NamedReference,
+    Postgres,
+    PostgresChanges,
+    Source,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,7 +45,7 @@ class AddedChanges:
     """A source of changes that a commit adds or alters, and the schema of its dataset."""
 
     source: Source
-    table: PostgresChanges
+    table: Changes
     schema: Schema
 
 
@@ -41,7 +54,7 @@ def added_changes(graph: Graph, before: Sequence[Source]) -> list[AddedChanges]:
     found = []
     for source in graph.sources:
         table, dataset = source.table, graph.dataset(source.dataset)
-        if source not in before and isinstance(table, PostgresChanges):
+        if source not in before and isinstance(table, Changes):
             assert dataset is not None, "a valid source has a dataset"
             found.append(AddedChanges(source, table, dataset.schema))
     return found
@@ -52,13 +65,15 @@ async def changes_problems(
     others: Mapping[BranchName, Catalog],
     workspace: WorkspaceId,
     sealer: Sealer | None,
+    settings: Settings | None = None,
 ) -> tuple[Problem, ...]:
     """Return a problem for each table whose changes cannot be read, or not into its dataset.
 
-    `others`: the catalogs of the workspace's other branches.
+    `others`: the catalogs of the workspace's other branches. `settings` None: of a program without
+    an installation.
     """
     found = [problem for each in added for problem in _disagreements(each, others)]
-    asked = [partial(_unreadable, each, workspace, sealer) for each in added]
+    asked = [partial(_unreadable, each, workspace, sealer, settings) for each in added]
     for each, problems in zip(added, await answers(asked), strict=True):
         dataset = each.source.dataset
         late = (
@@ -74,7 +89,7 @@ def _disagreements(added: AddedChanges, others: Mapping[BranchName, Catalog]) ->
     for branch, catalog in others.items():
         for binding in catalog.sources:
             table = binding.source.table
-            if not isinstance(table, PostgresChanges):
+            if not isinstance(table, type(added.table)):
                 continue
             same = (table.db.name, table.table) == (added.table.db.name, added.table.table)
             if same and _address(table) != own:
@@ -88,27 +103,68 @@ def _disagreements(added: AddedChanges, others: Mapping[BranchName, Catalog]) ->
                 return
 
 
-def _address(table: PostgresChanges) -> str:
-    assert isinstance(table.db, Postgres), "names are resolved before"
+def _address(table: Changes) -> str:
+    assert not isinstance(table.db, NamedReference), "names are resolved before"
     return address_of(table.db)
 
 
 def _unreadable(
-    added: AddedChanges, workspace: WorkspaceId, sealer: Sealer | None
+    added: AddedChanges, workspace: WorkspaceId, sealer: Sealer | None, settings: Settings | None
 ) -> list[Problem]:
-    dataset, table = added.source.dataset, added.table
-    assert isinstance(table.db, Postgres), "names are resolved before"
+    dataset, open_secret = added.source.dataset, secret_opener(workspace, sealer)
+    if isinstance(added.table, MySQLChanges) and not (settings and settings.mysql_changes):
+        text = (
+            f"Dataset `{dataset}` reads {stream_of(added.table).title}, which is experimental and "
+            "off on this platform; its operator sets FENNEL_MYSQL_CHANGES=true, or let Debezium "
+            "write the changes to a topic of Kafka"
+        )
+        return [Problem("cdc-not-served", dataset, text)]
     try:
-        database = external_postgres.opened(table.db, secret_opener(workspace, sealer))
-        with database.connect() as connection:
-            found = logged_table(database, connection, table.table)
-            require_log(database, connection, found)
+        match added.table:
+            case PostgresChanges() as table:
+                texts = list(unfit(_described(table, open_secret), added))
+            case MySQLChanges() as table:
+                texts = list(
+                    unfit_of_mysql(_described_by_mysql(table, open_secret, settings), added)
+                )
+            case unreachable:
+                assert_never(unreachable)
     except ConnectionsError as unusable:
         return [Problem("source-unreachable", dataset, f"Dataset `{dataset}`: {unusable}")]
     return [
-        Problem("source-table-unfit", dataset, f"Dataset `{dataset}`: {text}")
-        for text in unfit(found, added)
+        Problem("source-table-unfit", dataset, f"Dataset `{dataset}`: {text}") for text in texts
     ]
+
+
+def _described(table: PostgresChanges, open_secret: OpenSecret) -> LoggedTable:
+    assert isinstance(table.db, Postgres), "names are resolved before"
+    database = external_postgres.opened(table.db, open_secret)
+    with database.connect() as connection:
+        found = logged_table(database, connection, table.table)
+        require_log(database, connection, found)
+        return found
+
+
+def _described_by_mysql(
+    table: MySQLChanges, open_secret: OpenSecret, settings: Settings | None
+) -> BinlogTable:
+    assert isinstance(table.db, MySQL), "names are resolved before"
+    if settings is not None and not change_jars(settings, BINLOG_JARS):
+        raise ExternalMySQLUnusable(
+            f"connector `{table.db.name}`: changes of MySQL and MariaDB need Debezium's connectors "
+            "for them, which are not installed on this platform; its operator runs "
+            "`make jars-mysql`"
+        )
+    database = external_mysql.opened(table.db, open_secret)
+    with database.connect() as connection:
+        found = external_binlog.logged_table(database, connection, table.table)
+        external_binlog.require_log(database, connection, found)
+        return found
+
+
+def unfit_of_mysql(table: BinlogTable, added: AddedChanges) -> Iterator[str]:
+    """Yield why the changes of `table` do not fit the dataset, as sentences."""
+    yield from unfit_columns(f"MySQL table `{table.name}`", table.table, added.source, added.schema)
 
 
 def unfit(table: LoggedTable, added: AddedChanges) -> Iterator[str]:

@@ -29,7 +29,14 @@ from fennel_core.graph.entity_graph import Graph
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, WorkspaceId
 from fennel_core.vocab.problems import Problem
-from fennel_core.wire.connectors import NamedReference, PostgresChanges, S3Table, Sink, Source
+from fennel_core.wire.connectors import (
+    MySQLChanges,
+    NamedReference,
+    PostgresChanges,
+    S3Table,
+    Sink,
+    Source,
+)
 from fennel_core.wire.entities import SyncRequest
 
 
@@ -96,7 +103,7 @@ def uses_of(catalog: Catalog) -> ExternalUses:
         table = each.source.table
         if isinstance(table, DatabaseTable):
             tables.append(AddedTable(each.source, table, each.schema, (each.source,)))
-        elif isinstance(table, PostgresChanges):
+        elif isinstance(table, PostgresChanges | MySQLChanges):
             changes.append(AddedChanges(each.source, table, each.schema))
         elif is_delta(each.source) and isinstance(table, S3Table):
             deltas.append(AddedDelta(each.source, table, each.schema))
@@ -122,6 +129,6 @@ async def use_problems(
         *await source_problems(uses.streams, others, workspace, sealer, settings),
         *await table_problems(uses.tables, others, workspace, sealer, settings),
         *await delta_problems(uses.deltas, others, workspace, sealer, settings),
-        *await changes_problems(uses.changes, others, workspace, sealer),
+        *await changes_problems(uses.changes, others, workspace, sealer, settings),
         *await sink_problems(uses.sinks, others, workspace, sealer, allowed, settings),
     ]

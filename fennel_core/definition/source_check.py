@@ -51,6 +51,7 @@ from fennel_core.wire.connectors import (
     KafkaTopic,
     Kinesis,
     KinesisStream,
+    MySQLChanges,
     MySQLTable,
     PostgresChanges,
     PostgresTable,
@@ -77,7 +78,7 @@ def added_streams(graph: Graph, before: Collection[Source]) -> list[Source]:
         if source not in before
         and is_stream(source.table)
         and not (is_scheduled(source.table) or is_delta(source))
-        and not isinstance(source.table, PostgresChanges)
+        and not isinstance(source.table, PostgresChanges | MySQLChanges)
     ]
 
 
@@ -194,7 +195,7 @@ def _not_allowed(table: StreamTable, settings: Settings | None) -> str | None:
                 return "cannot be read by a program without an installation"
             assert isinstance(table.db, Kinesis), "validation refuses connectors by name"
             return external_kinesis.role_refused(table.db, settings)
-        case PostgresTable() | MySQLTable() | PostgresChanges():
+        case PostgresTable() | MySQLTable() | PostgresChanges() | MySQLChanges():
             raise AssertionError("tables have checks of their own")
         case unreachable:
             assert_never(unreachable)
@@ -267,7 +268,7 @@ def _reach(
             assert settings is not None, "streams are not allowed without an installation"
             stream = external_kinesis.opened(table.db, table.stream_arn, settings, workspace)
             _reach_kinesis(table, stream)
-        case PostgresTable() | MySQLTable() | PostgresChanges():
+        case PostgresTable() | MySQLTable() | PostgresChanges() | MySQLChanges():
             raise AssertionError("tables have checks of their own")
         case unreachable:
             assert_never(unreachable)

@@ -110,6 +110,10 @@ class ChangePlace:
         """Return the place of an engine that begins at a cursor."""
         return cls(cursor, cursor.lsn, cursor.passed)
 
+    @property
+    def is_first(self) -> bool:
+        return self.cursor.first
+
 
 @dataclass(frozen=True, slots=True)
 class ReadChanges:
@@ -124,6 +128,26 @@ class ReadChanges:
     token: str | None = None
     newest_ms: int | None = None
     ended: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class SlotReading:
+    """How the changes of a Postgres table are read; see `change_reader.Reading`.
+
+    `marks`: the prefix of its marks; `key`: its primary key.
+    """
+
+    marks: str
+    key: tuple[KeyColumn, ...]
+
+    def read(self, place: ChangePlace, lines: Sequence[str]) -> tuple[ChangePlace, ReadChanges]:
+        return read_changes(place, lines, self.marks, self.key)
+
+    def encode(self, place: ChangePlace) -> str:
+        return encode_cursor(place.cursor)
+
+    def confirms(self, before: ChangePlace, after: ChangePlace) -> bool:
+        return not after.cursor.first and after.cursor.lsn > before.cursor.lsn
 
 
 def read_changes(

@@ -10,19 +10,13 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import Generic, Protocol, TypeVar
 
 import numpy as np
 
-from fennel_core.connections.external_changes import KeyColumn
-from fennel_core.sources.change_cursor import (
-    ChangePlace,
-    ReadChanges,
-    encode_cursor,
-    read_changes,
-)
+from fennel_core.sources.change_cursor import ReadChanges
 from fennel_core.sources.messages import TRANSACTION_BYTES, TRANSACTION_ROWS, MessageBatch
 from fennel_core.sources.read_rows import MessageRows, RowBatch, StreamPlace
 from fennel_core.sources.writer import PartitionWriter
@@ -36,8 +30,32 @@ class TakeChanges(Protocol):
     def confirm(self) -> None: ...
 
 
+class EnginePlace(Protocol):
+    """Where an engine is."""
+
+    @property
+    def is_first(self) -> bool:
+        """Whether the rows that are there are still read."""
+
+
+P = TypeVar("P", bound=EnginePlace)
+
+
+class Reading(Protocol[P]):
+    """How what an engine delivers is read; pure."""
+
+    def read(self, place: P, lines: Sequence[str]) -> tuple[P, ReadChanges]:
+        """Return what lines hold, and the place behind them."""
+
+    def encode(self, place: P) -> str:
+        """Return the cursor of a place as the position has it."""
+
+    def confirms(self, before: P, after: P) -> bool:
+        """Return whether the server may forget more than before."""
+
+
 @dataclass(frozen=True, slots=True)
-class ChangeRoundEnd:
+class ChangeRoundEnd(Generic[P]):
     """How far a round came. `stream`: the position; `at`: the engine.
 
     `more`: time ended the round. `token`: of the last mark. `newest_ms`: when the last change was
@@ -45,7 +63,7 @@ class ChangeRoundEnd:
     """
 
     stream: StreamPlace
-    at: ChangePlace
+    at: P
     rows: int = 0
     more: bool = False
     token: str | None = None
@@ -61,37 +79,36 @@ class _Pending:
     size_bytes: int = 0
 
 
-class LoggedChangeReader:
-    """Reads one table's changes. Use from one event loop. `title`, `marks`: of the source."""
+class LoggedChangeReader(Generic[P]):
+    """Reads one table's changes. Use from one event loop. `title`: of the source."""
 
     def __init__(
         self,
         title: str,
         writer: PartitionWriter,
         changes: TakeChanges,
-        marks: str,
-        key: tuple[KeyColumn, ...],
+        reading: Reading[P],
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._title, self._writer, self.changes = title, writer, changes
-        self._marks, self._key, self._clock = marks, key, clock
+        self._reading, self._clock = reading, clock
 
     async def round(
-        self, end: ChangeRoundEnd, seconds: float, rows: float = math.inf
-    ) -> ChangeRoundEnd:
+        self, end: ChangeRoundEnd[P], seconds: float, rows: float = math.inf
+    ) -> ChangeRoundEnd[P]:
         """Read on from the end of the last round, for about so long or so many rows, or until
         nothing comes; return the end.
 
         Raises `ChangeEngineFailed`, and what `PartitionWriter.write_rows` raises. What was written
         by then stays.
         """
-        deadline_s, written = self._clock() + seconds, end.at.cursor.lsn
+        deadline_s, begun = self._clock() + seconds, end.at
         pending = _Pending([], [])
         # The slot counts from here on: a reader that begins at the same time writes nothing.
         end = await self._flush(replace(end, rows=0, more=False), pending)
         while True:
             taken = await asyncio.to_thread(self.changes.take)
-            place, read = read_changes(end.at, taken, self._marks, self._key)
+            place, read = self._reading.read(end.at, taken)
             end = _with(end, place, read)
             pending.lines += read.lines
             pending.names += read.names
@@ -103,14 +120,14 @@ class LoggedChangeReader:
                 pending = _Pending([], [])
             if over or read.ended or not taken:
                 break
-        if not end.at.cursor.first and end.at.cursor.lsn > written:
+        if self._reading.confirms(begun, end.at):
             # Behind the write: the server forgets what is before the last commit.
             await asyncio.to_thread(self.changes.confirm)
         return replace(end, more=bool(taken) and not read.ended)
 
-    async def _flush(self, end: ChangeRoundEnd, pending: _Pending) -> ChangeRoundEnd:
+    async def _flush(self, end: ChangeRoundEnd[P], pending: _Pending) -> ChangeRoundEnd[P]:
         count, first = len(pending.lines), end.stream.next
-        following = StreamPlace(first + count, encode_cursor(end.at.cursor))
+        following = StreamPlace(first + count, self._reading.encode(end.at))
         if following == end.stream:
             return end
         parts: tuple[MessageRows, ...] = ()
@@ -122,7 +139,7 @@ class LoggedChangeReader:
         return replace(end, stream=following, rows=end.rows + count)
 
 
-def _with(end: ChangeRoundEnd, place: ChangePlace, read: ReadChanges) -> ChangeRoundEnd:
+def _with(end: ChangeRoundEnd[P], place: P, read: ReadChanges) -> ChangeRoundEnd[P]:
     return replace(
         end,
         at=place,

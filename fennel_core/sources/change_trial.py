@@ -6,14 +6,26 @@ An engine of its own reads them, in a JVM that ends with the call. No slot is ma
 from __future__ import annotations
 
 import time
-from typing import Final
+from collections.abc import Callable
+from typing import Final, assert_never
 
-from fennel_core.connections.change_engine import ChangeEngine, ChangeEngineFailed
+from fennel_core.blueprints.streams import Changes
+from fennel_core.connections.change_engine import (
+    BINLOG_JARS,
+    POSTGRES_JARS,
+    ChangeEngine,
+    ChangeEngineFailed,
+    ChangeTask,
+)
 from fennel_core.connections.external_kafka import OpenSecret
 from fennel_core.settings.model import Settings
-from fennel_core.sources.change_cursor import ChangeCursor, ChangePlace, read_changes
-from fennel_core.sources.changes import TASK, LoggedSource, opened_log
-from fennel_core.wire.connectors import PostgresChanges
+from fennel_core.sources import binlog_changes, changes
+from fennel_core.sources.binlog_changes import BinlogSource
+from fennel_core.sources.binlog_cursor import BinlogPlace
+from fennel_core.sources.change_cursor import ChangeCursor, ChangePlace
+from fennel_core.sources.change_reader import P, Reading
+from fennel_core.sources.changes import TASK, LoggedSource
+from fennel_core.wire.connectors import MySQLChanges, PostgresChanges
 
 TRIAL_S: Final = 60.0
 """How long the rows may take."""
@@ -21,22 +33,52 @@ NAME: Final = "fennel_test"
 
 
 def newest_changes(
-    settings: Settings, table: PostgresChanges, open_secret: OpenSecret, count: int
+    settings: Settings, table: Changes, open_secret: OpenSecret, count: int
 ) -> list[bytes]:
     """Return the rows with the highest keys, at most so many; blocks.
 
-    Raises `ExternalPostgresUnusable` and `ChangeEngineFailed`.
+    Raises `ExternalPostgresUnusable`, `ExternalMySQLUnusable` and `ChangeEngineFailed`.
     """
-    database, log = opened_log(table, NAME, open_secret)
-    described = log.describe()
-    source = LoggedSource(database, log, described, NAME)
-    place, found = ChangePlace.at(ChangeCursor(NAME, NAME, 0, first=True)), list[bytes]()
-    engine = ChangeEngine(settings)
+    match table:
+        case PostgresChanges():
+            database, slots = changes.opened_log(table, NAME, open_secret)
+            source = LoggedSource(database, slots, slots.describe(), NAME)
+            place = ChangePlace.at(ChangeCursor(NAME, NAME, 0, first=True))
+            properties = source.newest(count)
+            return _rows(
+                ChangeEngine(settings, POSTGRES_JARS),
+                lambda engine: engine.start(NAME, TASK, properties),
+                source.reading,
+                place,
+            )
+        case MySQLChanges():
+            owner, log = binlog_changes.opened_log(table, open_secret)
+            of = BinlogSource(owner, log, log.describe(), NAME)
+            cursor, task = of.first_cursor(), f"{of.table.connector}Task"
+            given = of.newest(cursor, count)
+            return _rows(
+                ChangeEngine(settings, BINLOG_JARS),
+                lambda engine: engine.start_binlog(NAME, task, given, None),
+                of.reading,
+                BinlogPlace.of(cursor),
+            )
+        case unreachable:
+            assert_never(unreachable)
+
+
+def _rows(
+    engine: ChangeEngine,
+    start: Callable[[ChangeEngine], ChangeTask],
+    reading: Reading[P],
+    place: P,
+) -> list[bytes]:
+    """Return the rows that a task delivers until it has read all, and end the JVM."""
+    found = list[bytes]()
     try:
-        task = engine.start(NAME, TASK, source.newest(count))
+        task = start(engine)
         until_s = time.monotonic() + TRIAL_S
         while time.monotonic() < until_s:
-            place, read = read_changes(place, task.take(), NAME, described.key)
+            place, read = reading.read(place, task.take())
             found += read.lines
             if read.ended:
                 return found

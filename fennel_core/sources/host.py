@@ -38,7 +38,14 @@ from fennel_core.connections.spark import JVM_EXIT_ERRORS, has_exited
 from fennel_core.connectors import postgres as connectors
 from fennel_core.settings.hosts import host_rules
 from fennel_core.settings.model import Settings
-from fennel_core.sources import changes, delta_tables, kafka_topics, kinesis, s3_files
+from fennel_core.sources import (
+    binlog_changes,
+    changes,
+    delta_tables,
+    kafka_topics,
+    kinesis,
+    s3_files,
+)
 from fennel_core.sources import spark as sources_spark
 from fennel_core.sources.change_slots import (
     AbandonedSlot,
@@ -81,6 +88,7 @@ from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.connectors import (
     KafkaTopic,
     KinesisStream,
+    MySQLChanges,
     MySQLTable,
     PostgresChanges,
     PostgresTable,
@@ -488,6 +496,8 @@ def start_feed(by: StartedBy) -> RunningFeed:
             return kinesis.start(by, table)
         case PostgresChanges() as table:
             return changes.start(by, table)
+        case MySQLChanges() as table:
+            return binlog_changes.start(by, table)
         case PostgresTable() | MySQLTable():
             raise AssertionError("tables are read by runs of their own")
 

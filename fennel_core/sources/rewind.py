@@ -56,7 +56,7 @@ from fennel_core.sources.store import SourceLog
 from fennel_core.sources.table_reads import decode, encode, taken
 from fennel_core.sources.trial import OpenSecret
 from fennel_core.vocab.ids import WorkspaceId
-from fennel_core.wire.connectors import KinesisStream, PostgresChanges, S3Table
+from fennel_core.wire.connectors import KinesisStream, MySQLChanges, PostgresChanges, S3Table
 
 EARLIEST: Final = "earliest"
 LATEST: Final = "latest"
@@ -209,7 +209,7 @@ class SourceRewinds:
         view, feed = await self._sources.feed(workspace, name, "rewind")
         if isinstance(feed.table, KinesisStream):
             return await self._shards(view, feed, feed.table, to, consent, dry_run=dry_run)
-        if feed.scheduled or isinstance(feed.table, S3Table | PostgresChanges):
+        if feed.scheduled or isinstance(feed.table, S3Table | PostgresChanges | MySQLChanges):
             return await self._from_beginning(view, feed, to, consent, dry_run=dry_run)
         topic = topic_of(name, feed, "rewind")
         if not dry_run and feed.raw_topic not in await self._controls.pauses():

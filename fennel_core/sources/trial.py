@@ -16,6 +16,7 @@ import numpy as np
 
 from fennel_core.admission.payload import Payload
 from fennel_core.admission.validator import CodeRunner, RowKind, Validator
+from fennel_core.blueprints.streams import Changes
 from fennel_core.connections.change_engine import ChangeEngineFailed
 from fennel_core.connections.erasures import Erased
 from fennel_core.connections.external_delta import ExternalTableUnusable
@@ -51,7 +52,11 @@ from fennel_core.sources.table_trial import newest_rows
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.vocab.schema import Schema
-from fennel_core.wire.connectors import KinesisStream, PostgresChanges, S3Table, SealedSecret
+from fennel_core.wire.connectors import (
+    KinesisStream,
+    S3Table,
+    SealedSecret,
+)
 from fennel_core.wire.json_data import json_table
 from fennel_core.wire.json_encode import encode_column
 
@@ -65,7 +70,7 @@ ReadFiles = Callable[[S3Table, Callable[[SealedSecret], str], int], list[FileRow
 """Returns rows of the newest files of a source. Blocks; raises `ExternalBucketUnusable`."""
 ReadStreams = Callable[[KinesisStream, WorkspaceId, int], list[StreamRow]]
 """Returns rows of the newest records of a stream. Blocks; raises `ExternalStreamUnusable`."""
-ReadChangedRows = Callable[[PostgresChanges, Callable[[SealedSecret], str], int], list[bytes]]
+ReadChangedRows = Callable[[Changes, Callable[[SealedSecret], str], int], list[bytes]]
 """Returns rows of a table whose changes are read. Blocks; raises `ConnectionsError`."""
 Place = dict[str, Any]
 """Where a row is, as the response has it: partition and offset, and of files the file. The offset
@@ -116,7 +121,7 @@ class SourceTrials:
                 held = self._read_streams(feed.table, workspace, MESSAGES)
                 places = [{"partition": each.shard, "offset": each.sequence} for each in held]
                 return places, decode_messages([each.value for each in held])
-            if isinstance(feed.table, PostgresChanges):
+            if isinstance(feed.table, Changes):
                 lines = self._read_changes(feed.table, open_secret, MESSAGES)
                 return [_place(0, n) for n in range(len(lines))], decode_messages(lines)
             if isinstance(feed.table, ScheduledTable):

@@ -281,6 +281,14 @@ class PostgresChanges:
 
 
 @dataclass(frozen=True, slots=True)
+class MySQLChanges:
+    """The changes of a table of MySQL or MariaDB: a table with cdc `debezium`."""
+
+    db: MySQL | NamedReference
+    table: str
+
+
+@dataclass(frozen=True, slots=True)
 class S3Table:
     """Objects under `prefix` whose key matches the pattern `suffix`.
 
@@ -380,6 +388,7 @@ Table = (
     | MySQLTable
     | PostgresTable
     | PostgresChanges
+    | MySQLChanges
     | S3Table
     | KafkaTopic
     | SnowflakeTable

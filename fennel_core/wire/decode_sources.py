@@ -59,6 +59,8 @@ def _source_table(table: c.Table, cdc: c.Cdc) -> c.Table:
     """Return what is read: the client sends the rows of a table and its changes as one table."""
     if isinstance(table, c.PostgresTable) and table.slot_name is None and cdc is c.Cdc.DEBEZIUM:
         return c.PostgresChanges(table.db, table.table)
+    if isinstance(table, c.MySQLTable) and cdc is c.Cdc.DEBEZIUM:
+        return c.MySQLChanges(table.db, table.table)
     return table
 
 

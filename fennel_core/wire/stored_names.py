@@ -190,6 +190,7 @@ _CONNECTORS: Final = (
     Stored("table.mysql", c.MySQLTable, "db table"),
     Stored("table.postgres", c.PostgresTable, "db table slot_name"),
     Stored("table.postgres_changes", c.PostgresChanges, "db table"),
+    Stored("table.mysql_changes", c.MySQLChanges, "db table"),
     Stored(
         "table.s3",
         c.S3Table,

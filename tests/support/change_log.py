@@ -23,6 +23,7 @@ from fennel_core.connections.change_engine import ChangeEngine, ChangeTask
 from fennel_core.connections.external_changes import PostgresLog
 from fennel_core.connections.external_postgres import ExternalPostgres
 from fennel_core.settings.model import Settings
+from fennel_core.sources.change_cursor import ChangePlace
 from fennel_core.sources.change_reader import ChangeRoundEnd, LoggedChangeReader
 from fennel_core.sources.changes import TASK, LoggedSource
 from fennel_core.sources.positions import SourcePosition
@@ -96,11 +97,11 @@ class TableReader:
     source: LoggedSource
     engine: ChangeEngine
     writer: PartitionWriter
-    reader: LoggedChangeReader
-    end: ChangeRoundEnd
+    reader: LoggedChangeReader[ChangePlace]
+    end: ChangeRoundEnd[ChangePlace]
     task: ChangeTask
 
-    async def round(self, seconds: float, rows: float) -> ChangeRoundEnd:
+    async def round(self, seconds: float, rows: float) -> ChangeRoundEnd[ChangePlace]:
         """Read; behind the last row of the first read, let the changes follow."""
         was_first = self.end.at.cursor.first
         self.writer.close()
@@ -114,7 +115,9 @@ class TableReader:
         return self.end
 
 
-def started(engine: ChangeEngine, source: LoggedSource, end: ChangeRoundEnd) -> ChangeTask:
+def started(
+    engine: ChangeEngine, source: LoggedSource, end: ChangeRoundEnd[ChangePlace]
+) -> ChangeTask:
     name = f"{source.base}-{next(_numbers)}"
     return engine.start(name, TASK, source.properties(end.at.cursor))
 
@@ -138,5 +141,5 @@ class ChangeWorld:
         position = await writer.position()
         end = source.begin(position or SourcePosition(0, described.table.origin))
         task = started(self.engine, source, end)
-        reader = LoggedChangeReader("changes of `t`", writer, task, self.base, described.key)
+        reader = LoggedChangeReader("changes of `t`", writer, task, source.reading)
         return TableReader(source, self.engine, writer, reader, end, task)

@@ -7,6 +7,7 @@ import subprocess
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pymysql
@@ -34,6 +35,13 @@ def connected(port: int, user: str = OWNER, database: str | None = None) -> Conn
 @pytest.fixture(scope="session")
 def mariadb_server() -> Iterator[int]:
     """The port of a server with a user who owns all, and one who may read."""
+    with running_mariadb() as port:
+        yield port
+
+
+@contextmanager
+def running_mariadb(*more: str) -> Iterator[int]:
+    """Yield the port of a server with more flags, and end it."""
     assert SERVER.exists(), (
         "MariaDB is missing: run `apt-get install mariadb-server-core mariadb-client-core`"
     )
@@ -58,6 +66,7 @@ def mariadb_server() -> Iterator[int]:
             f"--init-file={setup}",
             "--innodb-flush-log-at-trx-commit=0",
             f"--log-error={folder / 'log'}",
+            *more,
         ]
         server = subprocess.Popen([str(SERVER), *data, *flags])  # noqa: S603  # as above
         try:

@@ -4,7 +4,7 @@
 #   prepare.sh system    Python 3.11, Java 17 and Maven: install Debian's packages as root, else print the command to run
 #   prepare.sh env       create .venv (platform) and .venv-executor (the client's environment) from requirements/*.lock
 #   prepare.sh jars      resolve the Kafka, S3 and Spark jars of fennel_core/apps/local/jars into .fennel/jars
-#   prepare.sh jars-mysql  as an extra, the JDBC driver of MySQL and MariaDB into .fennel/jars/mysql
+#   prepare.sh jars-mysql  as an extra, what reads MySQL and MariaDB into .fennel/jars/mysql and mysql-changes
 #   prepare.sh scan      create .venv-scan (scanners of `make scan`) from requirements/scan.lock
 #   prepare.sh lock      compile requirements/*.in to *.lock
 #
@@ -245,15 +245,20 @@ ensure_jars() {
 
 ensure_mysql_jars() { # an extra: `jars` leaves it out, and removes it with the folder
   ensure_jars
-  local want to="$JARS/mysql"
-  want="$(hash_of "$HERE"/jars/optional/mysql/*)"
+  ensure_optional_jars mysql "the JDBC driver of MySQL and MariaDB"
+  ensure_optional_jars mysql-changes "Debezium's connectors for MySQL and MariaDB"
+}
+
+ensure_optional_jars() { # folder, description
+  local what="$1" want to="$JARS/$1" from="$HERE/jars/optional/$1"
+  want="$(hash_of "$from"/*)"
   is_fresh "$to/.made-from" "$want" && return 0
   lock_preparation
-  say "Resolving the JDBC driver of MySQL and MariaDB with Maven into $to"
+  say "Resolving $2 with Maven into $to"
   rm -rf "$to"
-  mvn -q -B -ntp -Dstyle.color=never -f "$HERE/jars/optional/mysql/pom.xml" -Dfennel.jars="$ROOT/$JARS" process-resources 2>&1 | sed 's/\x1b\[[0-9;]*m//g; /^$/d' \
-    || die "Maven could not resolve the driver (see its output above). Check that this machine reaches Maven Central, or set a mirror in ~/.m2/settings.xml."
-  (cd "$to" && sha256sum --quiet -c "$ROOT/$HERE/jars/optional/mysql/jars.sha256") || die "the driver does not match $HERE/jars/optional/mysql/jars.sha256. Do not use the repository it came from."
+  mvn -q -B -ntp -Dstyle.color=never -f "$from/pom.xml" -Dfennel.jars="$ROOT/$JARS" process-resources 2>&1 | sed 's/\x1b\[[0-9;]*m//g; /^$/d' \
+    || die "Maven could not resolve $2 (see its output above). Check that this machine reaches Maven Central, or set a mirror in ~/.m2/settings.xml."
+  (cd "$to" && sha256sum --quiet -c "$ROOT/$from/jars.sha256") || die "a jar of $what does not match $from/jars.sha256. Do not use the repository it came from."
   printf '%s' "$want" >"$to/.made-from"
 }
 

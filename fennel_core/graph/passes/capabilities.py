@@ -181,6 +181,8 @@ def table_title(table: c.Table) -> str:
             return f"Postgres table `{table.table}`"
         case c.PostgresChanges():
             return f"changes of Postgres table `{table.table}`"
+        case c.MySQLChanges():
+            return f"changes of MySQL table `{table.table}`"
         case c.SnowflakeTable():
             return f"Snowflake table `{table.table}`"
         case c.BigQueryTable():

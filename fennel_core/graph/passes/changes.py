@@ -11,10 +11,11 @@ from fennel_core.wire.entities import Dataset
 
 
 def check_changes(
-    dataset: Dataset, source: c.Source, table: c.PostgresChanges
+    dataset: Dataset, source: c.Source, table: c.PostgresChanges | c.MySQLChanges
 ) -> Iterator[Problem]:
     """Yield one problem per option of a table's changes that cannot be served."""
-    what = f"changes of Postgres table `{table.table}`"
+    kind = "Postgres" if isinstance(table, c.PostgresChanges) else "MySQL"
+    what = f"changes of {kind} table `{table.table}`"
     title = f"Dataset `{dataset.name}` has a source of {what}"
     hints = {
         "cursor": (bool(source.cursor), 'changes have an order of their own; write `cursor=""`'),

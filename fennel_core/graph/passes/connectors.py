@@ -12,6 +12,7 @@ from fennel_core.wire.connectors import (
     Database,
     KafkaTopic,
     KinesisStream,
+    MySQLChanges,
     MySQLTable,
     PostgresChanges,
     PostgresTable,
@@ -66,7 +67,7 @@ def _what(table: Table) -> str | None:
             return f"{table.format} files `{table.db.name}/{path}`"
         case PostgresTable() | PostgresChanges():
             return f"Postgres table `{table.db.name}/{table.table}`"
-        case MySQLTable():
+        case MySQLTable() | MySQLChanges():
             return f"MySQL table `{table.db.name}/{table.table}`"
         case _:
             return None

@@ -38,7 +38,7 @@ def reads(table: c.Table) -> bool:
     match table:
         case c.KafkaTopic() | c.KinesisStream():
             return True
-        case c.PostgresTable() | c.MySQLTable() | c.PostgresChanges():
+        case c.PostgresTable() | c.MySQLTable() | c.PostgresChanges() | c.MySQLChanges():
             return True
         case c.S3Table():
             return table.format in (*FILES, DELTA)
@@ -106,7 +106,7 @@ def check_stream(dataset: Dataset, source: c.Source) -> Iterator[Problem]:
     if isinstance(table, c.PostgresTable | c.MySQLTable):
         yield from check_table(dataset, source, table)
         return
-    if isinstance(table, c.PostgresChanges):
+    if isinstance(table, c.PostgresChanges | c.MySQLChanges):
         yield from check_changes(dataset, source, table)
         return
     assert isinstance(table, c.KafkaTopic | c.KinesisStream | c.S3Table), "these kinds are read"

@@ -22,10 +22,10 @@ def check_table(
     what = f"{'Postgres' if postgres else 'MySQL'} table `{table.table}`"
     title = f"Dataset `{dataset.name}` has a source of {what}"
     if source.cdc not in (c.Cdc.APPEND, c.Cdc.UPSERT):
-        changes = ", or `debezium` for its changes" if postgres else ""
         text = (
             f"{title} with cdc `{source.cdc.value}`, which this platform does not read from it. "
-            f"Use cdc `append` without key fields, or `upsert` with key fields{changes}."
+            "Use cdc `append` without key fields, or `upsert` with key fields, or `debezium` for "
+            "its changes."
         )
         yield Problem("cdc-not-served", dataset.name, text)
     if not source.cursor:

@@ -36,6 +36,7 @@ from fennel_core.connections.external_changes import (
 from fennel_core.connections.external_postgres import ExternalPostgres, ExternalPostgresUnusable
 from fennel_core.settings.model import Settings
 from fennel_core.sources import change_reader
+from fennel_core.sources.change_cursor import ChangePlace
 from fennel_core.sources.change_reader import ChangeRoundEnd
 from fennel_core.sources.change_trial import newest_changes
 from fennel_core.sources.errors import ReaderSuperseded, RowsNotWritten
@@ -232,7 +233,7 @@ async def read(reader: TableReader, alive: list[TableReader], rows: int) -> None
         alive.remove(reader)
 
 
-async def read_to_end(world: ChangeWorld) -> ChangeRoundEnd:
+async def read_to_end(world: ChangeWorld) -> ChangeRoundEnd[ChangePlace]:
     """Read on with a new reader until its mark comes, which follows all changes.
 
     An engine that was let go may take the slot once more when it begins late: then another begins.
@@ -394,7 +395,7 @@ def test_the_rows_with_the_highest_keys_are_shown_without_a_slot(
 def test_an_engine_that_was_killed_is_noticed_and_another_one_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(change_engine, "_engines", [])
+    monkeypatch.setattr(change_engine, "_engines", {})
     settings = Settings(jars_dir=ROOT / ".fennel" / "jars")
     first = change_engine.engine_of(settings)
     task = ChangeTask(first.address, "table")

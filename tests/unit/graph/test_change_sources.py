@@ -12,6 +12,9 @@ from fennel_core.wire.connectors import (
     DEFAULT_EVERY_US,
     Cdc,
     Login,
+    MySQL,
+    MySQLChanges,
+    MySQLTable,
     NamedReference,
     PlainSecret,
     Postgres,
@@ -24,6 +27,8 @@ from tests.support.ingest_world import source
 
 DB = Postgres("shop", "db", 5432, "shop", None, Login(PlainSecret("reader"), PlainSecret("")))
 CHANGES = PostgresChanges(DB, "orders")
+MYSQL = MySQL("shop", "db", 3306, "shop", None, Login(PlainSecret("reader"), PlainSecret("")))
+OF_MYSQL = MySQLChanges(MYSQL, "orders")
 
 
 def problems(**changes: object) -> list[str]:
@@ -49,12 +54,24 @@ def test_changes_and_rows_of_a_table_are_two_streams() -> None:
     assert stream_of(CHANGES).name != stream_of(rows).name
 
 
+def test_changes_of_mysql_are_a_stream_of_their_own() -> None:
+    assert reads(OF_MYSQL)
+    assert problems(table=OF_MYSQL) == []
+    rows = MySQLTable(MYSQL, "orders")
+    assert is_stream(OF_MYSQL)
+    assert not is_scheduled(OF_MYSQL)
+    assert stream_of(OF_MYSQL).kind == "mysql-changes"
+    assert stream_of(OF_MYSQL).name != stream_of(rows).name
+    assert stream_of(OF_MYSQL).title == "changes of MySQL table `orders`"
+
+
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
         ({"cursor": "updated_at"}, "`cursor`, which has no effect: changes have an order"),
         ({"every_us": 60_000_000}, "`every`, which has no effect"),
         ({"timestamp_field": "other"}, "`timestamp_field`"),
+        ({"table": OF_MYSQL, "cursor": "at"}, "changes of MySQL table `orders` with `cursor`"),
         (
             {"table": replace(CHANGES, db=replace(DB, host="a,b"))},
             "connector-not-served: Dataset",

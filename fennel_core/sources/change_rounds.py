@@ -1,0 +1,284 @@
+"""The changes of users' tables as a kind of stream: rounds of one task over an engine.
+
+The engine (`connections.change_engine`) runs beside Spark's driver and waits for changes; while
+there are none, the driver asks it now and then and runs no job. A round is a Spark job of one task,
+which takes changes from the engine itself and writes them (`change_reader.py`): they do not pass
+the driver.
+
+Every minute the driver remembers where the log of the database ends: all changes before that place
+are read when the engine shows that it has passed it. What such a *mark* is depends on the database.
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any, Final, Generic, Protocol
+
+import msgspec
+import pyarrow as pa
+import structlog
+
+from fennel_core.connections.change_engine import (
+    ChangeEngine,
+    ChangeEngineFailed,
+    ChangeTask,
+    EngineAddress,
+)
+from fennel_core.settings.model import Settings
+from fennel_core.sources.change_reader import ChangeRoundEnd, LoggedChangeReader, P, Reading
+from fennel_core.sources.feeds import Feed, FeedProgress
+from fennel_core.sources.kinds import StartedBy
+from fennel_core.sources.pace import step_rows
+from fennel_core.sources.rounds import ROUND_ROWS, Rounds
+from fennel_core.sources.task import COUNTS, COUNTS_DDL, task_process
+from fennel_core.wire.connectors import JsonFormat
+
+ROUND_S: Final = 5.0
+"""How long a round reads before it gives way to other sources."""
+MARK_S: Final = 60.0
+"""How often a mark is made."""
+MARKS: Final = 100
+"""Marks under way that are remembered."""
+END: Final = "end"
+ROUND_DDL: Final = f"{COUNTS_DDL}, {END} binary"
+ROUND: Final = pa.schema([*COUNTS, (END, pa.binary())])
+"""What became of rows, and in a row of its own the end of the round."""
+_encode: Final = msgspec.json.Encoder().encode
+_numbers = itertools.count(1)
+log = structlog.get_logger(__name__)
+
+
+@dataclass(frozen=True, slots=True)
+class LogMark:
+    """Where a log ends. `retained_bytes`: what the server keeps of it for this source, if any."""
+
+    token: str
+    retained_bytes: int | None = None
+
+
+class ChangedTable(Protocol[P]):
+    """A table whose changes are read. The calls block, and raise `ConnectionsError`."""
+
+    @property
+    def base(self) -> str:
+        """How the names of its tasks begin."""
+
+    @property
+    def reading(self) -> Reading[P]:
+        """How what its engine delivers is read."""
+
+    @property
+    def task_type(self) -> type[ChangeTask]:
+        """The tasks of its engine."""
+
+    @property
+    def mark_late_s(self) -> float:
+        """A mark that is not shown for so long shows that changes are left."""
+
+    def started(self, engine: ChangeEngine, name: str, place: P) -> ChangeTask:
+        """Start a task of the engine at a place."""
+
+    def follow(self, end: ChangeRoundEnd[P]) -> ChangeRoundEnd[P]:
+        """Let the changes follow the end of the first read."""
+
+    def mark(self, place: P) -> LogMark:
+        """Return where the log ends; the table is as it was."""
+
+    def shows(self, token: str, mark: str) -> bool:
+        """Return whether what was delivered last shows that all before a mark was."""
+
+    def claim(self, place: P) -> None:
+        """The position is this reader's, so others do not count."""
+
+    def watch(self, task: ChangeTask, silent_s: float) -> None:
+        """Raise for a task that has delivered nothing for so long, and will not."""
+
+    def decode_end(self, text: bytes) -> ChangeRoundEnd[P]:
+        """Return the end of a round."""
+
+
+@dataclass(frozen=True, slots=True)
+class ChangeRound(Generic[P]):
+    """What a task needs to read; pickled. `task`: the name of the engine's."""
+
+    settings: Settings
+    feed: Feed
+    origin: str
+    rewinds: int
+    engine: EngineAddress
+    task: str
+    task_type: type[ChangeTask]
+    reading: Reading[P]
+
+
+class ChangeRounds(Rounds, Generic[P]):
+    """Runs the rounds of a table's changes, and their engine. `end`: where to begin."""
+
+    def __init__(
+        self,
+        by: StartedBy,
+        engine: ChangeEngine,
+        source: ChangedTable[P],
+        origin: str,
+        rewinds: int,
+        end: ChangeRoundEnd[P],
+    ) -> None:
+        self._source, self._end = source, end
+        self._origin, self._rewinds = origin, rewinds
+        self._begun_s = self._heard_s = time.monotonic()
+        self._marked_s = -math.inf
+        self._looked_s: float | None = None
+        self._marks: OrderedDict[str, float] = OrderedDict()
+        self._retained_bytes: int | None = None
+        self._claimed = False
+        """The position is of this reader, so that others do not count."""
+        self._engine = engine
+        self._task = self._started(end.at)
+        super().__init__(by, str(by.feed.raw_topic))
+
+    def read(self) -> FeedProgress:
+        """Run a round; behind the last row of the first read, let the changes follow."""
+        self._mark()
+        was_first = self._end.at.is_first
+        work = ChangeRound(
+            self.by.settings,
+            self.by.feed,
+            self._origin,
+            self._rewinds,
+            self._engine.address,
+            self._task.name,
+            self._source.task_type,
+            self._source.reading,
+        )
+        task = round_task(work, self._end)
+        found = self.by.spark.range(1, numPartitions=1).mapInArrow(task, ROUND_DDL).toArrow()
+        ends = found.column(END)
+        self.by.count_rows(found.filter(ends.is_null()).select(COUNTS.names))
+        [text] = ends.drop_null().to_pylist()
+        self._end = self._source.decode_end(text)
+        self._saw(self._end.token)
+        if self._end.rows or self._end.more:
+            self._heard_s = time.monotonic()
+        if not self._claimed:
+            self._source.claim(self._end.at)
+            self._claimed = True
+        if was_first and not self._end.at.is_first:
+            self._follow()
+        return FeedProgress(None, self._behind_ms(), self._looked_s, rows=self._end.rows)
+
+    def rest(self, took_s: float) -> None:
+        """Wait until there are changes."""
+        pause_s = self.by.settings.source_trigger_ms / 1000
+        if self._end.more or self._end.at.is_first:
+            return
+        self.stopped.wait(max(0.0, pause_s - took_s))
+        while not self.stopped.is_set():
+            self._mark()
+            if self._task.look():
+                self._heard_s = time.monotonic()
+                return
+            self._source.watch(self._task, time.monotonic() - self._heard_s)
+            self.stopped.wait(pause_s)
+
+    def progress(self) -> FeedProgress | None:
+        """Return that of the last round, and what marks have shown since."""
+        last = super().progress()
+        if last is None:
+            return None
+        behind_ms = max(last.behind_ms or 0, self._late_ms())
+        return replace(
+            last,
+            behind_ms=behind_ms,
+            looked_s=self._looked_s,
+            retained_bytes=self._retained_bytes,
+        )
+
+    def found_nothing_after(self, look_s: float) -> None:
+        """Note nothing: only a mark shows that nothing is left."""
+
+    def stop(self) -> None:
+        super().stop()
+        try:
+            self._engine.stop(self._task)
+        except ChangeEngineFailed as failed:
+            log.warning("an engine of changes could not be stopped", reason=str(failed))
+
+    def _started(self, place: P) -> ChangeTask:
+        self._heard_s = time.monotonic()
+        return self._source.started(self._engine, f"{self._source.base}-{next(_numbers)}", place)
+
+    def _follow(self) -> None:
+        """End the first read; begin to read the changes since before it."""
+        self._engine.stop(self._task)
+        self._end = self._source.follow(self._end)
+        self._task = self._started(self._end.at)
+
+    def _mark(self) -> None:
+        """Make a mark if one is due."""
+        now_s = time.monotonic()
+        if self._end.at.is_first or now_s - self._marked_s < MARK_S:
+            return
+        mark = self._source.mark(self._end.at)
+        self._marked_s = now_s
+        self._marks.setdefault(mark.token, now_s)
+        while len(self._marks) > MARKS:
+            self._marks.popitem(last=False)
+        self._retained_bytes = mark.retained_bytes
+
+    def _saw(self, token: str | None) -> None:
+        """Note that all changes before a mark were read."""
+        if token is None:
+            return
+        shown = [at_s for mark, at_s in self._marks.items() if self._source.shows(token, mark)]
+        if shown:
+            looked_s = self._looked_s = max(shown)
+            left = [(mark, at_s) for mark, at_s in self._marks.items() if at_s > looked_s]
+            self._marks = OrderedDict(left)
+
+    def _behind_ms(self) -> int:
+        """Return how old the last change was when it was read, if others are left."""
+        end = self._end
+        if end.at.is_first:
+            return max(1, int(1000 * (time.monotonic() - self._begun_s)))
+        if end.more:
+            return max(1, int(1000 * time.time()) - (end.newest_ms or 0)) if end.newest_ms else 1
+        return 0
+
+    def _late_ms(self) -> int:
+        oldest_s = next(iter(self._marks.values()), None)
+        late_s = 0.0 if oldest_s is None else time.monotonic() - oldest_s
+        return int(1000 * late_s) if late_s > self._source.mark_late_s else 0
+
+
+def round_task(
+    work: ChangeRound[P], end: ChangeRoundEnd[P]
+) -> Callable[[Iterator[pa.RecordBatch]], Iterator[pa.RecordBatch]]:
+    """Return the function that a worker runs for a round that begins at `end`."""
+
+    def run(batches: Iterator[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            if batch.num_rows:
+                yield _read(work, end)
+
+    return run
+
+
+def _read(work: ChangeRound[Any], end: ChangeRoundEnd[Any]) -> pa.RecordBatch:
+    process, feed = task_process(work.settings), work.feed
+    partition = feed.partition(0)
+    writer, counts = process.writer(partition, work.origin, work.rewinds, JsonFormat())
+    counts.found.clear()
+    # A session that was kept has the position of its beginning, and a round in another process may
+    # have moved it since.
+    writer.close()
+    task = work.task_type(work.engine, work.task)
+    reader = LoggedChangeReader(partition.title, writer, task, work.reading)
+    rows = step_rows(feed.rows_per_s, ROUND_ROWS)
+    found = process.run(reader.round(end, ROUND_S, rows))
+    columns = [*counts.batch().to_pylist(), {END: _encode(found)}]
+    return pa.RecordBatch.from_pylist(columns, schema=ROUND)

@@ -1,0 +1,568 @@
+"""Changes of a real MariaDB (or MySQL) table enter once and in order, wherever readers are cut.
+
+Debezium's engine is real, too. Transactions write several rows, change keys, touch other tables and
+databases and are rolled back; columns are added and swap their names, tables are swapped, logs are
+rotated; readers are killed after any row, of the first read as well, run at once, and lose
+responses. The oracle are the statements that were committed, in the order of their commits.
+
+`make connectors` runs it. `BINLOG_PORT=13307` names another server, `CHANGE_SEEDS` the histories.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import random
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import polars as pl
+import pymysql
+import pytest
+from pymysql.connections import Connection
+
+from fennel_core.connections import external_binlog
+from fennel_core.connections.change_engine import ChangeEngine, ChangeEngineFailed
+from fennel_core.connections.errors import TransactionAborted
+from fennel_core.connections.external_binlog import holds, rows_of
+from fennel_core.connections.external_changes import ChangesLost
+from fennel_core.connections.external_mysql import ExternalMySQL, ExternalMySQLUnusable
+from fennel_core.settings.model import Settings
+from fennel_core.sources import change_reader
+from fennel_core.sources.binlog_changes import LOOK_S
+from fennel_core.sources.binlog_cursor import decode_cursor
+from fennel_core.sources.change_trial import newest_changes
+from fennel_core.sources.errors import ReaderSuperseded, RowsNotWritten
+from fennel_core.sources.positions import decode as decode_position
+from fennel_core.vocab.versions import IS_TOMBSTONE, POS, decode
+from fennel_core.wire.connectors import Cdc, Login, MySQL, MySQLChanges, PlainSecret
+from tests.support.binlog_world import (
+    READER,
+    RIGHTS,
+    ROOT,
+    BinlogWorld,
+    TableReader,
+    binlog_server,
+    engine,
+    owner,
+    shop,
+    started,
+)
+from tests.support.ingest_world import catalog
+from tests.support.mariadb import WORDS, connected, running_mariadb
+from tests.support.source_world import (
+    LOST_AFTER,
+    LOST_BEFORE,
+    POSITIONS,
+    RAW,
+    Fault,
+    SourceWorld,
+    stream_source,
+)
+from tests.support.source_world import rows_of as rows_in
+
+__all__ = ["binlog_server", "engine", "owner", "shop"]
+
+pytestmark = pytest.mark.timeout(600)
+SEEDS = int(os.environ.get("CHANGE_SEEDS", "12"))
+REFUSED = Fault(TransactionAborted("the broker refused"), committed=False)
+USERS = MySQLChanges(MySQL("shop", "db", 3306, "shop", None, Login(None, None)), "users")
+BINDING = stream_source(cdc=Cdc.DEBEZIUM, disorder_us=0, table=USERS)
+TABLES = (
+    "CREATE TABLE users (user VARCHAR(20) PRIMARY KEY, age INT, at DATETIME(6) NOT NULL, "
+    "a VARCHAR(20), b VARCHAR(20), note VARCHAR(9) DEFAULT 'none')",
+    "CREATE TABLE others (id INT AUTO_INCREMENT PRIMARY KEY, age INT)",
+    "CREATE TABLE {other}.users (id INT AUTO_INCREMENT PRIMARY KEY, age INT)",
+)
+Row = dict[str, Any]
+Change = tuple[str, str, Row | None]
+
+
+@dataclass
+class Users:
+    """The table, and what was committed: each change with its key and row, in order.
+
+    Times of rows are later than commits, so that a row may come back after a delete.
+    """
+
+    owner: Connection
+    other: str
+    random: random.Random
+    content: dict[str, Row] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
+    n: int = 0
+
+    def __post_init__(self) -> None:
+        self.run(*(each.format(other=self.other) for each in TABLES))
+
+    def run(self, *statements: str) -> None:
+        with self.owner.cursor() as cursor:
+            for each in statements:
+                cursor.execute(each)
+
+    def commit(self, statements: int, *, roll_back: bool = False) -> None:
+        """Commit a transaction of statements."""
+        before, done = {user: dict(row) for user, row in self.content.items()}, list[Change]()
+        self.run("BEGIN")
+        for _ in range(statements):
+            done += self._statement()
+        self.run("ROLLBACK" if roll_back else "COMMIT")
+        if roll_back:
+            self.content = before
+        else:
+            self.changes += done
+
+    def define(self) -> None:
+        """Change a table."""
+        self.n += 1
+        match self.random.choice(["add", "swap names", "index", "others", "swap", "rotate"]):
+            case "add":
+                where = self.random.choice(["FIRST", "AFTER user", ""])
+                self.run(f"ALTER TABLE users ADD COLUMN c{self.n} INT DEFAULT 7 {where}")
+            case "swap names":
+                for old, new in (("a", "x"), ("b", "a"), ("x", "b")):
+                    self.run(f"ALTER TABLE users CHANGE {old} {new} VARCHAR(20)")
+                for row in self.content.values():
+                    row["a"], row["b"] = row["b"], row["a"]
+            case "index":
+                self.run(f"CREATE INDEX i{self.n} ON users (age)")
+            case "others":
+                self.run(f"CREATE TABLE z{self.n} (i INT)", f"DROP TABLE z{self.n}")
+            case "swap":
+                # As tools do that change large tables.
+                self.run(
+                    "CREATE TABLE _users_new LIKE users",
+                    f"ALTER TABLE _users_new ADD COLUMN q{self.n} INT AFTER user",
+                )
+                self.commit(2)
+                columns = "user, age, at, a, b, note"
+                self.run(
+                    f"INSERT INTO _users_new ({columns}) SELECT {columns} FROM users",  # noqa: S608  # statements of a test
+                    "RENAME TABLE users TO _users_old, _users_new TO users",
+                    "DROP TABLE _users_old",
+                )
+            case _:
+                self.run("FLUSH BINARY LOGS")
+
+    def _statement(self) -> list[Change]:
+        self.n += 1
+        user = self.random.choice("abcdefgh") + self.random.choice(["", "é'"])
+        kinds = ["put"] * 4 + ["delete", "several", "key", "keys", "update", "other", "undone"]
+        match self.random.choice(kinds):
+            case "put" if user in self.content:
+                return self._updated([user])
+            case "put":
+                return self._inserted([user])
+            case "several":
+                return self._inserted([f"s{self.n}-{each}" for each in range(12)][: self.n])
+            case "delete" if user in self.content:
+                self._do("DELETE FROM users WHERE user = %s", user)
+                del self.content[user]
+                return [("d", user, None)]
+            case "key" if user in self.content:
+                return self._moved([user])
+            case "keys":
+                return self._moved(sorted(self.content)[:3])
+            case "update":
+                return self._updated(sorted(self.content)[:3])
+            case "undone":
+                self.run("SAVEPOINT s", "INSERT INTO users (user, at) VALUES ('x', NOW())")
+                self.run("ROLLBACK TO SAVEPOINT s")
+            case _:
+                self.run("INSERT INTO others (age) VALUES (1), (2)")
+                self.run(f"INSERT INTO {self.other}.users (age) VALUES (1)")  # noqa: S608  # statements of a test
+        return []
+
+    def _row(self) -> Row:
+        return {"age": self.n, "a": f"a{self.n}", "b": f"b{self.n}"}
+
+    def _inserted(self, users: list[str]) -> list[Change]:
+        users = [each for each in users if each not in self.content]
+        row = self._row()
+        if users:
+            one = "(%s, %s, NOW() + INTERVAL 10 YEAR + INTERVAL %s SECOND, %s, %s, NULL)"
+            values = [x for each in users for x in (each, row["age"], self.n, row["a"], row["b"])]
+            many = ", ".join([one] * len(users))
+            self._do(f"INSERT INTO users (user, age, at, a, b, note) VALUES {many}", *values)  # noqa: S608  # statements of a test
+        return [self._now("c", each, dict(row)) for each in users]
+
+    def _updated(self, users: list[str]) -> list[Change]:
+        row, found = self._row(), list[Change]()
+        if users:
+            marks = ", ".join(["%s"] * len(users))
+            query = (
+                "UPDATE users SET age = %s, a = %s, b = %s, "  # noqa: S608  # statements of a test
+                "at = NOW() + INTERVAL 10 YEAR + INTERVAL %s SECOND "
+                f"WHERE user IN ({marks}) ORDER BY CONVERT(user USING binary)"
+            )
+            self._do(query, row["age"], row["a"], row["b"], self.n, *users)
+        for each in sorted(users):
+            found.append(self._now("u", each, dict(row)))
+        return found
+
+    def _moved(self, users: list[str]) -> list[Change]:
+        """Change keys: a delete and an insert of each row, which have one place in the log."""
+        found = list[Change]()
+        if users:
+            marks = ", ".join(["%s"] * len(users))
+            query = (
+                "UPDATE users SET user = CONCAT(user, %s), "  # noqa: S608  # statements of a test
+                "at = NOW() + INTERVAL 10 YEAR + INTERVAL %s SECOND "
+                f"WHERE user IN ({marks}) ORDER BY CONVERT(user USING binary)"
+            )
+            self._do(query, str(self.n), self.n, *users)
+        for each in sorted(users):
+            row = self.content.pop(each)
+            found += [("d", each, None), self._now("c", f"{each}{self.n}", row)]
+        return found
+
+    def _now(self, op: str, user: str, row: Row) -> Change:
+        self.content[user] = row
+        return (op, user, dict(row))
+
+    def _do(self, query: str, *values: object) -> None:
+        with self.owner.cursor() as cursor:
+            cursor.execute(query, values)
+
+
+def read_rows(sources: SourceWorld) -> list[Row]:
+    return [row for raw in sources.world.raw(RAW) for row in rows_in(raw.body)]
+
+
+def change_of(row: Row) -> Change:
+    image = row["after"] or row["before"]
+    after = None if row["after"] is None else {each: image[each] for each in ("age", "a", "b")}
+    return row["op"], image["user"], after
+
+
+def final(sources: SourceWorld) -> dict[str, int | None]:
+    """Recompute: the version of each key that is last in (time, position)."""
+    found = [
+        decode(record.value)
+        for (topic, _), records in sources.world.log.items()
+        if topic == "w.topic.users.1"
+        for record in records
+    ]
+    if not found:
+        return {}
+    last = pl.concat(found).sort("at", POS).group_by("user", maintain_order=True).last()
+    return {row["user"]: row["age"] for row in last.rows(named=True) if not row[IS_TOMBSTONE]}
+
+
+def first_position(sources: SourceWorld) -> str:
+    """Return where the source began, by the first position that was written."""
+    records = [r for (topic, _), rs in sources.world.log.items() if topic == POSITIONS for r in rs]
+    assert records[0].value is not None
+    cursor = decode_cursor(decode_position(records[0].value).cursor)
+    assert cursor is not None
+    return str(cursor.at)
+
+
+@pytest.mark.parametrize("seed", range(SEEDS))
+async def test_each_change_enters_once_and_in_order(
+    shop: ExternalMySQL,
+    owner: Connection,
+    engine: ChangeEngine,
+    seed: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    await check_history(shop, owner, engine, random.Random(seed), monkeypatch)  # noqa: S311  # a test
+
+
+async def check_history(
+    shop: ExternalMySQL,
+    owner: Connection,
+    engine: ChangeEngine,
+    random_: random.Random,
+    patch: pytest.MonkeyPatch,
+    steps: int = 25,
+) -> None:
+    patch.setattr(change_reader, "TRANSACTION_ROWS", random_.choice([1, 1, 3, 10_000]))
+    users = Users(owner, f"{shop.database}_other", random_)
+    for _ in range(random_.randrange(4)):
+        users.commit(3)
+    sources = SourceWorld()
+    faults = random_.choices([None, None, None, None, LOST_AFTER, LOST_BEFORE, REFUSED], k=40)
+    sources.fault = lambda: faults.pop() if faults else None
+    sources.world.commit(main=catalog(BINDING))
+    world, alive = BinlogWorld(shop, engine, "users", sources), list[TableReader]()
+    begun: dict[str, tuple[int, set[str]]] = {}
+    left = list[TableReader]()
+
+    async def start() -> None:
+        """Let a reader begin; until one has written the position, each has one of its own."""
+        alive.append(await world.reader())
+        left.append(alive[-1])
+        at = alive[-1].end.at.cursor.at
+        begun.setdefault(str(at), (len(users.changes), set(users.content)))
+
+    kinds = ["commit", "commit", "commit", "roll back", "define", "read", "read", "kill", "start"]
+    for _ in range(steps):
+        match random_.choice(kinds):
+            case "commit":
+                users.commit(random_.choice([1, 1, 2, 12]))
+            case "roll back":
+                users.commit(2, roll_back=True)
+            case "define":
+                users.define()
+            case "read" if alive:
+                await read(random_.choice(alive), alive, random_.choice([1, 2, 5, 1000]))
+            case "kill" if alive:
+                alive.pop(random_.randrange(len(alive)))
+            case "start":
+                await start()
+    faults.clear()
+    await start()
+    with suppress(ReaderSuperseded, RowsNotWritten, ChangeEngineFailed):
+        await alive[-1].round(0.3, 1)
+    await read_to_end(world, owner)
+    for each in left:
+        each.stop()
+    count, there = begun[first_position(sources)]
+    await sources.world.close()
+    rows = read_rows(sources)
+    first = [change_of(row) for row in rows if row["op"] == "r"]
+    assert [change_of(row) for row in rows if row["op"] != "r"] == users.changes[count:]
+    keys = [key for _, key, _ in first]
+    assert len(keys) == len(set(keys)), "a key is read once"
+    gone = {key for op, key, _ in users.changes[count:] if op == "d"}
+    assert there - gone <= set(keys)
+    if rows:
+        assert final(sources) == {user: row["age"] for user, row in users.content.items()}
+    assert sources.world.rows("w.dead.1") == []
+    assert all("none" not in json.dumps(row["after"]) for row in rows), "a null is no default"
+
+
+async def read(reader: TableReader, alive: list[TableReader], rows: int) -> None:
+    """Read some rows; a reader whose connection was taken, or that was fenced, ends."""
+    try:
+        await reader.round(0.3, rows, wait_s=2.0)
+    except (ReaderSuperseded, RowsNotWritten, ChangeEngineFailed):
+        alive.remove(reader)
+
+
+async def read_to_end(world: BinlogWorld, owner: Connection, within_s: float = 120) -> TableReader:
+    """Read on with a new reader until it has passed the end of the log.
+
+    A statement at the end is not known to be read before a transaction follows.
+    """
+    reader = await world.reader()
+    run(owner, "CREATE TABLE IF NOT EXISTS ends (n INT)", "INSERT INTO ends VALUES (1)")
+    end = reader.source.log.end()
+    async with asyncio.timeout(within_s):
+        while reader.end.at.is_first or not holds(reader.end.token or "", end):
+            await reader.round(0.3, 1e9, wait_s=1.0)
+            run(owner, "INSERT INTO ends VALUES (1)")
+    reader.stop()
+    return reader
+
+
+# --- what ends the reading ------------------------------------------------------------------------
+
+
+async def changed_by(
+    shop: ExternalMySQL,
+    owner: Connection,
+    engine: ChangeEngine,
+    *statements: str,
+    purge: bool = False,
+) -> list[str]:
+    """Return the rows and changes of a table `users (id, a, b)` behind statements."""
+    sources = SourceWorld()
+    sources.world.commit(main=catalog(BINDING))
+    world = BinlogWorld(shop, engine, "users", sources)
+    run(
+        owner,
+        "CREATE TABLE users (id INT PRIMARY KEY, a INT, b INT)",
+        "INSERT INTO users VALUES (1, 2, 3)",
+    )
+    reader = await world.reader()
+    async with asyncio.timeout(60):
+        while reader.end.at.is_first:
+            await reader.round(0.3, 1e9, wait_s=1.0)
+    reader.stop()
+    for row in rows_of(owner, "SHOW PROCESSLIST"):  # a log that is sent is not purged
+        if "Binlog Dump" in row[4]:
+            with suppress(pymysql.Error):
+                run(owner, f"KILL {row[0]}")
+    run(owner, *statements)
+    if purge:
+        async with asyncio.timeout(30):
+            while len(logs := rows_of(owner, "SHOW BINARY LOGS")) > 1:
+                run(owner, f"PURGE BINARY LOGS TO '{logs[-1][0]}'")
+                await asyncio.sleep(0.1)  # the end of the reader's thread is not said
+    await read_to_end(world, owner, 60)
+    await sources.world.close()
+    return [json.dumps([row["op"], row["after"]]) for row in read_rows(sources)]
+
+
+def run(owner: Connection, *statements: str) -> None:
+    with owner.cursor() as cursor:
+        for each in statements:
+            cursor.execute(each)
+
+
+def is_maria(owner: Connection) -> bool:
+    return external_binlog.connector_of(owner) == external_binlog.MARIADB
+
+
+@pytest.mark.parametrize(
+    ("statements", "words"),
+    [
+        (
+            ["ALTER TABLE users CHANGE a b INT, CHANGE b a INT"],
+            "lost a column|internal schema size",
+        ),
+        (["DROP TABLE users", "CREATE TABLE users (id INT PRIMARY KEY, x INT)"], "was dropped"),
+        (["CREATE OR REPLACE TABLE users (id INT PRIMARY KEY, x INT, y INT)"], "may have changed"),
+        (
+            ["RENAME TABLE users TO old", "CREATE TABLE users (id INT PRIMARY KEY, x INT, y INT)"],
+            "was dropped or replaced",
+        ),
+        (
+            ["RENAME TABLE before_ TO oo", "RENAME TABLE users TO u, oo TO users"],
+            "may have changed",
+        ),
+    ],
+)
+async def test_a_table_that_is_another_one_ends_the_reading(
+    shop: ExternalMySQL,
+    owner: Connection,
+    engine: ChangeEngine,
+    statements: list[str],
+    words: str,
+) -> None:
+    if "OR REPLACE" in statements[0] and not is_maria(owner):
+        pytest.skip("a statement of MariaDB")
+    run(owner, "CREATE TABLE before_ (id INT PRIMARY KEY, x INT, y INT)")
+    # A row that does not fit may end the engine first.
+    with pytest.raises((ChangesLost, ChangeEngineFailed), match=words):
+        await changed_by(shop, owner, engine, *statements, "INSERT INTO users (id) VALUES (9)")
+
+
+async def test_a_truncated_table_says_so(
+    shop: ExternalMySQL, owner: Connection, engine: ChangeEngine
+) -> None:
+    rows = await changed_by(
+        shop, owner, engine, "TRUNCATE TABLE users", "INSERT INTO users VALUES (2, 0, 0)"
+    )
+    assert [json.loads(each)[0] for each in rows] == ["r", "t", "c"]
+
+
+async def test_a_log_that_was_purged_is_a_loss(
+    shop: ExternalMySQL, owner: Connection, engine: ChangeEngine
+) -> None:
+    statements = []
+    for _ in range(2):
+        statements += ["INSERT INTO users VALUES (2, 0, 0)", "DELETE FROM users WHERE id = 2"]
+        statements += ["FLUSH BINARY LOGS"]
+    with pytest.raises(ChangesLost, match="has not kept its log"):
+        await changed_by(shop, owner, engine, *statements, purge=True)
+
+
+async def test_a_connection_that_was_cut_is_noticed(
+    shop: ExternalMySQL, owner: Connection, engine: ChangeEngine
+) -> None:
+    sources = SourceWorld()
+    sources.world.commit(main=catalog(BINDING))
+    run(owner, "CREATE TABLE users (id INT PRIMARY KEY)")
+    world = BinlogWorld(shop, engine, "users", sources)
+    first = await read_to_end(world, owner)
+    first.task = started(engine, first.source, first.end)
+    async with asyncio.timeout(60):
+        while not await asyncio.to_thread(first.task.look):
+            continue
+    first.source.watch(first.task, LOOK_S + 1)
+    [cut] = [row[0] for row in rows_of(owner, "SHOW PROCESSLIST") if "Binlog Dump" in row[4]][-1:]
+    run(owner, f"KILL {cut}")
+
+    async def noticed() -> None:
+        while True:
+            first.source.watch(first.task, LOOK_S + 1)
+            await asyncio.sleep(0.1)  # it is asked again and again
+
+    with pytest.raises(ChangeEngineFailed, match="the connection is made again"):
+        await asyncio.wait_for(noticed(), 60)
+    with pytest.raises(ChangeEngineFailed, match="nothing came from the binary log"):
+        first.source.watch(first.task, 61)
+    first.stop()
+
+
+# --- what a server must have ----------------------------------------------------------------------
+
+
+def described(shop: ExternalMySQL) -> external_binlog.BinlogTable:
+    with shop.connect() as connection:
+        found = external_binlog.logged_table(shop, connection, "users")
+        external_binlog.require_log(shop, connection, found)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("statement", "words"),
+    [
+        ("CREATE TABLE users (id INT)", "has no primary key"),
+        ("CREATE TABLE users (id DATETIME PRIMARY KEY)", "of type datetime in its primary key"),
+        (
+            "CREATE TABLE users (id INT PRIMARY KEY) PARTITION BY HASH (id) PARTITIONS 2",
+            "has partitions",
+        ),
+        ("CREATE VIEW users AS SELECT 1", "is a view"),
+        (
+            "CREATE TABLE users (id INT PRIMARY KEY, n INT, FOREIGN KEY (n) REFERENCES other (id) "
+            "ON DELETE CASCADE)",
+            "has a foreign key",
+        ),
+        ("CREATE TABLE nothing (id INT)", "has no table `users`"),
+    ],
+)
+def test_a_table_without_usable_changes_is_refused(
+    shop: ExternalMySQL, owner: Connection, statement: str, words: str
+) -> None:
+    run(owner, "CREATE TABLE other (id INT PRIMARY KEY)", statement)
+    with pytest.raises(ExternalMySQLUnusable, match=words):
+        described(shop)
+
+
+def test_a_type_that_is_read_wrongly_is_refused(shop: ExternalMySQL, owner: Connection) -> None:
+    if not is_maria(owner):
+        pytest.skip("types of MariaDB")
+    run(owner, "CREATE TABLE users (id INT PRIMARY KEY, u UUID)")
+    with pytest.raises(ExternalMySQLUnusable, match="column `u` of type uuid"):
+        described(shop)
+
+
+def test_a_server_without_a_log_is_refused() -> None:
+    with running_mariadb() as port:
+        with connected(port) as own:
+            run(own, "CREATE DATABASE shop", "CREATE TABLE shop.users (id INT PRIMARY KEY)")
+        with pytest.raises(ExternalMySQLUnusable, match="log_bin=ON, binlog_format=ROW"):
+            described(ExternalMySQL("shop", "127.0.0.1", port, "shop", "fennel", WORDS))
+
+
+@pytest.mark.parametrize("right", ["REPLICATION SLAVE", "REPLICATION CLIENT"])
+def test_a_missing_right_is_named(shop: ExternalMySQL, owner: Connection, right: str) -> None:
+    run(owner, "CREATE TABLE users (id INT PRIMARY KEY)")
+    described(shop)
+    run(owner, f"CREATE USER IF NOT EXISTS less@'%' IDENTIFIED BY '{WORDS}'")
+    given = ", ".join(each for each in RIGHTS.split(", ") if each != right)
+    run(
+        owner,
+        "REVOKE ALL PRIVILEGES, GRANT OPTION FROM less@'%'",
+        f"GRANT {given} ON *.* TO less@'%'",
+    )
+    with pytest.raises(ExternalMySQLUnusable, match=right):
+        described(replace(shop, user="less"))
+
+
+def test_the_rows_with_the_highest_keys_are_shown(shop: ExternalMySQL, owner: Connection) -> None:
+    run(owner, "CREATE TABLE users (id BIGINT UNSIGNED PRIMARY KEY, n INT)")
+    run(owner, *(f"INSERT INTO users VALUES ({n}, NULL)" for n in range(8)))  # noqa: S608  # statements of a test
+    run(owner, f"INSERT INTO users VALUES ({2**64 - 1}, 1)")  # noqa: S608  # statements of a test
+    login = Login(PlainSecret(READER), PlainSecret(WORDS))
+    own = MySQL("shop", shop.host, shop.port, shop.database, None, login)
+    settings = Settings(jars_dir=ROOT / ".fennel" / "jars")
+    rows = newest_changes(settings, MySQLChanges(own, "users"), lambda _: "", 3)
+    assert [json.loads(row)["after"]["id"] for row in rows] == [2**64 - 1, 7, 6]

@@ -1,0 +1,141 @@
+"""A real server with a binary log, and readers of a table's changes as the platform's are.
+
+The server is Debian's MariaDB. Another one, as MySQL, is named by `BINLOG_PORT`; it has the user
+`owner` of `support/mariadb.py`, and the flags of a server whose changes can be read.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import itertools
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+from pymysql.connections import Connection
+
+from fennel_core.connections.change_engine import BINLOG_JARS, ChangeEngine, ChangeTask
+from fennel_core.connections.external_binlog import Binlog
+from fennel_core.connections.external_mysql import ExternalMySQL
+from fennel_core.settings.model import Settings
+from fennel_core.sources.binlog_changes import BinlogSource
+from fennel_core.sources.binlog_cursor import BinlogPlace
+from fennel_core.sources.change_reader import ChangeRoundEnd, LoggedChangeReader
+from fennel_core.sources.positions import SourcePosition
+from fennel_core.sources.writer import PartitionWriter
+from tests.support.mariadb import OWNER, WORDS, connected, running_mariadb
+from tests.support.source_world import SourceWorld
+
+ROOT = Path(__file__).parents[2]
+FLAGS = ("--log-bin=bin", "--binlog-format=ROW", "--server-id=1")
+READER = "reader"
+RIGHTS = "SELECT, REPLICATION SLAVE, REPLICATION CLIENT"
+_numbers = itertools.count()
+
+
+@pytest.fixture(scope="session")
+def binlog_server() -> Iterator[int]:
+    """The port of a server that logs rows."""
+    given = os.environ.get("BINLOG_PORT")
+    if given is not None:
+        yield int(given)
+        return
+    with running_mariadb(*FLAGS) as port:
+        yield port
+
+
+@pytest.fixture(scope="session")
+def engine() -> ChangeEngine:
+    """The JVM of all tests, which ends with them."""
+    return ChangeEngine(Settings(jars_dir=ROOT / ".fennel" / "jars"), BINLOG_JARS)
+
+
+@pytest.fixture
+def shop(binlog_server: int) -> Iterator[ExternalMySQL]:
+    """A new database as a connector reaches it, with no more rights than are needed.
+
+    Another one has the same name and `_other`.
+    """
+    name = f"shop_{uuid.uuid4().hex[:12]}"
+    with connected(binlog_server) as owner, owner.cursor() as cursor:
+        for each in (name, f"{name}_other"):
+            cursor.execute(f"CREATE DATABASE {each}")
+        cursor.execute(f"CREATE USER IF NOT EXISTS {READER}@'%' IDENTIFIED BY '{WORDS}'")
+        cursor.execute(f"GRANT {RIGHTS} ON *.* TO {READER}@'%'")
+    yield ExternalMySQL("shop", "127.0.0.1", binlog_server, name, READER, WORDS)
+    with connected(binlog_server) as owner, owner.cursor() as cursor:
+        for each in (name, f"{name}_other"):
+            cursor.execute(f"DROP DATABASE IF EXISTS {each}")
+
+
+@pytest.fixture
+def owner(shop: ExternalMySQL) -> Iterator[Connection]:
+    """A connection of the owner of the tables."""
+    with connected(shop.port, OWNER, shop.database) as connection:
+        yield connection
+
+
+@dataclass
+class TableReader:
+    """A reader of a table's changes, with a task; `writer`: its rows and positions."""
+
+    source: BinlogSource
+    engine: ChangeEngine
+    writer: PartitionWriter
+    reader: LoggedChangeReader[BinlogPlace]
+    end: ChangeRoundEnd[BinlogPlace]
+    task: ChangeTask
+
+    async def round(self, seconds: float, rows: float, wait_s: float = 0.0) -> None:
+        """Read; behind the last row of the first read, let the changes follow.
+
+        `wait_s`: how long to wait for something.
+        """
+        until_s = time.monotonic() + wait_s
+        while time.monotonic() < until_s and not await asyncio.to_thread(self.task.look):
+            continue
+        was_first = self.end.at.is_first
+        self.writer.close()
+        self.end = await self.reader.round(self.end, seconds, rows)
+        if was_first and not self.end.at.is_first:
+            self.engine.stop(self.task)
+            self.end = self.source.follow(self.end)
+            self.task = started(self.engine, self.source, self.end)
+            self.reader.changes = self.task
+
+    def stop(self) -> None:
+        self.engine.stop(self.task)
+
+
+def started(
+    engine: ChangeEngine, source: BinlogSource, end: ChangeRoundEnd[BinlogPlace]
+) -> ChangeTask:
+    return source.started(engine, f"{source.base}-{next(_numbers)}", end.at)
+
+
+@dataclass
+class BinlogWorld:
+    """Readers of one table over one platform's log. `heartbeat_ms`: how often one moves a place."""
+
+    shop: ExternalMySQL
+    engine: ChangeEngine
+    table: str
+    sources: SourceWorld
+    heartbeat_ms: int = 300
+    base: str = field(default_factory=lambda: f"fennel-{uuid.uuid4().hex}")
+
+    async def reader(self) -> TableReader:
+        """Begin to read at the position, as the host does."""
+        log = Binlog(self.shop, self.table)
+        described = log.describe()
+        source = BinlogSource(self.shop, log, described, self.base, self.heartbeat_ms, 0)
+        writer = self.sources.writer(origin=described.table.origin)
+        position = await writer.position()
+        end = source.begin(position or SourcePosition(0, described.table.origin))
+        task = started(self.engine, source, end)
+        reader = LoggedChangeReader("changes of `t`", writer, task, source.reading)
+        return TableReader(source, self.engine, writer, reader, end, task)

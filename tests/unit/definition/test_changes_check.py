@@ -1,0 +1,96 @@
+"""Changes of tables that cannot be read are found before a commit is accepted."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from fennel_core.connections.external_changes import KeyColumn, LoggedTable
+from fennel_core.connections.external_postgres import ExternalColumn, ExternalTable
+from fennel_core.definition.changes_check import AddedChanges, changes_problems, unfit
+from fennel_core.settings.model import Settings
+from fennel_core.vocab.dtypes import Int
+from fennel_core.vocab.ids import BranchName, WorkspaceId
+from fennel_core.wire.connectors import (
+    Cdc,
+    Constant,
+    FromPayload,
+    Login,
+    MySQL,
+    MySQLChanges,
+    PlainSecret,
+    Postgres,
+    PostgresChanges,
+)
+from tests.support.ingest_world import KEYED, binding, catalog, source
+
+WORKSPACE, LOGIN = WorkspaceId("w"), Login(PlainSecret("ann"), PlainSecret(""))
+# No server listens on the port 1 of this machine.
+NOWHERE = PostgresChanges(Postgres("shop", "127.0.0.1", 1, "shop", None, LOGIN), "users")
+OF_MYSQL = MySQLChanges(MySQL("shop", "127.0.0.1", 1, "shop", None, LOGIN), "users")
+
+
+def added(table: PostgresChanges | MySQLChanges = NOWHERE, **changes: object) -> AddedChanges:
+    return AddedChanges(source(table=table, cdc=Cdc.DEBEZIUM, **changes), table, KEYED)
+
+
+def column(name: str, type_: str, category: str) -> ExternalColumn:
+    return ExternalColumn(name, type_, type_, category, False)
+
+
+COLUMNS = (
+    column("user", "text", "S"),
+    column("age", "integer", "N"),
+    column("at", "timestamp with time zone", "D"),
+)
+USERS = ExternalTable("public", "users", "1/2/3", 3, 4, COLUMNS, 0, frozenset())
+TABLE = LoggedTable(USERS, (KeyColumn("user", "text"),), whole=False)
+
+
+async def found(of: AddedChanges, settings: Settings | None = None, **others: object) -> list[str]:
+    catalogs = {BranchName(name): each for name, each in others.items()}
+    problems = await changes_problems([of], catalogs, WORKSPACE, None, settings)  # type: ignore[arg-type]  # catalogs
+    return [f"{each.code}: {each.text}" for each in problems]
+
+
+async def test_a_server_that_is_away_is_a_problem() -> None:
+    (problem,) = await found(added())
+    assert problem.startswith("source-unreachable: Dataset `Users`: connector `shop`")
+
+
+async def test_branches_agree_on_the_address() -> None:
+    elsewhere = replace(NOWHERE, db=replace(NOWHERE.db, port=2))
+    of = source(table=elsewhere, cdc=Cdc.DEBEZIUM)
+    problems = await found(added(), other=catalog(binding(of=of)))
+    assert "connector-redefined" in problems[0]
+    assert "`127.0.0.1:1/shop`, and in branch `other` to `127.0.0.1:2/shop`" in problems[0]
+
+
+async def test_changes_of_mysql_are_off_unless_the_operator_turns_them_on(tmp_path: Path) -> None:
+    (off,) = await found(added(OF_MYSQL), Settings(jars_dir=tmp_path))
+    assert off.startswith("cdc-not-served")
+    assert "FENNEL_MYSQL_CHANGES=true" in off
+    (jars,) = await found(added(OF_MYSQL), Settings(jars_dir=tmp_path, mysql_changes=True))
+    assert "its operator runs `make jars-mysql`" in jars
+
+
+def test_a_table_whose_key_has_the_keys_of_the_dataset_fits() -> None:
+    assert list(unfit(TABLE, added())) == []
+
+
+def test_keys_that_a_delete_does_not_have_are_a_problem() -> None:
+    other = replace(TABLE, key=(KeyColumn("id", "bigint"),))
+    (text,) = unfit(other, added())
+    assert "REPLICA IDENTITY FULL" in text
+    assert list(unfit(replace(other, whole=True), added())) == []
+    (computed,) = unfit(TABLE, added(preproc=(("user", Constant(1, Int())),)))
+    assert "REPLICA IDENTITY FULL" in computed
+    (renamed,) = unfit(TABLE, added(preproc=(("user", FromPayload("login")),)))
+    assert "REPLICA IDENTITY FULL" in renamed
+
+
+def test_a_generated_column_is_a_problem_unless_the_field_is_computed() -> None:
+    generated = replace(TABLE, generated=frozenset({"age"}))
+    (text,) = unfit(generated, added())
+    assert "generated column `age`" in text
+    assert list(unfit(generated, added(preproc=(("age", Constant(1, Int())),)))) == []
