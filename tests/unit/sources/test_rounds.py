@@ -13,6 +13,7 @@ import pytest
 from pyspark.errors import PySparkException
 
 from fennel_core.settings.model import Settings
+from fennel_core.sources import rounds
 from fennel_core.sources.errors import RowsNotWritten, SourceError
 from fennel_core.sources.feeds import Feed, FeedProgress, feeds_of
 from fennel_core.sources.rounds import RoundFailed, Rounds, _turns, or_reason
@@ -21,6 +22,12 @@ from tests.support.polling import eventually
 from tests.support.source_world import stream_source
 
 (FEED,) = feeds_of([catalog(stream_source())]).values()
+
+
+@pytest.fixture(autouse=True)
+def plain_threads(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spark's threads want a context where another test of the process has had one."""
+    monkeypatch.setattr(rounds, "InheritableThread", threading.Thread)
 
 
 class Hanging(Rounds):
