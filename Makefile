@@ -100,7 +100,7 @@ connectors: jars-mysql up ## Run the long tests of connectors against real syste
 	.venv/bin/pytest -q -s tests/contract/sources/mysql_reads.py tests/contract/sources/mysql_changes.py tests/contract/definition/mysql_connectors.py
 	.venv/bin/pytest -q tests/e2e/local/kinesis_platform.py
 	.venv/bin/pytest -q -s tests/e2e/local/connectors_platform.py
-	.venv/bin/pytest -q -s -m platform tests/e2e/platform/table_source.py tests/e2e/platform/mysql_source.py tests/e2e/platform/bounded_sources.py tests/e2e/platform/limited_sources.py tests/e2e/platform/schema_drift.py tests/e2e/platform/delta_source.py
+	.venv/bin/pytest -q -s -m platform tests/e2e/platform/table_source.py tests/e2e/platform/mysql_source.py tests/e2e/platform/mysql_changes.py tests/e2e/platform/bounded_sources.py tests/e2e/platform/limited_sources.py tests/e2e/platform/schema_drift.py tests/e2e/platform/delta_source.py
 
 story: up ## Read a lake, a topic and a database of a delivery service into features: examples/delivery
 	.venv/bin/python -m examples.delivery.systems dev-delivery --orders 20000

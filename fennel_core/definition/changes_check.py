@@ -112,13 +112,6 @@ def _unreadable(
     added: AddedChanges, workspace: WorkspaceId, sealer: Sealer | None, settings: Settings | None
 ) -> list[Problem]:
     dataset, open_secret = added.source.dataset, secret_opener(workspace, sealer)
-    if isinstance(added.table, MySQLChanges) and not (settings and settings.mysql_changes):
-        text = (
-            f"Dataset `{dataset}` reads {stream_of(added.table).title}, which is experimental and "
-            "off on this platform; its operator sets FENNEL_MYSQL_CHANGES=true, or let Debezium "
-            "write the changes to a topic of Kafka"
-        )
-        return [Problem("cdc-not-served", dataset, text)]
     try:
         match added.table:
             case PostgresChanges() as table:

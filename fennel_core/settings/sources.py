@@ -45,11 +45,6 @@ class SourceSettings(SinkSettings):
         description="A run of a scheduled source ends after so many seconds and a page, and goes "
         "on after others that wait. Shorter turns cost more starts of Spark, 10 CPU-seconds each.",
     )
-    mysql_changes: bool = Field(
-        False,
-        description="Read the changes of tables of MySQL and MariaDB (cdc `debezium`). "
-        "Experimental: tried with real servers, and not yet with kills of a running platform.",
-    )
     change_engine_mib: int = Field(
         512,
         ge=128,

@@ -66,11 +66,9 @@ async def test_branches_agree_on_the_address() -> None:
     assert "`127.0.0.1:1/shop`, and in branch `other` to `127.0.0.1:2/shop`" in problems[0]
 
 
-async def test_changes_of_mysql_are_off_unless_the_operator_turns_them_on(tmp_path: Path) -> None:
-    (off,) = await found(added(OF_MYSQL), Settings(jars_dir=tmp_path))
-    assert off.startswith("cdc-not-served")
-    assert "FENNEL_MYSQL_CHANGES=true" in off
-    (jars,) = await found(added(OF_MYSQL), Settings(jars_dir=tmp_path, mysql_changes=True))
+async def test_changes_of_mysql_need_jars_that_the_operator_installs(tmp_path: Path) -> None:
+    (jars,) = await found(added(OF_MYSQL), Settings(jars_dir=tmp_path))
+    assert "source-unreachable: Dataset `Users`: connector `shop`" in jars
     assert "its operator runs `make jars-mysql`" in jars
 
 
