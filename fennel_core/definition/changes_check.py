@@ -146,7 +146,7 @@ def _described_by_mysql(
         raise ExternalMySQLUnusable(
             f"connector `{table.db.name}`: changes of MySQL and MariaDB need Debezium's connectors "
             "for them, which are not installed on this platform; its operator runs "
-            "`make jars-mysql`"
+            "`make jars-mysql`, or builds the containers with FENNEL_EXTRAS=mysql"
         )
     database = external_mysql.opened(table.db, open_secret)
     with database.connect() as connection:

@@ -205,7 +205,8 @@ def _described_by_mysql(
     if settings is not None and not mysql_jars(settings):
         raise ExternalMySQLUnusable(
             f"connector `{table.db.name}`: tables of MySQL and MariaDB need their JDBC driver, "
-            "which is not installed on this platform; its operator runs `make jars-mysql`"
+            "which is not installed on this platform; its operator runs `make jars-mysql`, or "
+            "builds the containers with FENNEL_EXTRAS=mysql"
         )
     database = external_mysql.opened(table.db, open_secret)
     with database.connect() as connection:

@@ -244,6 +244,7 @@ def inputs_of_the_operator() -> Iterator[tuple[dict[str, str], Path]]:
                 {
                     "FENNEL_DEFINITIONS": str(definitions),
                     "FENNEL_EXECUTOR_REQUIREMENTS": f"requirements/{requirements.name}",
+                    "FENNEL_EXTRAS": "mysql",
                 },
                 backups,
             )
@@ -266,6 +267,8 @@ def first_start(stack: Stack) -> list[dict[str, Any]]:
         check_user_codes_container(stack)
         check_keys(stack)
         check_development_tokens(stack)
+        for jars in ("mysql", "mysql-changes"):  # of FENNEL_EXTRAS
+            stack.compose("exec", "-T", "sources", "sh", "-c", f"ls .fennel/jars/{jars}/*.jar")
     with stage("the commands of the README"):
         stack.compose("exec", "-T", "query", "fennel-core", "demo")
     with stage("a commit of mounted definitions through Airflow's form"):
