@@ -3,6 +3,7 @@
 Orders come from a topic of Kafka, Parquet files and a table of Postgres into one dataset, each from
 one of them. They are joined with the customer of their time, whose changes arrive all the while, so
 joined rows are corrected again and again; all that was joined goes to a topic and to a Delta table.
+Customers come from a topic, too, or from the changes of a table that has only the last row of each.
 No two changes of a customer have the same time or tier.
 """
 
@@ -66,6 +67,7 @@ class Order:
 
 
 @source(kafka.topic("{customers}"), disorder="14d", cdc="upsert")
+@source(postgres.table("customers", cursor=""), disorder="14d", cdc="debezium")
 @index
 @dataset
 class Customer:
@@ -112,9 +114,11 @@ class Spending:
             tiers=Sum(of="tier", window=Continuous("forever")),
         )
 """
-TABLE: Final = """
+TABLES: Final = """
     CREATE TABLE orders (id bigserial PRIMARY KEY, oid bigint NOT NULL UNIQUE, uid int NOT NULL,
-        amount int NOT NULL, at timestamptz NOT NULL)
+        amount int NOT NULL, at timestamptz NOT NULL);
+    CREATE TABLE customers (uid int PRIMARY KEY, tier int NOT NULL, at timestamptz NOT NULL);
+    CREATE PUBLICATION fennel_customers FOR TABLE customers
 """
 
 
@@ -128,6 +132,10 @@ class Rows:
     def of(self, path: str) -> pl.DataFrame:
         """Return the orders that come along a path."""
         return self.orders.filter(path=path).drop("path")
+
+    def customers_of(self, path: str) -> pl.DataFrame:
+        """Return the changes of customers that come from the topic (`kafka`) or the `table`."""
+        return self.customers.filter((pl.col("uid") % 2 == 0) == (path == "kafka"))
 
 
 def rows_of(seed: int, orders: int, now: datetime) -> Rows:

@@ -1,8 +1,8 @@
 """Write the data of a run into Kafka, S3 and Postgres while these are killed: each row once.
 
 Each writer spreads its rows over the time of the run, and repeats what failed. A repetition adds
-nothing: the producer is idempotent, a file has a name and a content of its own, and an order has
-its number as a key.
+nothing: the producer is idempotent, a file has a name and a content of its own, an order has its
+number as a key, and a customer is changed to the same again.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ from __future__ import annotations
 import io
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Final
+from typing import TYPE_CHECKING, Final, LiteralString
 
 import polars as pl
 import psycopg
@@ -24,6 +24,14 @@ AGAIN_S: Final = 0.5
 FLUSH_S: Final = 300.0
 STEP_S: Final = 2.0
 """Between two writes of one writer."""
+
+INSERT: Final = (
+    "INSERT INTO orders (oid, uid, amount, at) VALUES (%s, %s, %s, %s) ON CONFLICT (oid) DO NOTHING"
+)
+CHANGE: Final = (
+    "INSERT INTO customers (uid, tier, at) VALUES (%s, %s, %s) "
+    "ON CONFLICT (uid) DO UPDATE SET tier = excluded.tier, at = excluded.at"
+)
 
 
 class RowsLost(Exception):
@@ -82,19 +90,22 @@ def _put(client: S3Client, bucket: str, key: str, content: bytes) -> None:
 
 
 def insert(dsn: str, rows: pl.DataFrame, seconds: float) -> None:
-    """Insert the rows, a transaction for each part; an outcome that is unknown is tried again."""
+    """Insert orders, a transaction for each part; an outcome that is unknown is tried again."""
     for part in paced(rows, seconds):
         values = part.select("oid", "uid", "amount", "at").rows()
-        _until_done(lambda v=values: _insert(dsn, v))
+        _until_done(lambda v=values: _execute(dsn, INSERT, v))
 
 
-def _insert(dsn: str, values: list[tuple[object, ...]]) -> None:
+def change(dsn: str, rows: pl.DataFrame, seconds: float) -> None:
+    """Insert customers, or change them, as `insert` does."""
+    for part in paced(rows, seconds):
+        values = part.select("uid", "tier", "at").rows()
+        _until_done(lambda v=values: _execute(dsn, CHANGE, v))
+
+
+def _execute(dsn: str, statement: LiteralString, values: list[tuple[object, ...]]) -> None:
     with psycopg.connect(dsn, connect_timeout=10) as connection:
-        connection.cursor().executemany(
-            "INSERT INTO orders (oid, uid, amount, at) VALUES (%s, %s, %s, %s) "
-            "ON CONFLICT (oid) DO NOTHING",
-            values,
-        )
+        connection.cursor().executemany(statement, values)
 
 
 def _until_done(write: Callable[[], None]) -> None:

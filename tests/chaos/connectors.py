@@ -1,12 +1,13 @@
 """Kill what stands between sources and sinks, and compare both ends: `make connector-faults`.
 
-A platform of its own reads orders from a topic, Parquet files and a table, joins and aggregates
-them, and writes what was joined to a topic and a Delta table (`connector_shop.py`), while its
-parts, and the systems that it reads and writes, are killed and frozen at random moments of a seed
-(`strikes.py`). Nothing is restarted by hand. Afterwards every source and sink must be healthy, and
-every key of the aggregate and every row of both sinks must equal a recompute
-(`connector_audit.py`, which imports nothing of the platform). Prints how long each kind of part
-took until it, every stream and every sink worked again. Exits with 1 if anything of this fails.
+A platform of its own reads orders from a topic, Parquet files and a table, and customers from a
+topic and the changes of a table, joins and aggregates them, and writes what was joined to a topic
+and a Delta table (`connector_shop.py`), while its parts, and the systems that it reads and writes,
+are killed and frozen at random moments of a seed (`strikes.py`). Nothing is restarted by hand.
+Afterwards every source and sink must be healthy, and every key of the aggregate and every row of
+both sinks must equal a recompute (`connector_audit.py`, which imports nothing of the platform).
+Prints how long each kind of part took until it, every stream and every sink worked again. Exits
+with 1 if anything of this fails.
 """
 
 from __future__ import annotations
@@ -40,17 +41,18 @@ from fennel_core.apps.local.services import service_table
 from fennel_core.connections import s3
 from fennel_core.settings.model import Settings
 from tests.chaos.connector_audit import Places, looked_up
-from tests.chaos.connector_shop import CUSTOMERS, DEFINITIONS, PARTITIONS, TABLE, Rows, rows_of
-from tests.chaos.connector_writers import insert, put, send
+from tests.chaos.connector_shop import CUSTOMERS, DEFINITIONS, PARTITIONS, TABLES, Rows, rows_of
+from tests.chaos.connector_writers import change, insert, put, send
 from tests.chaos.run import print_recoveries
 from tests.chaos.strikes import Kind, Striker, plan_strikes
 from tests.support.executors import commit_of
 from tests.support.own_platform import OwnPlatform
 from tests.support.platform_settings import ENV_COMMAND
+from tests.support.polling import eventually
 from tests.support.workspaces import INLINE, Api
 
 KINDS: Final = (
-    *(Kind.SOURCES, Kind.SOURCES_WORKER, Kind.TABLE_RUN),
+    *(Kind.SOURCES, Kind.SOURCES_WORKER, Kind.CHANGE_ENGINE, Kind.TABLE_RUN),
     *(Kind.SLOT, Kind.JVM, Kind.ENGINE),
     *(Kind.KAFKA, Kind.POSTGRES, Kind.S3),
 )
@@ -65,15 +67,19 @@ SETTLE_S: Final = 900.0
 REST_S: Final = 6.0
 """Three times as long as the table of the sink rests."""
 HEALTHY_S: Final = 120.0
-SOURCES_AND_SINKS: Final = 4 + 2
+SOURCES_AND_SINKS: Final = 5 + 2
 LAKE: Final = "faults-lake"
 FILES: Final = "faults-files"
 TABLE_SOURCE: Final = "tables/orders"
+CHANGES: Final = "tables/customers?changes"
+FIRST_READ_S: Final = 120.0
+HALF: Final = CUSTOMERS // 2
+"""Customers of the topic, and of the table."""
 
 
 @dataclass(frozen=True, slots=True)
 class Shop:
-    """The systems of the run. `dsn`: of the database with the table of orders."""
+    """The systems of the run. `dsn`: of the database with the tables."""
 
     settings: Settings
     workspace: str
@@ -85,7 +91,7 @@ class Shop:
         return {name: f"{self.workspace}-{name}" for name in ("orders", "customers", "placed")}
 
     def make(self) -> None:
-        """Make topics, buckets and the table."""
+        """Make topics, buckets and tables."""
         admin = AdminClient({"bootstrap.servers": self.settings.kafka_bootstrap})
         wanted = [NewTopic(topic, PARTITIONS, 1) for topic in self.topics.values()]
         for made in admin.create_topics(wanted).values():
@@ -96,7 +102,7 @@ class Shop:
         with psycopg.connect(self.settings.postgres_dsn.get_secret_value(), autocommit=True) as own:
             own.execute("CREATE DATABASE shop")
         with psycopg.connect(self.dsn) as shop:
-            shop.execute(TABLE)
+            shop.execute(TABLES)
 
     def definitions(self) -> str:
         at = conninfo_to_dict(self.dsn)
@@ -138,16 +144,35 @@ class Shop:
             },
         )
 
+    async def begin(self) -> None:
+        """Write the first change of each customer, which is older than every order.
+
+        Wait until the table is read: of what a row was before, no change says anything.
+        """
+        to, topic = self.settings.kafka_bootstrap, self.topics["customers"]
+        first, there = (
+            self.rows.customers_of("kafka")[:HALF],
+            self.rows.customers_of("table")[:HALF],
+        )
+        await asyncio.to_thread(send, to, topic, PARTITIONS, first, 0.0)
+        await asyncio.to_thread(change, self.dsn, there, 0.0)
+
+        async def is_read() -> bool:
+            listed = status_requests.read(self.settings).sources or ()
+            return any(each["source"] == CHANGES and each["rows"] == HALF for each in listed)
+
+        await eventually(is_read, within_s=FIRST_READ_S, interval_s=0.5, what="customers are read")
+
     async def write(self, seconds: float) -> None:
-        """Write everything within so many seconds, whatever is killed."""
+        """Write everything else within so many seconds, whatever is killed."""
         rows, kafka = self.rows, self.settings.kafka_bootstrap
-        first, later = rows.customers[:CUSTOMERS], rows.customers[CUSTOMERS:]
         to = partial(send, kafka, self.topics["customers"], PARTITIONS)
-        await asyncio.to_thread(to, first, 0.0)
+        sent, changed = rows.customers_of("kafka")[HALF:], rows.customers_of("table")[HALF:]
         orders = partial(send, kafka, self.topics["orders"], PARTITIONS, rows.of("kafka"))
         client = s3.client(self.settings)
         await asyncio.gather(
-            asyncio.to_thread(to, later, seconds),
+            asyncio.to_thread(to, sent, seconds),
+            asyncio.to_thread(change, self.dsn, changed, seconds),
             asyncio.to_thread(orders, seconds),
             asyncio.to_thread(put, client, FILES, rows.of("files"), seconds),
             asyncio.to_thread(insert, self.dsn, rows.of("table"), seconds),
@@ -230,6 +255,7 @@ async def run(arguments: argparse.Namespace, folder: Path) -> int:
         print(
             f"{arguments.rows} orders and {arguments.kills} faults in {seconds:.0f} s", flush=True
         )
+        await shop.begin()
         await asyncio.gather(shop.write(seconds), striker.run(plan, MAKE_UP_S))
         began = time.monotonic()
         late = await settled(api, shop, places)

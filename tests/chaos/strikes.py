@@ -51,20 +51,28 @@ class Kind(StrEnum):
     SCHEDULER = "airflow-scheduler"
     SOURCES = "sources"
     SOURCES_WORKER = "sources-worker"
+    CHANGE_ENGINE = "change-engine"
     TABLE_RUN = "table-run"
 
 
 ENGINE_KINDS: Final = frozenset({Kind.SLOT, Kind.JVM, Kind.ENGINE})
-CONNECTOR_KINDS: Final = (Kind.SOURCES, Kind.SOURCES_WORKER, Kind.TABLE_RUN)
+CONNECTOR_KINDS: Final = (
+    *(Kind.SOURCES, Kind.SOURCES_WORKER, Kind.CHANGE_ENGINE),
+    Kind.TABLE_RUN,
+)
 """Parts that only work where there are sources and sinks."""
 TRAFFIC_KINDS: Final = tuple(kind for kind in Kind if kind not in CONNECTOR_KINDS)
 PART_OF: Final = {
     Kind.QUERY_HELPER: Kind.QUERY,
     Kind.SOURCES_WORKER: Kind.SOURCES,
+    Kind.CHANGE_ENGINE: Kind.SOURCES,
     Kind.TABLE_RUN: Kind.DEFINITION,
 }
 TABLE_PROGRAM: Final = "scheduled_source.py"
 """The program of a run of a table's source, a process of the definition server without Airflow."""
+
+CHANGE_JARS: Final = "/changes/debezium-"
+"""In the command of the JVM that reads the changes of tables."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -233,6 +241,8 @@ class Striker:
         match strike.kind:
             case Kind.JVM:
                 return [pid for pid in members if "SparkSubmit" in _command(pid)][:1]
+            case Kind.CHANGE_ENGINE:
+                return [pid for pid in members if CHANGE_JARS in _command(pid)][:1]
             case Kind.QUERY_HELPER:
                 return [pid for pid in members if "--helper" in _command(pid)][:1]
             case Kind.SLOT | Kind.SOURCES_WORKER:
