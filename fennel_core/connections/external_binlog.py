@@ -377,9 +377,7 @@ def require_log(database: ExternalMySQL, connection: Connection, table: BinlogTa
 
 
 def _as_sent(column: ExternalColumn) -> ExternalColumn:
-    """Return a column as its changes have it: they know no booleans, and no times of whole days."""
-    if column.category == "B":
-        return replace(column, type="bigint", category="N")
+    """Return a column as its changes have it: they know no times of whole days."""
     if column.type.startswith("time without"):
         return replace(column, type="bytea", category="U")
     return column

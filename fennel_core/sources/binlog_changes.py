@@ -170,6 +170,10 @@ class BinlogSource:
             "bigint.unsigned.handling.mode": "precise",
             "converter.decimal.format": "NUMERIC",
             "snapshot.locking.mode": "none",
+            # As the server means TINYINT(1).
+            "converters": "boolean",
+            "boolean.type": "io.debezium.connector.binlog.converters.TinyIntOneToBooleanConverter",
+            "boolean.selector": f"{re.escape(self.table.name)}\\..*",
         }
         if self.kind == "mysql":
             given["database.allowPublicKeyRetrieval"] = "true"

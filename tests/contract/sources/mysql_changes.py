@@ -368,14 +368,15 @@ async def changed_by(
     engine: ChangeEngine,
     *statements: str,
     purge: bool = False,
+    columns: str = "id INT PRIMARY KEY, a INT, b INT",
 ) -> list[str]:
-    """Return the rows and changes of a table `users (id, a, b)` behind statements."""
+    """Return the rows and changes of a table `users` behind statements."""
     sources = SourceWorld()
     sources.world.commit(main=catalog(BINDING))
     world = BinlogWorld(shop, engine, "users", sources)
     run(
         owner,
-        "CREATE TABLE users (id INT PRIMARY KEY, a INT, b INT)",
+        f"CREATE TABLE users ({columns})",
         "INSERT INTO users VALUES (1, 2, 3)",
     )
     reader = await world.reader()
@@ -566,3 +567,23 @@ def test_the_rows_with_the_highest_keys_are_shown(shop: ExternalMySQL, owner: Co
     settings = Settings(jars_dir=ROOT / ".fennel" / "jars")
     rows = newest_changes(settings, MySQLChanges(own, "users"), lambda _: "", 3)
     assert [json.loads(row)["after"]["id"] for row in rows] == [2**64 - 1, 7, 6]
+
+
+async def test_tinyint_1_is_boolean_in_rows_and_changes(
+    shop: ExternalMySQL, owner: Connection, engine: ChangeEngine
+) -> None:
+    rows = await changed_by(
+        shop,
+        owner,
+        engine,
+        "ALTER TABLE users ADD c BOOLEAN DEFAULT true, ADD n TINYINT(1) UNSIGNED, ADD w TINYINT",
+        "UPDATE users SET n = 2, w = 1",
+        "INSERT INTO users VALUES (2, 2, NULL, false, 0, NULL)",
+        columns="id INT PRIMARY KEY, a TINYINT(1), b BOOL",
+    )
+    first, second, third = (json.loads(each)[1] for each in rows)
+    assert first == {"id": 1, "a": True, "b": True}
+    assert second == {"id": 1, "a": True, "b": True, "c": True, "n": True, "w": 1}
+    assert third == {"id": 2, "a": True, "b": None, "c": False, "n": False, "w": None}
+    columns = {each.name: each.category for each in described(shop).table.columns}
+    assert columns == {"id": "N", "a": "B", "b": "B", "c": "B", "n": "B", "w": "N"}
