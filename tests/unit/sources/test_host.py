@@ -436,13 +436,15 @@ async def test_a_stream_whose_end_cannot_be_stored_is_not_broken(
     host, cluster = running
     refused, stored = 0, MemorySourceControls.end
 
-    async def end(controls: MemorySourceControls, topic: TopicName) -> None:
+    async def end(
+        controls: MemorySourceControls, topic: TopicName, reopened_at: datetime | None
+    ) -> bool:
         nonlocal refused
         if refused < 3:
             refused += 1
             raise SystemUnavailable("no database")
         assert state_of(host, Reading).failures == 0
-        await stored(controls, topic)
+        return await stored(controls, topic, reopened_at)
 
     monkeypatch.setattr(MemorySourceControls, "end", end)
     of = stream_source()
@@ -452,6 +454,37 @@ async def test_a_stream_whose_end_cannot_be_stored_is_not_broken(
     cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic())
     await eventually(lambda: cluster.queries[RAW][0].stopped and host.state(RAW) is None)
     assert (refused, len(cluster.queries[RAW])) == (3, 1)
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_stream_that_is_resumed_around_the_note_of_its_end_is_read_on(
+    running: tuple[Host, Cluster], monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    host, cluster = running
+    noted, stored = list[bool](), MemorySourceControls.end
+
+    async def end(
+        controls: MemorySourceControls, topic: TopicName, reopened_at: datetime | None
+    ) -> bool:
+        """Note the end behind a resume, or before one that comes between two looks."""
+        if is_first:
+            await controls.resume([topic])
+        noted.append(await stored(controls, topic, reopened_at))
+        if not is_first:
+            await controls.resume([topic])
+        return noted[-1]
+
+    monkeypatch.setattr(MemorySourceControls, "end", end)
+    of = stream_source()
+    host.catalogs = [
+        catalog(replace(of, source=replace(of.source, bounded=True, idleness_us=50_000)))
+    ]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic() + 1)
+    await eventually(lambda: len(cluster.queries[RAW]) == 2)
+    assert noted == [not is_first]
+    assert (await host._controls.ends())[RAW].ended_at is None
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
 
 
 async def test_a_bounded_stream_ends_when_it_was_asked_in_vain_and_is_resumed(
