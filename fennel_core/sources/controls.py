@@ -70,7 +70,10 @@ class FeedNews:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatus:
-    """The last report about a source, and how old it is."""
+    """The last report about a source, and how old it is.
+
+    `reason` without `failures`: it is read, but too seldom, or not all of it.
+    """
 
     failures: int
     behind: int | None

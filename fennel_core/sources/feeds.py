@@ -226,6 +226,7 @@ States = Mapping[TopicName, FeedState]
 class FeedReport:
     """What `fennel-core status` shows of a feed. `reason`: why it is broken, else None.
 
+    A table may have a `reason` without `failures`: it was read too long ago, or lacks rows.
     `behind`: messages that are not read yet, at the end of the last batch; None if not known.
     """
 
@@ -335,7 +336,7 @@ def scheduled_report(
                 reason,
                 paused=stops,
                 ended=has_ended and not stops,
-                remedy=None if reason is None else remedy(feed.workspace, feed.table),
+                remedy=remedy(feed.workspace, feed.table) if reason and failures else None,
                 rows_per_s=feed.rows_per_s,
                 unread_s=None if status is None or stops or has_ended else status.unread_s,
                 rows=None if status is None else status.rows,
