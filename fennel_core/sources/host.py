@@ -169,7 +169,9 @@ class SourceHost:
         self._fresh_s: dict[TopicName, float] | None = None
         """When the process before this knew each feed to be read to its end; None: not read yet."""
         self._found: dict[TopicName, float] = {}
-        """When rows of a feed were last found."""
+        """When rows of a feed were last found, by this process or another."""
+        self._places: dict[TopicName, int] = {}
+        """How far each feed was read, when it was last noted."""
         self._controls: SourceControls = PostgresSourceControls(pool)
         self._slots: ChangeSlots = PostgresChangeSlots(pool)
         self._told: tuple[float, list[FeedNews]] = (-math.inf, [])
@@ -238,6 +240,8 @@ class SourceHost:
                 feeds = self._known
                 # Not one of the threads that start feeds: Kafka may keep it waiting.
                 self._rows = await in_daemon_thread(partial(self._counts.read, feeds), "counts")
+                for topic, place in self._counts.places.items():
+                    self._note_place(topic, place)
                 await self._controls.count(self._rows)
             except SystemUnavailable as lost:
                 log.warning("rows of sources could not be counted; retrying", reason=str(lost))
@@ -398,11 +402,20 @@ class SourceHost:
             return
         feed = state.feed
         try:
+            # Another process may have found rows, so that this one did not.
+            place = await self._in_thread(partial(self._counts.place, feed))
             # Not if it was resumed since the last look: it is read on, and its idleness begins.
-            if await self._controls.end(topic, feed.reopened_at):
+            if self._note_place(topic, place) and await self._controls.end(topic, feed.reopened_at):
                 log.info("source has ended", source=feed.title, workspace=feed.workspace)
         except SystemUnavailable as lost:  # it is not the source that has failed
             log.warning("an end was not stored; retrying", source=feed.title, reason=str(lost))
+
+    def _note_place(self, topic: TopicName, place: int) -> bool:
+        """Note how far a feed was read; return whether that is known. If not, rows were found."""
+        if self._places.get(topic) == place:
+            return True
+        self._places[topic], self._found[topic] = place, time.monotonic()
+        return False
 
     async def _start(self, feed: Feed) -> None:
         topic = feed.raw_topic
@@ -414,6 +427,9 @@ class SourceHost:
                 if held is None:
                     raise FeedRemoved(f"{feed.title} is not the source of a dataset any more")
                 slot = held
+            if feed.idleness_us is not None:
+                place = await self._in_thread(partial(self._counts.place, feed))
+                self._note_place(topic, place)
             query = await self._in_thread(lambda: self._started(feed, slot))
         except (ConnectionsError, SourceError, PySparkException, KafkaException) as failed:
             await self._failed(feed, sources_spark.reason_of(str(failed)) or _reason(failed))
