@@ -33,7 +33,7 @@ from fennel_core.definition.audit_export import AuditExport
 from fennel_core.definition.commit_changes import NotifiedChanges
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import build_commit_steps
-from fennel_core.definition.connector_orders import ConnectorOrders, users_of
+from fennel_core.definition.connector_orders import ConnectorOrders
 from fennel_core.definition.dead_letter_check import DeadLetterCheck
 from fennel_core.definition.drill_check import FailedDrillCheck
 from fennel_core.definition.errors import SecretsNotConfigured
@@ -181,7 +181,7 @@ def with_services(state: ServerState, offline: OfflineParts, executors: Executor
         connectors,
     )
     app.state.connector_orders = ConnectorOrders(
-        connectors, partial(users_of, state.ledger_context.ledger), sealer, settings
+        connectors, state.ledger_context.ledger, sealer, settings
     )
 
     def open_secret(workspace: WorkspaceId, secret: SealedSecret) -> str:

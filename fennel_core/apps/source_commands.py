@@ -77,7 +77,8 @@ def _print(row: dict[str, Any]) -> None:
         click.echo(f"    ended at {row['ended_at']}: nothing came for its idleness")
     if row["error"] is not None and row["state"] != "ended":
         retry = "" if row["retry_at"] is None else f", next attempt at {row['retry_at']}"
-        click.echo(f"    failed {row['failures']} times in a row{retry}: {row['error']}")
+        failed = f"failed {row['failures']} times in a row{retry}: " if row["failures"] else ""
+        click.echo(f"    {failed}{row['error']}")
         if row.get("remedy") is not None:
             click.echo(f"    {row['remedy']}")
 

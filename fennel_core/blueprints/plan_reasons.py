@@ -81,6 +81,8 @@ class ReasonFinder:
                 return "the branch has datasets now"
             case AssetKind.RAW:
                 return "its endpoint has a source now"
+            case AssetKind.POSITIONS:
+                return f"source {blueprint.entity} is read now"
             case AssetKind.SINK:
                 return f"dataset {blueprint.entity} has this sink now"
             case _:
@@ -97,6 +99,8 @@ class ReasonFinder:
         match blueprint.key.kind:
             case AssetKind.RAW:
                 return "its endpoint has no source any more"
+            case AssetKind.POSITIONS:
+                return f"source {name} is not read any more"
             case AssetKind.SINK:
                 return f"dataset {name} does not have this sink any more, or another content"
             case AssetKind.DEAD:

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any, Final, LiteralString
+
+import psycopg
 
 from fennel_core.connections.postgres import AsyncConnection, Pool, connection_of
 from fennel_core.connectors.store import StoredConnector
@@ -40,15 +43,21 @@ REMOVE: Final[LiteralString] = """
 class PostgresConnectorStore:
     """`ConnectorStore` in the table `connector`."""
 
-    def __init__(self, pool: Pool) -> None:
-        self._pool = pool
+    def __init__(self, by: Pool | AsyncConnection) -> None:
+        """`by`: a connection if the calls belong to its transaction."""
+        self._by = by
+
+    def _connection(self) -> AbstractAsyncContextManager[AsyncConnection]:
+        if isinstance(self._by, psycopg.AsyncConnection):
+            return nullcontext(self._by)
+        return connection_of(self._by)
 
     async def all(self) -> Sequence[StoredConnector]:
-        async with connection_of(self._pool) as connection:
+        async with self._connection() as connection:
             return await all_connectors(connection)
 
     async def of(self, workspace: WorkspaceId) -> Mapping[str, StoredConnector]:
-        async with connection_of(self._pool) as connection:
+        async with self._connection() as connection:
             rows = await (await connection.execute(OF, (workspace,))).fetchall()
         return {each.name: each for each in map(_row, rows)}
 
@@ -62,7 +71,7 @@ class PostgresConnectorStore:
         return await self._changed(REMOVE, {"workspace": workspace, "name": name, "before": before})
 
     async def _changed(self, statement: LiteralString, values: Mapping[str, object]) -> bool:
-        async with connection_of(self._pool) as connection:
+        async with self._connection() as connection:
             cursor = await connection.execute(statement, {**values, "channel": CHANNEL})
             return cursor.rowcount == 1
 

@@ -80,13 +80,24 @@ def reference_of(table: c.Table) -> c.NamedReference | None:
             return None
 
 
+def stored_references(uses: Iterable[c.Source | c.Sink], stored: Stored) -> set[c.NamedReference]:
+    """Return the stored connectors that sources and sinks get their addresses from."""
+    found = {reference_of(use.table) for use in uses}
+    return {each for each in found if each is not None and is_stored(each, stored)}
+
+
+def is_stored(reference: c.NamedReference, stored: Stored) -> bool:
+    """Return whether a connector of this name is stored, and is of this kind."""
+    found = stored.get(reference.name)
+    return found is not None and kind_of(found) == reference.kind
+
+
 def resolved_table(table: T, stored: Stored) -> T:
     """Return a table with its stored connector; unchanged if there is none of its kind."""
     reference = reference_of(table)
-    found = None if reference is None else stored.get(reference.name)
-    if found is None or reference is None or kind_of(found) != reference.kind:
+    if reference is None or not is_stored(reference, stored):
         return table
-    return cast(T, replace(cast(Any, table), db=found))
+    return cast(T, replace(cast(Any, table), db=stored[reference.name]))
 
 
 def resolved_uses(uses: Iterable[Use], stored: Stored) -> tuple[Use, ...]:

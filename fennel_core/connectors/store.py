@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from datetime import datetime
-from typing import Protocol
+from datetime import UTC, datetime
+from typing import Final, Protocol
 
 from fennel_core.connectors.references import Access
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.wire.decode_connectors import decode_database
 from fennel_core.wire.gen import connector_pb2
+
+EPOCH: Final = datetime.fromtimestamp(0, UTC)
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,9 +72,9 @@ def connectors_of(stored: Mapping[str, StoredConnector]) -> dict[str, Access]:
 
 @dataclass(slots=True)
 class MemoryConnectorStore:
-    """In-memory `ConnectorStore`; `now` is its clock."""
+    """In-memory `ConnectorStore`; `now` is its clock, which stands still by default."""
 
-    now: Callable[[], datetime]
+    now: Callable[[], datetime] = lambda: EPOCH
     rows: dict[tuple[WorkspaceId, str], StoredConnector] = field(default_factory=dict)
 
     async def all(self) -> Sequence[StoredConnector]:

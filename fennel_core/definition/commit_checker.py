@@ -8,12 +8,13 @@ holds no lock, so it may have to be repeated; `graph/rebase.py` says what a repe
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 
 from fennel_core.blueprints import stored_names
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.connections.secrets import Sealer
-from fennel_core.connectors.references import Stored, resolved_catalog
+from fennel_core.connectors.references import Stored, resolved_catalog, stored_references
 from fennel_core.connectors.store import ConnectorStore, connectors_of
 from fennel_core.definition.commit_request import CommitRequest, digest_of
 from fennel_core.definition.connector_check import connector_problems
@@ -36,18 +37,20 @@ from fennel_core.ledger.store import Commit, LedgerTransaction
 from fennel_core.ledger.transitions import open_branch
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
+from fennel_core.wire.connectors import NamedReference
 
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
     """A valid request: the body to store, without plain secrets, and its definitions.
 
-    `digest` is equal for equal requests.
+    `digest` is equal for equal requests. `connectors`: the stored ones that the new version uses.
     """
 
     body: bytes
     digest: str
     definitions: CheckedDefinitions
+    connectors: Collection[NamedReference]
 
 
 class CommitChecker:
@@ -111,7 +114,9 @@ class CommitChecker:
         earlier = None if before is None else before.request
         await self._reach(added_uses(definitions.graph, earlier, stored), stored, request)
         digest = digest_of(request, sealed.comparable)
-        return CheckedRequest(completed, digest, CheckedDefinitions(target, definitions))
+        graph = definitions.graph
+        used = stored_references((*graph.sources, *graph.sinks), stored)
+        return CheckedRequest(completed, digest, CheckedDefinitions(target, definitions), used)
 
     async def _stored(self, workspace: WorkspaceId) -> Stored:
         if self._connectors is None:

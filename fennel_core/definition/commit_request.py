@@ -14,13 +14,18 @@ from __future__ import annotations
 
 import hashlib
 import json
+from collections.abc import Collection
 from dataclasses import dataclass
 
+from fennel_core.connectors.references import is_stored
+from fennel_core.connectors.store import connectors_of
+from fennel_core.definition.connector_errors import ConnectorRemoved
 from fennel_core.ledger.context import LedgerContext
 from fennel_core.ledger.lifecycle import COMMITTED, UNDONE, CommitState
 from fennel_core.ledger.store import Branch, Commit, CommitOptions, LedgerTransaction
 from fennel_core.ledger.transitions import locked_branch
 from fennel_core.vocab.ids import BranchName, CommitId, WorkspaceId
+from fennel_core.wire.connectors import NamedReference
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,13 +72,16 @@ async def store_commit(
     stored_body: bytes,
     digest: str,
     base: CommitId | None,
+    connectors: Collection[NamedReference] = (),
 ) -> Commit:
     """Store the commit as `new_id`, or return the commit that the request repeats.
 
     `stored_body` is the body without plain secrets (`sealed_request.py`) and with the window
     specifications that the client's protocol drops (`window_specs.py`). `base` is the version
-    that the body was validated against, which need not be the branch's version any more. Raises
-    WorkspaceNotFound and BranchNotFound.
+    that the body was validated against, which need not be the branch's version any more.
+    `connectors`: the stored ones that it uses. From here on they are in use, so they are looked up
+    under the lock that a removal takes. Raises WorkspaceNotFound, BranchNotFound and
+    ConnectorRemoved.
     """
 
     async def store(tx: LedgerTransaction) -> Commit:
@@ -84,6 +92,7 @@ async def store_commit(
             return earlier
         row = await tx.commit(new_id)
         if row is None:
+            await _require_stored(tx, request.workspace, connectors)
             row = Commit(
                 new_id,
                 request.workspace,
@@ -98,6 +107,16 @@ async def store_commit(
         return row
 
     return await context.ledger.run(store)
+
+
+async def _require_stored(
+    tx: LedgerTransaction, workspace: WorkspaceId, references: Collection[NamedReference]
+) -> None:
+    """Return if connectors that were stored still are. Raises ConnectorRemoved."""
+    if references:
+        stored = connectors_of(await tx.connectors.of(workspace))
+        if gone := [each for each in references if not is_stored(each, stored)]:
+            raise ConnectorRemoved(gone)
 
 
 async def _confirms_retention(

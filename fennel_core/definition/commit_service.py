@@ -73,7 +73,13 @@ class CommitService:
         valid = await self.steps.checker.check(request)
         checked = valid.definitions
         row = await store_commit(
-            self.steps.context, request, self.new_id(), valid.body, valid.digest, checked.base
+            self.steps.context,
+            request,
+            self.new_id(),
+            valid.body,
+            valid.digest,
+            checked.base,
+            valid.connectors,
         )
         is_current = row.state in COMMITTED
         with bound(commit=row.id, workspace=request.workspace, branch=request.branch):

@@ -379,11 +379,16 @@ def submit_commit(
         await _open_dev_workspace(steps, request.workspace)
         valid = await steps.checker.check(request)
         new_id = CommitId(uuid.uuid4().hex)
-        return (
-            await store_commit(
-                steps.context, request, new_id, valid.body, valid.digest, valid.definitions.base
-            )
-        ).id
+        row = await store_commit(
+            steps.context,
+            request,
+            new_id,
+            valid.body,
+            valid.digest,
+            valid.definitions.base,
+            valid.connectors,
+        )
+        return row.id
 
     dsn = Settings().postgres_dsn.get_secret_value()
     with audited_command(dsn, actor, Action.COMMIT, f"branch {branch}", request.workspace):

@@ -7,6 +7,7 @@ from shlex import quote
 
 from fennel_core.definition.errors import DefinitionError
 from fennel_core.vocab.problems import Problem
+from fennel_core.wire.connectors import NamedReference
 
 NAMED = 20
 """Names that an error lists."""
@@ -70,6 +71,22 @@ class ConnectorInUse(ConnectorError):
     def __init__(self, name: str, users: Sequence[str]) -> None:
         super().__init__(
             f"connector `{name}` is used by {listed(users)}; commit without them first"
+        )
+
+
+class ConnectorRemoved(ConnectorError):
+    """Connectors that a commit uses were removed after it was checked with them."""
+
+    STATUS = 409
+    CODE = "connector-removed"
+
+    def __init__(self, references: Collection[NamedReference]) -> None:
+        first, *others = sorted((each.name, each.kind) for each in references)
+        more = f" (and {len(others)} more)" if others else ""
+        super().__init__(
+            f"connector `{first[0]}`{more} was removed while the commit was checked; add it again "
+            f"(fennel-core connector add {quote(first[0])} {first[1]} --set …), or commit without "
+            "what uses it"
         )
 
 

@@ -9,7 +9,7 @@ that read and write follow the store as they follow the branches' versions.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Final
@@ -76,13 +76,9 @@ class ConnectorOrders:
     """Serves the calls. Use from one event loop."""
 
     def __init__(
-        self,
-        store: ConnectorStore,
-        users: Callable[[WorkspaceId], Awaitable[ConnectorUsers]],
-        sealer: Sealer | None,
-        settings: Settings,
+        self, store: ConnectorStore, ledger: Ledger, sealer: Sealer | None, settings: Settings
     ) -> None:
-        self._store, self._users = store, users
+        self._store, self._ledger = store, ledger
         self._sealer, self._settings = sealer, settings
 
     async def rows(self, workspace: WorkspaceId) -> list[dict[str, Any]]:
@@ -92,7 +88,7 @@ class ConnectorOrders:
 
     async def row(self, workspace: WorkspaceId, name: str) -> dict[str, Any]:
         """Return one connector as `rows`. Raises ConnectorUnknown."""
-        return _row(await self._named(workspace, name), await self._users(workspace))
+        return _row(await _named(self._store, workspace, name), await self._users(workspace))
 
     async def add(
         self,
@@ -122,7 +118,7 @@ class ConnectorOrders:
         allowed: Allowances,
     ) -> dict[str, Any]:
         """Replace the credentials of a connector that are `given`. Raises ConnectorError."""
-        before = await self._named(workspace, name)
+        before = await _named(self._store, workspace, name)
         kind = kind_of(before.database)
         assert kind is not None, "stored connectors have a kind"
         message = self._sealed(workspace, name, kind, given, before.message)
@@ -130,16 +126,24 @@ class ConnectorOrders:
 
     async def remove(self, workspace: WorkspaceId, name: str) -> None:
         """Remove a connector that nothing uses. Raises ConnectorError."""
-        found = await self._named(workspace, name)
-        kind = kind_of(found.database) or ""
-        if users := (await self._users(workspace)).titles(name, kind):
-            raise ConnectorInUse(name, users)
-        if not await self._store.remove(workspace, name, found.number):
-            raise ConnectorChanged(name)
+
+        async def work(tx: LedgerTransaction) -> None:
+            # Commits are stored under the same lock: one that was is seen here, and one that waits
+            # for it finds the connector removed.
+            await tx.bank.lock(workspace)
+            found = await _named(tx.connectors, workspace, name)
+            kind = kind_of(found.database) or ""
+            users = await asyncio.to_thread(_decoded, await _encoded_users(tx, workspace))
+            if titles := users.titles(name, kind):
+                raise ConnectorInUse(name, titles)
+            if not await tx.connectors.remove(workspace, name, found.number):
+                raise ConnectorChanged(name)
+
+        await self._ledger.run(work)
 
     async def test(self, workspace: WorkspaceId, name: str) -> dict[str, Any]:
         """Reach what a connector is used for. Raises ConnectorError."""
-        found = (await self._named(workspace, name)).database
+        found = (await _named(self._store, workspace, name)).database
         users = await self._users(workspace)
         checked, problems = await self._checked(workspace, found, users)
         if problems:
@@ -204,11 +208,17 @@ class ConnectorOrders:
             return [], [Problem(UNREACHABLE, database.name, late)]
         return found
 
-    async def _named(self, workspace: WorkspaceId, name: str) -> StoredConnector:
-        stored = await self._store.of(workspace)
-        if name not in stored:
-            raise ConnectorUnknown(name, stored)
-        return stored[name]
+    async def _users(self, workspace: WorkspaceId) -> ConnectorUsers:
+        """Return what a workspace reads and writes. Raises as `Ledger.run`."""
+        encoded = await self._ledger.run(lambda tx: _encoded_users(tx, workspace))
+        return await asyncio.to_thread(_decoded, encoded)
+
+
+async def _named(store: ConnectorStore, workspace: WorkspaceId, name: str) -> StoredConnector:
+    stored = await store.of(workspace)
+    if name not in stored:
+        raise ConnectorUnknown(name, stored)
+    return stored[name]
 
 
 def _row(stored: StoredConnector, users: ConnectorUsers) -> dict[str, Any]:
@@ -277,26 +287,29 @@ def probe(
     return [f"{TITLES[kind_of(database) or '']} at {address_of(database)}"], []
 
 
-async def users_of(ledger: Ledger, workspace: WorkspaceId) -> ConnectorUsers:
-    """Return what a workspace reads and writes. Raises as `Ledger.run`."""
+@dataclass(frozen=True, slots=True)
+class EncodedUsers:
+    """As `ConnectorUsers`, encoded. `requests`: of the commits under way."""
 
-    async def work(tx: LedgerTransaction) -> tuple[dict[str, bytes], list[bytes]]:
-        catalogs: dict[str, bytes] = {}
-        targets = {branch.name: branch.target for branch in await tx.branches(workspace)}
-        for name, target in targets.items():
-            encoded = None if target is None else await tx.catalog(target)
-            if encoded is not None:
-                catalogs[name] = encoded
-        under_way = set(await tx.open_commits(workspace)) - set(targets.values())
-        return catalogs, [await tx.request(each) for each in sorted(under_way)]
+    catalogs: Mapping[str, bytes]
+    requests: Sequence[bytes]
 
-    stored, requests = await ledger.run(work)
 
-    def decoded() -> ConnectorUsers:
-        catalogs = {name: stored_names.loads(data, Catalog) for name, data in stored.items()}
-        under_way = [decode_sync_request(body) for body in requests]
-        sources = [source for each in under_way for source in each.sources]
-        sinks = [sink for each in under_way for sink in each.sinks]
-        return ConnectorUsers(catalogs, (*sources, *sinks))
+async def _encoded_users(tx: LedgerTransaction, workspace: WorkspaceId) -> EncodedUsers:
+    """Return what a workspace reads and writes."""
+    catalogs: dict[str, bytes] = {}
+    targets = {branch.name: branch.target for branch in await tx.branches(workspace)}
+    for name, target in targets.items():
+        encoded = None if target is None else await tx.catalog(target)
+        if encoded is not None:
+            catalogs[name] = encoded
+    under_way = set(await tx.open_commits(workspace)) - set(targets.values())
+    return EncodedUsers(catalogs, [await tx.request(each) for each in sorted(under_way)])
 
-    return await asyncio.to_thread(decoded)
+
+def _decoded(users: EncodedUsers) -> ConnectorUsers:
+    catalogs = {name: stored_names.loads(data, Catalog) for name, data in users.catalogs.items()}
+    under_way = [decode_sync_request(body) for body in users.requests]
+    sources = [source for each in under_way for source in each.sources]
+    sinks = [sink for each in under_way for sink in each.sinks]
+    return ConnectorUsers(catalogs, (*sources, *sinks))

@@ -18,6 +18,7 @@ from fennel_core.blueprints.plan_entries import PlanRecord
 from fennel_core.blueprints.revival import RetainedAsset
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.api_errors import WorkspaceNotFound
+from fennel_core.connectors.store import MemoryConnectorStore
 from fennel_core.ledger.lifecycle import OPEN_ENTRIES, SETTLED, UNDONE, CommitState, EntryState
 from fennel_core.ledger.store import (
     NO_GRACE,
@@ -100,6 +101,7 @@ class MemoryLedgerTransaction:
     history_rows: dict[TopicName, list[tuple[int, int]]] = field(default_factory=dict)
     """The earliest time, µs, and the number of rows of each file."""
     keeping_old_rows: set[WorkspaceId] = field(default_factory=set)
+    connectors: MemoryConnectorStore = field(default_factory=MemoryConnectorStore)
 
     def copy(self) -> MemoryLedgerTransaction:
         return MemoryLedgerTransaction(
@@ -126,6 +128,7 @@ class MemoryLedgerTransaction:
             dict(self.rows_held),
             dict(self.history_rows),
             set(self.keeping_old_rows),
+            replace(self.connectors, rows=dict(self.connectors.rows)),
         )
 
     async def add_workspace(self, workspace: WorkspaceId) -> bool:

@@ -11,6 +11,7 @@ from fennel_core.blueprints.logical import AssetKey, AssetKind
 from fennel_core.blueprints.revival import RetainedAsset
 from fennel_core.blueprints.spec import Job
 from fennel_core.connections.postgres import AsyncConnection
+from fennel_core.connectors.postgres import PostgresConnectorStore
 from fennel_core.ledger.store import ReleasedAsset
 from fennel_core.vocab.ids import AssetId, BranchName, CommitId, Identity, Millis, WorkspaceId
 
@@ -83,11 +84,17 @@ class GracePeriods:
         self._connection = connection
         self.destroy_grace_ms = destroy_grace_ms
         self._bank = PostgresBank(connection)
+        self._connectors = PostgresConnectorStore(connection)
 
     @property
     def bank(self) -> PostgresBank:
         """The asset bank inside this transaction."""
         return self._bank
+
+    @property
+    def connectors(self) -> PostgresConnectorStore:
+        """The stored connectors inside this transaction."""
+        return self._connectors
 
     async def _execute(self, query: str, values: Values = ()) -> int:
         return (await self._connection.execute(query, values)).rowcount

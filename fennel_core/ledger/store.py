@@ -21,6 +21,7 @@ from fennel_core.blueprints.logical import AssetKey, AssetKind
 from fennel_core.blueprints.plan_entries import PlanRecord
 from fennel_core.blueprints.revival import RetainedAsset
 from fennel_core.blueprints.spec import Job
+from fennel_core.connectors.store import ConnectorStore
 from fennel_core.ledger.lifecycle import CommitState, EntryState
 from fennel_core.vocab.ids import (
     AssetId,
@@ -199,6 +200,11 @@ class LedgerTransaction(Protocol):
     @property
     def bank(self) -> Bank:
         """The asset bank inside this transaction."""
+        ...
+
+    @property
+    def connectors(self) -> ConnectorStore:
+        """The stored connectors inside this transaction."""
         ...
 
     # --- workspaces

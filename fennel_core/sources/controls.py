@@ -5,8 +5,9 @@ kept until it is lifted, whatever is restarted, and with the raw topic if a vers
 source and a later one revives it; so is a *limit*, which says how many rows may be read per second.
 The *generation* of a source counts the steps of its rewinds: a query that began at another one may
 not have seen them, however short the pause was. A bounded source *ends* when nothing was found in
-it for its idleness, and is not read any more until it is resumed or rewound. A status says how the
-source was when the process last looked; nothing is decided by it.
+it for its idleness, and is not read any more until it is resumed or rewound. From each resume its
+idleness counts again: an end that was noticed before a resume is not noted after it. A status says
+how the source was when the process last looked; nothing is decided by it.
 `postgres.py` is the real implementation.
 """
 
@@ -30,7 +31,10 @@ class SourcePause:
 
 @dataclass(frozen=True, slots=True)
 class SourceEnd:
-    """When a bounded source has ended; idleness counts from when it was last reopened, if ever."""
+    """When a bounded source has ended; idleness counts from when it was last reopened, if ever.
+
+    A resume reopens a source, whether it has ended or not.
+    """
 
     ended_at: datetime | None
     """None if it was read on since."""
@@ -66,7 +70,10 @@ class FeedNews:
 
 @dataclass(frozen=True, slots=True)
 class FeedStatus:
-    """The last report about a source, and how old it is."""
+    """The last report about a source, and how old it is.
+
+    `reason` without `failures`: it is read, but too seldom, or not all of it.
+    """
 
     failures: int
     behind: int | None
@@ -92,7 +99,7 @@ class SourceControls(Protocol):
         ...
 
     async def resume(self, topics: Collection[TopicName]) -> None:
-        """Lift the pauses of sources, and reopen those that have ended."""
+        """Lift the pauses of sources, and reopen them."""
         ...
 
     async def limits(self) -> Mapping[TopicName, SourceLimit]:
@@ -107,8 +114,11 @@ class SourceControls(Protocol):
         """Return the ends of bounded sources, also of those that were read on afterwards."""
         ...
 
-    async def end(self, topic: TopicName) -> None:
-        """End a source; one that has ended keeps the time."""
+    async def end(self, topic: TopicName, reopened_at: datetime | None = None) -> bool:
+        """End a source; return False, and change nothing, if it has ended or was reopened since.
+
+        `reopened_at`: when it was last reopened, as far as the caller knew when it noticed the end.
+        """
         ...
 
     async def reopen(self, topics: Collection[TopicName]) -> None:
@@ -168,7 +178,8 @@ class MemorySourceControls:
     async def resume(self, topics: Collection[TopicName]) -> None:
         for topic in topics:
             self._pauses.pop(topic, None)
-        await self.reopen(topics)
+            if topic in self.topics:
+                self._ends[topic] = SourceEnd(None, self.now())
 
     async def limits(self) -> Mapping[TopicName, SourceLimit]:
         return dict(self._limits)
@@ -182,10 +193,12 @@ class MemorySourceControls:
     async def ends(self) -> Mapping[TopicName, SourceEnd]:
         return dict(self._ends)
 
-    async def end(self, topic: TopicName) -> None:
+    async def end(self, topic: TopicName, reopened_at: datetime | None = None) -> bool:
         before = self._ends.get(topic, SourceEnd(None))
-        if topic in self.topics and before.ended_at is None:
-            self._ends[topic] = SourceEnd(self.now(), before.reopened_at)
+        if topic not in self.topics or before != SourceEnd(None, reopened_at):
+            return False
+        self._ends[topic] = SourceEnd(self.now(), reopened_at)
+        return True
 
     async def reopen(self, topics: Collection[TopicName]) -> None:
         for topic in topics:

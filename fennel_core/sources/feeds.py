@@ -11,6 +11,7 @@ source starts when its commit switches and ends when the last version that has i
     running    it is not wanted, or wanted otherwise       stop
     running    it was rewound, so its generation differs   stop
     running    it has another limit, so it differs         stop
+    running    it is bounded, and resumed: so it differs   stop
     any        it is paused, so it is not wanted           as above
     running    it is bounded, and exhausted                end it; so it is not wanted
     broken     its pause is over                           start
@@ -22,6 +23,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, replace
+from datetime import datetime
 from types import MappingProxyType
 from typing import Final
 
@@ -65,6 +67,8 @@ class Feed:
     """See `sources.controls`; 0 where only the stream matters."""
     rows_per_s: float | None = None
     """The limit of its reader, if a user has given it one."""
+    reopened_at: datetime | None = None
+    """Of a bounded source: see `sources.controls.SourceEnd`. A reader from before ends nothing."""
     keys: tuple[str, ...] = ()
     """The columns of a Delta table that name a row; its datasets agree on them. Else empty."""
 
@@ -222,6 +226,7 @@ States = Mapping[TopicName, FeedState]
 class FeedReport:
     """What `fennel-core status` shows of a feed. `reason`: why it is broken, else None.
 
+    A table may have a `reason` without `failures`: it was read too long ago, or lacks rows.
     `behind`: messages that are not read yet, at the end of the last batch; None if not known.
     """
 
@@ -331,7 +336,7 @@ def scheduled_report(
                 reason,
                 paused=stops,
                 ended=has_ended and not stops,
-                remedy=None if reason is None else remedy(feed.workspace, feed.table),
+                remedy=remedy(feed.workspace, feed.table) if reason and failures else None,
                 rows_per_s=feed.rows_per_s,
                 unread_s=None if status is None or stops or has_ended else status.unread_s,
                 rows=None if status is None else status.rows,

@@ -53,7 +53,7 @@ from fennel_core.sources.change_slots import (
     PostgresChangeSlots,
     drop_abandoned,
 )
-from fennel_core.sources.controls import FeedNews, SourceControls
+from fennel_core.sources.controls import FeedNews, SourceControls, SourceEnd
 from fennel_core.sources.errors import FeedRemoved, SourceError
 from fennel_core.sources.feeds import (
     Broken,
@@ -169,7 +169,9 @@ class SourceHost:
         self._fresh_s: dict[TopicName, float] | None = None
         """When the process before this knew each feed to be read to its end; None: not read yet."""
         self._found: dict[TopicName, float] = {}
-        """When rows of a feed were last found."""
+        """When rows of a feed were last found, by this process or another."""
+        self._places: dict[TopicName, int] = {}
+        """How far each feed was read, when it was last noted."""
         self._controls: SourceControls = PostgresSourceControls(pool)
         self._slots: ChangeSlots = PostgresChangeSlots(pool)
         self._told: tuple[float, list[FeedNews]] = (-math.inf, [])
@@ -238,6 +240,8 @@ class SourceHost:
                 feeds = self._known
                 # Not one of the threads that start feeds: Kafka may keep it waiting.
                 self._rows = await in_daemon_thread(partial(self._counts.read, feeds), "counts")
+                for topic, place in self._counts.places.items():
+                    self._note_place(topic, place)
                 await self._controls.count(self._rows)
             except SystemUnavailable as lost:
                 log.warning("rows of sources could not be counted; retrying", reason=str(lost))
@@ -249,19 +253,22 @@ class SourceHost:
         """Read which feeds are wanted; if that fails, those that were wanted before still are."""
         try:
             pauses, generations = await self._controls.pauses(), await self._controls.generations()
-            limits = await self._controls.limits()
+            limits, stored = await self._controls.limits(), await self._controls.ends()
             found = {
                 topic: replace(
                     feed,
                     generation=generations.get(topic, 0),
                     rows_per_s=limits[topic].rows_per_s if topic in limits else None,
+                    reopened_at=stored[topic].reopened_at
+                    if topic in stored and feed.idleness_us is not None
+                    else None,
                 )
                 for topic, feed in feeds_of(await self._catalogs.read()).items()
             }
             self._known = list(found.values())
             scheduled = {topic: feed for topic, feed in found.items() if feed.scheduled}
             statuses = await self._controls.statuses() if scheduled or self._fresh_s is None else {}
-            ends, remedy = await self._ends(found), self._catalogs.remedy
+            ends, remedy = await self._ends(found, stored), self._catalogs.remedy
             self._tables = scheduled_report(scheduled, statuses, pauses, ends, remedy)
             found = {topic: feed for topic, feed in found.items() if not feed.scheduled}
             self._paused = [feed for topic, feed in found.items() if topic in pauses]
@@ -280,9 +287,10 @@ class SourceHost:
                 log.exception("the catalogs could not be read; retrying", reason=reason)
             self.problem = reason
 
-    async def _ends(self, feeds: Mapping[TopicName, Feed]) -> set[TopicName]:
+    async def _ends(
+        self, feeds: Mapping[TopicName, Feed], stored: Mapping[TopicName, SourceEnd]
+    ) -> set[TopicName]:
         """Return the bounded feeds that have ended; one without an end any more is read on."""
-        stored = await self._controls.ends()
         ends = {t for t, each in stored.items() if t in feeds and each.ended_at is not None}
         endless = {topic for topic in ends if feeds[topic].idleness_us is None}
         if endless:
@@ -392,14 +400,22 @@ class SourceHost:
         self._states[topic] = after = seen(state, progress, time.monotonic())
         if not is_exhausted(after, self._found.get(topic)):
             return
+        feed = state.feed
         try:
-            await self._controls.end(topic)
+            # Another process may have found rows, so that this one did not.
+            place = await self._in_thread(partial(self._counts.place, feed))
+            # Not if it was resumed since the last look: it is read on, and its idleness begins.
+            if self._note_place(topic, place) and await self._controls.end(topic, feed.reopened_at):
+                log.info("source has ended", source=feed.title, workspace=feed.workspace)
         except SystemUnavailable as lost:  # it is not the source that has failed
-            log.warning(
-                "an end was not stored; retrying", source=state.feed.title, reason=str(lost)
-            )
-        else:
-            log.info("source has ended", source=state.feed.title, workspace=state.feed.workspace)
+            log.warning("an end was not stored; retrying", source=feed.title, reason=str(lost))
+
+    def _note_place(self, topic: TopicName, place: int) -> bool:
+        """Note how far a feed was read; return whether that is known. If not, rows were found."""
+        if self._places.get(topic) == place:
+            return True
+        self._places[topic], self._found[topic] = place, time.monotonic()
+        return False
 
     async def _start(self, feed: Feed) -> None:
         topic = feed.raw_topic
@@ -411,6 +427,9 @@ class SourceHost:
                 if held is None:
                     raise FeedRemoved(f"{feed.title} is not the source of a dataset any more")
                 slot = held
+            if feed.idleness_us is not None:
+                place = await self._in_thread(partial(self._counts.place, feed))
+                self._note_place(topic, place)
             query = await self._in_thread(lambda: self._started(feed, slot))
         except (ConnectionsError, SourceError, PySparkException, KafkaException) as failed:
             await self._failed(feed, sources_spark.reason_of(str(failed)) or _reason(failed))

@@ -5,7 +5,8 @@
     ended      it is bounded, and nothing came for its idleness      all
     paused     a user has paused it                                  streams
     parked     it cannot be read; it is tried again at `retry_at`    streams
-    running    the process that reads it said so a moment ago        streams
+    running    what reads it said so a moment ago; of a table        streams
+               `error` may say that this is late, or lacks rows
     unwatched  no process has reported it lately                     streams
 
 A stream has the state of its feed, which all branches share.
@@ -142,7 +143,8 @@ def reported_state(pause: SourcePause | None, status: FeedStatus | None) -> Sour
         return SourceState.PAUSED
     if status is None or status.age_s > STATUS_S:
         return SourceState.UNWATCHED
-    return SourceState.RUNNING if status.reason is None else SourceState.PARKED
+    is_broken = status.reason is not None and status.failures > 0
+    return SourceState.PARKED if is_broken else SourceState.RUNNING
 
 
 def source_row(

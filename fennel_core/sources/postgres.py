@@ -6,6 +6,7 @@ Migrations 0020, 0028 and 0030 to 0032 and 0035.
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
+from datetime import datetime
 from typing import Any, Final, LiteralString
 
 from fennel_core.connections.postgres import Pool, connection_of
@@ -23,8 +24,9 @@ CHANNEL: Final = "pause"
 NOTIFY: Final[LiteralString] = "SELECT pg_notify(%(channel)s, '')"
 RESUME: Final[LiteralString] = """
     WITH reopened AS (
-        UPDATE source_end SET ended_at = NULL, reopened_at = now()
-        WHERE raw_topic = ANY(%(topics)s) AND ended_at IS NOT NULL
+        INSERT INTO source_end (raw_topic, reopened_at)
+        SELECT a.id, now() FROM asset a WHERE a.id = ANY(%(topics)s)
+        ON CONFLICT (raw_topic) DO UPDATE SET ended_at = NULL, reopened_at = excluded.reopened_at
     )
     DELETE FROM source_pause WHERE raw_topic = ANY(%(topics)s)
 """
@@ -42,7 +44,9 @@ ENDS: Final[LiteralString] = "SELECT raw_topic, ended_at, reopened_at FROM sourc
 END: Final[LiteralString] = """
     INSERT INTO source_end AS e (raw_topic, ended_at)
     SELECT a.id, now() FROM asset a WHERE a.id = %(topic)s
-    ON CONFLICT (raw_topic) DO UPDATE SET ended_at = now() WHERE e.ended_at IS NULL
+    ON CONFLICT (raw_topic) DO UPDATE SET ended_at = now()
+        WHERE e.ended_at IS NULL AND e.reopened_at IS NOT DISTINCT FROM %(reopened_at)s
+    RETURNING 1
 """
 REOPEN: Final[LiteralString] = """
     UPDATE source_end SET ended_at = NULL, reopened_at = now()
@@ -124,8 +128,8 @@ class PostgresSourceControls:
     async def ends(self) -> Mapping[TopicName, SourceEnd]:
         return {TopicName(topic): SourceEnd(*rest) for topic, *rest in await self._rows(ENDS)}
 
-    async def end(self, topic: TopicName) -> None:
-        await self._rows(END, {"topic": topic})
+    async def end(self, topic: TopicName, reopened_at: datetime | None = None) -> bool:
+        return bool(await self._rows(END, {"topic": topic, "reopened_at": reopened_at}))
 
     async def reopen(self, topics: Collection[TopicName]) -> None:
         await self._rows(REOPEN, {"topics": list(topics)})

@@ -20,13 +20,20 @@ def accepted_rows(positions: Iterable[SourcePosition]) -> int:
     return sum(each.accepted for position in positions for each in position.datasets.values())
 
 
+def place_of(positions: Iterable[SourcePosition]) -> int:
+    """Return how far a feed was read: a number that each message moves, whatever became of it."""
+    return sum(position.next for position in positions)
+
+
 class FeedRowCounts:
-    """Counts. Use from one thread at a time."""
+    """Counts. Use `read` from one thread at a time."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
         self._ends: Mapping[TopicPartition, Offset] = {}
         self._rows: dict[TopicName, int] = {}
+        self.places: Mapping[TopicName, int] = {}
+        """How far each feed was read by any process, when it was counted last."""
 
     def read(self, feeds: Collection[Feed]) -> Mapping[TopicName, int]:
         """Return the rows of feeds by raw topic; blocks. Raises `SystemUnavailable`."""
@@ -38,12 +45,17 @@ class FeedRowCounts:
             or any(ends[at] != self._ends.get(at) for at in _logs(feed))
         ]
         found = self._positions(grown) if grown else {}
-        counted = {topic: accepted_rows(each.values()) for topic, each in found.items()}
-        rows = self._rows | counted
+        rows = self._rows | {t: accepted_rows(each.values()) for t, each in found.items()}
+        places = {**self.places} | {t: place_of(each.values()) for t, each in found.items()}
         self._rows = {feed.raw_topic: rows[feed.raw_topic] for feed in feeds}
+        self.places = {feed.raw_topic: places[feed.raw_topic] for feed in feeds}
         # What was written since these ends is read again.
         self._ends = ends
         return self._rows
+
+    def place(self, feed: Feed) -> int:
+        """Return how far a feed was read by now; blocks. Raises `SystemUnavailable`."""
+        return place_of(self._positions([feed])[feed.raw_topic].values())
 
     def _log_ends(self, logs: Collection[TopicPartition]) -> Mapping[TopicPartition, Offset]:
         return log_ends(self._settings, logs) if logs else {}

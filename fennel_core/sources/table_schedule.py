@@ -173,10 +173,11 @@ async def ended_sources(
             ended.discard(topic)
         elif idleness_us is not None and row is not None and topic not in ended:
             reopened_at = stored[topic].reopened_at if topic in stored else None
-            if is_exhausted(row, timedelta(microseconds=idleness_us), now, reopened_at):
-                await controls.end(topic)
-                ended.add(topic)
+            over = is_exhausted(row, timedelta(microseconds=idleness_us), now, reopened_at)
+            # Not if it was resumed, or another server has noted it, since the ends were read.
+            if over and await controls.end(topic, reopened_at):
                 log.info("source has ended", source=each.feed.title)
+                ended.add(topic)
     return ended
 
 

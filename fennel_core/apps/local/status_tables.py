@@ -379,7 +379,7 @@ def print_sinks(sinks: Sequence[AlarmRow] | None) -> None:
     """Print how many sinks are written, how far those with a backlog are behind, whose orders are
     not carried out yet, and why others are not written; at most `MAX_ROWS` of each.
     """
-    broken = [row for row in sinks or () if row["reason"] is not None]
+    broken = [row for row in sinks or () if _is_broken(row)]
     if sinks:
         paused = sum(row["paused"] for row in sinks)
         written = len(sinks) - len(broken) - paused
@@ -419,10 +419,10 @@ def _remedy(row: AlarmRow) -> str:
 
 
 def print_sources(sources: Sequence[AlarmRow] | None) -> None:
-    """Print how many streams are read, how far those with a backlog are behind, which are paused
-    or have ended, and why others are not read; at most `MAX_ROWS` of each.
+    """Print how many streams are read, how far those with a backlog are behind, which are late,
+    paused or have ended, and why others are not read; at most `MAX_ROWS` of each.
     """
-    broken = [row for row in sources or () if row["reason"] is not None]
+    broken = [row for row in sources or () if _is_broken(row)]
     paused = [row for row in sources or () if row["paused"]]
     ended = [row for row in sources or () if row["ended"]]
     if sources:
@@ -476,10 +476,17 @@ def print_sources(sources: Sequence[AlarmRow] | None) -> None:
             highlight=False,
             markup=False,
         )
-    for row in broken[:MAX_ROWS]:
+    _print_reasons(sources or ())
+
+
+def _print_reasons(sources: Sequence[AlarmRow]) -> None:
+    """Print why streams are broken, or what is wrong with tables that are read nevertheless."""
+    late = [row for row in sources if row["reason"] is not None and not _is_broken(row)]
+    broken = [row for row in sources if _is_broken(row)]
+    for row in (*late[:MAX_ROWS], *broken[:MAX_ROWS]):
+        failed = f" cannot be read ({row['failures']} attempts)" if _is_broken(row) else ""
         _console().print(
-            f"Stream {row['source']} of {row['workspace']} cannot be read ({row['failures']} "
-            f"attempts): {row['reason']}{_remedy(row)}",
+            f"Stream {row['source']} of {row['workspace']}{failed}: {row['reason']}{_remedy(row)}",
             style="red",
             highlight=False,
             markup=False,
@@ -507,7 +514,12 @@ def _state(row: AlarmRow) -> str:
         return "paused"
     if row.get("ended"):
         return "ended"
-    return "running" if row["reason"] is None else "broken"
+    return "broken" if _is_broken(row) else "running"
+
+
+def _is_broken(row: AlarmRow) -> bool:
+    """Return whether a stream or sink has failed; a table may be late, or lack rows, without."""
+    return row["reason"] is not None and row["failures"] > 0
 
 
 def _lag(row: AlarmRow) -> str | None:

@@ -6,7 +6,6 @@ import asyncio
 import time
 import uuid
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,7 @@ from fennel_core.dead_letters.postgres import PostgresDeadLetterCounts
 from fennel_core.definition.commit_changes import NotifiedChanges
 from fennel_core.definition.commit_service import CommitService
 from fennel_core.definition.commit_steps import CommitSteps
-from fennel_core.definition.connector_orders import ConnectorOrders, users_of
+from fennel_core.definition.connector_orders import ConnectorOrders
 from fennel_core.definition.orchestrator import InlineOrchestrator
 from fennel_core.definition.server import application
 from fennel_core.definition.server_state import ServerState
@@ -91,7 +90,7 @@ def served(state: ServerState) -> FastAPI:
         PostgresDirectory(state.pool), PostgresSourceControls(state.pool), lambda _: {}, connectors
     )
     app.state.connector_orders = ConnectorOrders(
-        connectors, partial(users_of, state.ledger_context.ledger), state.sealer, state.settings
+        connectors, state.ledger_context.ledger, state.sealer, state.settings
     )
     app.state.sink_orders = SinkOrders(
         app.state.source_service.branches,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from pathlib import Path
 from typing import Any
 
@@ -9,9 +10,13 @@ import httpx
 import psycopg
 import pytest
 
+from fennel_core.bank.postgres import LOCK
+from fennel_core.definition.commit_checker import CheckedRequest, CommitChecker
+from fennel_core.definition.commit_request import CommitRequest
 from fennel_core.definition.routes import API
 from tests.support.executors import commit_of
 from tests.support.guarded_postgres import GuardedPostgres, guarded_postgres
+from tests.support.polling import eventually
 
 __all__ = ["guarded_postgres"]
 DEFINITIONS = """
@@ -133,6 +138,55 @@ async def test_a_connector_is_used_rotated_and_removed_and_no_other_workspace_se
     assert {action for action, _ in events} >= {
         *("set-connector", "rotate-connector", "test-connector", "delete-connector")
     }
+
+
+async def test_a_commit_is_refused_whose_connector_was_removed_while_it_was_checked(
+    client: httpx.AsyncClient,
+    guarded_postgres: GuardedPostgres,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    guarded_postgres.set_password(RIGHT)
+    await add(client, guarded_postgres, RIGHT)
+    check = CommitChecker.check
+
+    async def slow_check(checker: CommitChecker, request: CommitRequest) -> CheckedRequest:
+        valid = await check(checker, request)
+        assert (await order(client, "remove")).status_code == 200, "no commit is stored yet"
+        return valid
+
+    monkeypatch.setattr(CommitChecker, "check", slow_check)
+    refused = await client.post(f"{API}/commit", content=await definitions(tmp_path))
+    assert code(refused) == (409, "connector-removed")
+    assert "fennel-core connector add shop postgres" in refused.text
+    assert (await client.get(f"{API}/sources")).json() == {"sources": []}
+
+
+async def test_a_removal_waits_for_a_switch_under_way_and_sees_what_it_uses(
+    client: httpx.AsyncClient, guarded_postgres: GuardedPostgres, database: str, tmp_path: Path
+) -> None:
+    guarded_postgres.set_password(RIGHT)
+    await add(client, guarded_postgres, RIGHT)
+    body = await definitions(tmp_path)
+    assert (await client.post(f"{API}/commit", content=body)).status_code == 200
+    with psycopg.connect(database) as switch, psycopg.connect(database, autocommit=True) as seen:
+        open_commits = "SELECT FROM commit WHERE finished_at IS NULL"
+        await eventually(lambda: not seen.execute(open_commits).fetchall())
+        [(workspace,)] = seen.execute("SELECT workspace FROM connector").fetchall()
+        seen.execute("UPDATE branch SET target = NULL WHERE workspace = %s", (workspace,))
+        switch.execute(LOCK, (workspace,))
+        switch.execute("UPDATE branch SET target = serving WHERE workspace = %s", (workspace,))
+        removal = asyncio.create_task(order(client, "remove"))
+
+        async def is_settled() -> bool:
+            waits = seen.execute("SELECT FROM pg_locks WHERE NOT granted").fetchall()
+            return removal.done() or bool(waits)
+
+        await eventually(is_settled)
+        switch.commit()
+        refused = await removal
+    assert code(refused) == (409, "connector-in-use")
+    assert "the source of dataset `Order` in branch `main`" in refused.text
 
 
 async def test_code_and_store_agree_on_a_name(

@@ -111,13 +111,13 @@ async def test_a_bounded_source_ends_once_until_it_is_resumed_or_reopened(
     controls: SourceControls,
 ) -> None:
     assert await controls.ends() == {}
-    await controls.end(GONE)
+    assert not await controls.end(GONE)
     await controls.reopen([ORDERS])
-    await controls.end(ORDERS)
+    assert await controls.end(ORDERS)
     first = await controls.ends()
     assert [(topic, each.reopened_at) for topic, each in first.items()] == [(ORDERS, None)]
     assert first[ORDERS].ended_at is not None
-    await controls.end(ORDERS)
+    assert not await controls.end(ORDERS), "another process has said so"
     await controls.reopen([USERS])
     assert await controls.ends() == first
     await controls.reopen([ORDERS])
@@ -126,13 +126,35 @@ async def test_a_bounded_source_ends_once_until_it_is_resumed_or_reopened(
     assert reopened.reopened_at is not None
     assert reopened.reopened_at >= first[ORDERS].ended_at
     await controls.reopen([ORDERS])
-    await controls.resume([ORDERS])
     assert (await controls.ends())[ORDERS] == reopened, "the idleness counts from the first time"
-    await controls.end(ORDERS)
+    assert await controls.end(ORDERS, reopened.reopened_at)
     again = (await controls.ends())[ORDERS]
     assert again.ended_at is not None
     assert again.reopened_at == reopened.reopened_at
     await controls.resume([ORDERS])
+    assert (await controls.ends())[ORDERS].ended_at is None
+
+
+async def test_an_end_that_was_noticed_before_a_resume_is_not_noted_after_it(
+    controls: SourceControls,
+) -> None:
+    await controls.resume([ORDERS, GONE])
+    assert not await controls.end(ORDERS)
+    first = (await controls.ends())[ORDERS].reopened_at
+    assert first is not None
+    await controls.resume([ORDERS])
+    assert not await controls.end(ORDERS, first)
+    ends = await controls.ends()
+    assert {topic: each.ended_at for topic, each in ends.items()} == {ORDERS: None}
+    assert await controls.end(ORDERS, ends[ORDERS].reopened_at)
+
+
+async def test_an_end_that_is_noted_behind_a_pause_ends_with_it(controls: SourceControls) -> None:
+    await controls.pause([ORDERS], "token 1")
+    assert await controls.end(ORDERS)
+    assert list(await controls.pauses()) == [ORDERS]
+    await controls.resume([ORDERS])
+    assert await controls.pauses() == {}
     assert (await controls.ends())[ORDERS].ended_at is None
 
 

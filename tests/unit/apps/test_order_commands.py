@@ -42,6 +42,7 @@ OVER = SOURCE | {
     "datasets": [{**SOURCE["datasets"][0], "ended": True}],  # type: ignore[index]  # a list
 }
 TABLE = SOURCE | {"source": "shop/people", "kind": "postgres", "state": "running", "unread_s": 12.6}
+SLOW = TABLE | {"failures": 0, "retry_at": None, "remedy": None, "error": "not read for 7200 s"}
 LETTERS = {
     "subject": "Order",
     "source": "shop/orders",
@@ -87,7 +88,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Calls:
     sent: Calls = []
     counted = {"rows": 4, "letters": 2, "dry_run": False}
     responses: dict[str, Any] = {
-        "/sources": {"sources": [SOURCE, OVER, TABLE]},
+        "/sources": {"sources": [SOURCE, OVER, TABLE, SLOW]},
         "/sinks": {"sinks": [SINK, PAUSED]},
         "/sinks/rewind": {"rewound": [REWOUND], "dry_run": False},
         "/sinks/pause": {},
@@ -174,6 +175,7 @@ def test_sources_are_listed_with_rows_positions_and_the_next_attempt(calls: Call
         "Order (append): 7 rows, 2 late, 1 dead letters, ended",
         "ended at 2026-01-02T00:00:00+00:00: nothing came for its idleness",
         "    if its credentials have changed: fennel-core connector rotate shop",
+        "\n    not read for 7200 s\n",
     ):
         assert text in shown
 

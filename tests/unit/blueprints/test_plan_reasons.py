@@ -13,6 +13,7 @@ from fennel_core.blueprints.plan_entries import PlanAction, PlanEntry
 from fennel_core.blueprints.resolve import resolve_catalog
 from fennel_core.vocab.ids import DatasetName, WorkspaceId
 from fennel_core.wire import operators as wire
+from fennel_core.wire.connectors import JsonFormat, Kafka, KafkaTopic, Login
 from tests.support.compiler_inputs import code, derived, node, schema, sourced, webhook
 
 SHOP = WorkspaceId("shop")
@@ -107,6 +108,15 @@ def test_a_removed_dataset_and_endpoint_are_named() -> None:
     assert found["destroy", "topic Large"] == "dataset Large was removed"
     assert found["destroy", "raw hook/Events"] == "its endpoint has no source any more"
     assert found["destroy", "dead the workspace"] == "the branch has no datasets any more"
+
+
+def test_the_positions_of_a_stream_are_those_of_its_source_and_of_no_dataset() -> None:
+    kafka = Kafka("shop", "broker:9092", "PLAINTEXT", "PLAIN", None, "", Login(None, None))
+    stream = webhook("", table=KafkaTopic(kafka, "orders", JsonFormat()))
+    orders = sourced("Orders", EVENTS, source=stream)
+    positions = "positions shop/orders"
+    assert changes([], [orders])["create", positions] == "source shop/orders is read now"
+    assert changes([orders], [])["destroy", positions] == "source shop/orders is not read any more"
 
 
 def test_a_new_index_needs_a_table() -> None:

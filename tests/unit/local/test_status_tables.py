@@ -68,7 +68,8 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
     idle = read | {"source": "shop/idle", "paused": True}
     over = read | {"source": "shop/over", "ended": True}
     slow = read | {"source": "shop/slow", "stale_s": 312.4}
-    status_tables.print_sources([away | {"behind": None}, read, idle, over, slow])
+    stale = read | {"source": "shop/stale", "reason": "it was not read to its end for 7200 s"}
+    status_tables.print_sources([away | {"behind": None}, stale, read, idle, over, slow])
     shown = capsys.readouterr().out
     assert "messages behind" not in shown
     status_tables.print_sources(
@@ -79,7 +80,11 @@ def test_a_stream_that_cannot_be_read_is_shown_with_the_reason(
         "Stream shop/late of demo is 12 messages behind, limited to 2.5 rows per second",
         "Stream shop/a of demo is 7 messages behind",
     ]
-    assert "Streams: 2 read, 1 broken, 1 paused, 1 ended" in shown
+    assert "Streams: 3 read, 1 broken, 1 paused, 1 ended" in shown
+    assert "Stream shop/stale of demo: it was not read to its end for 7200 s" in shown
+    assert [line.split()[-2:] for line in shown.splitlines() if line.startswith("shop/stale")] == [
+        ["running", "0"]
+    ]
     assert "Stream shop/slow of demo was not read to its end for 312 s" in shown
     assert "Stream shop/over of demo has ended: nothing came for its idleness" in shown
     assert "Stream shop/idle of demo is paused" in shown

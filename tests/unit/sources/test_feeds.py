@@ -2,6 +2,8 @@
 
 from dataclasses import replace
 
+import pytest
+
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.blueprints.streams import stream_of
 from fennel_core.sources.controls import FeedStatus
@@ -20,6 +22,7 @@ from fennel_core.sources.feeds import (
     messages_behind,
     news_of,
     report_of,
+    scheduled_report,
     seen,
     started,
     to_start,
@@ -227,6 +230,15 @@ def test_a_stream_is_stale_while_something_is_left_unread_whatever_becomes_of_it
     assert stale(seen(state, FeedProgress(0), 502.0), 502.0) == 352.0
     assert stale(seen(state, replace(read, fresh_s=502.0), 502.0), 502.0) is None
     assert stale(broken(FEED, None, "away", 100.0), 401.0) == 301.0
+
+
+@pytest.mark.parametrize(("failures", "says"), [(0, None), (2, "rotate shop")])
+def test_a_table_that_is_late_or_lacks_rows_has_not_failed_by_its_credentials(
+    failures: int, says: str | None
+) -> None:
+    status = FeedStatus(failures, None, "it was not read to its end", None, 5.0)
+    (report,) = scheduled_report({RAW: FEED}, {RAW: status}, (), remedy=lambda *_: "rotate shop")
+    assert (report.reason, report.failures, report.remedy) == (status.reason, failures, says)
 
 
 def test_a_stream_that_was_not_read_to_its_end_is_as_old_behind_a_restart() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Collection, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from typing import TypeVar
@@ -25,6 +25,7 @@ from fennel_core.sources.controls import FeedNews, MemorySourceControls
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import Broken, Feed, FeedProgress, Reading
 from fennel_core.sources.host import SourceHost
+from fennel_core.sources.row_counts import FeedRowCounts
 from fennel_core.telemetry import metrics
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.connectors import (
@@ -91,6 +92,23 @@ class Cluster:
         return self.queries[topic][-1]
 
 
+class Places(FeedRowCounts):
+    """How far each feed was read by all processes, as a test says."""
+
+    def __init__(self) -> None:
+        super().__init__(Settings())
+        self.at: dict[TopicName, int] = {}
+        self.asked = 0
+
+    def place(self, feed: Feed) -> int:
+        self.asked += 1
+        return self.at.get(feed.raw_topic, 0)
+
+    def read(self, feeds: Collection[Feed]) -> Mapping[TopicName, int]:
+        self.places = {feed.raw_topic: self.place(feed) for feed in feeds}
+        return {}
+
+
 class Host(SourceHost):
     """A host over a list of catalogs, without database and Spark."""
 
@@ -103,6 +121,7 @@ class Host(SourceHost):
         """Why the catalogs cannot be read."""
         self._started = lambda feed, _: cluster.start(feed)  # type: ignore[method-assign,assignment]  # no Spark
         self._slots = MemoryChangeSlots()
+        self._counts = self.places = Places()
         self._controls = MemorySourceControls(lambda: datetime.now(UTC), {RAW, OTHER})
         self._spark = object()  # type: ignore[assignment]  # not used
         self._catalogs = self  # type: ignore[assignment]  # no database
@@ -436,13 +455,15 @@ async def test_a_stream_whose_end_cannot_be_stored_is_not_broken(
     host, cluster = running
     refused, stored = 0, MemorySourceControls.end
 
-    async def end(controls: MemorySourceControls, topic: TopicName) -> None:
+    async def end(
+        controls: MemorySourceControls, topic: TopicName, reopened_at: datetime | None
+    ) -> bool:
         nonlocal refused
         if refused < 3:
             refused += 1
             raise SystemUnavailable("no database")
         assert state_of(host, Reading).failures == 0
-        await stored(controls, topic)
+        return await stored(controls, topic, reopened_at)
 
     monkeypatch.setattr(MemorySourceControls, "end", end)
     of = stream_source()
@@ -452,6 +473,79 @@ async def test_a_stream_whose_end_cannot_be_stored_is_not_broken(
     cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic())
     await eventually(lambda: cluster.queries[RAW][0].stopped and host.state(RAW) is None)
     assert (refused, len(cluster.queries[RAW])) == (3, 1)
+
+
+async def test_rows_that_another_process_finds_hold_off_the_end_of_a_stream(
+    running: tuple[Host, Cluster],
+) -> None:
+    host, cluster = running
+    of = stream_source()
+    host.catalogs = [
+        catalog(replace(of, source=replace(of.source, bounded=True, idleness_us=50_000)))
+    ]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    host.places.at[RAW], asked = 7, host.places.asked
+    cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic() + 0.05)
+    await eventually(lambda: host.places.asked > asked)
+    await asyncio.sleep(0.1)  # twice its idleness
+    assert await host._controls.ends() == {}, "this process found nothing since it began"
+    cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic() + 0.05)
+    await eventually(lambda: host.state(RAW) is None)
+    assert len(cluster.queries[RAW]) == 1
+
+
+async def test_rows_that_were_counted_hold_off_the_end_of_a_stream(
+    running: tuple[Host, Cluster], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    host, cluster = running
+    monkeypatch.setattr("fennel_core.sources.host.COUNT_EVERY_S", 0.01)
+    of = stream_source()
+    host.catalogs = [
+        catalog(replace(of, source=replace(of.source, bounded=True, idleness_us=50_000)))
+    ]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    counting = asyncio.create_task(host.count())
+    began_s = time.monotonic()
+    cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=began_s + 0.05)
+    while time.monotonic() < began_s + 0.2:
+        host.places.at[RAW] = host.places.at.get(RAW, 0) + 1
+        cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic())
+        await asyncio.sleep(0.01)  # a row now and then, for four times its idleness
+    assert await host._controls.ends() == {}
+    cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic() + 1)
+    await eventually(lambda: host.state(RAW) is None)
+    counting.cancel()
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+async def test_a_stream_that_is_resumed_around_the_note_of_its_end_is_read_on(
+    running: tuple[Host, Cluster], monkeypatch: pytest.MonkeyPatch, is_first: bool
+) -> None:
+    host, cluster = running
+    noted, stored = list[bool](), MemorySourceControls.end
+
+    async def end(
+        controls: MemorySourceControls, topic: TopicName, reopened_at: datetime | None
+    ) -> bool:
+        """Note the end behind a resume, or before one that comes between two looks."""
+        if is_first:
+            await controls.resume([topic])
+        noted.append(await stored(controls, topic, reopened_at))
+        if not is_first:
+            await controls.resume([topic])
+        return noted[-1]
+
+    monkeypatch.setattr(MemorySourceControls, "end", end)
+    of = stream_source()
+    host.catalogs = [
+        catalog(replace(of, source=replace(of.source, bounded=True, idleness_us=50_000)))
+    ]
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
+    cluster.queries[RAW][0].reported = FeedProgress(0, looked_s=time.monotonic() + 1)
+    await eventually(lambda: len(cluster.queries[RAW]) == 2)
+    assert noted == [not is_first]
+    assert (await host._controls.ends())[RAW].ended_at is None
+    await eventually(lambda: isinstance(host.state(RAW), Reading))
 
 
 async def test_a_bounded_stream_ends_when_it_was_asked_in_vain_and_is_resumed(

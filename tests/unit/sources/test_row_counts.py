@@ -68,6 +68,18 @@ def test_rows_of_all_partitions_and_datasets_count_and_late_and_dead_ones_do_not
     assert counts.read(list(FEEDS.values())) == {RAW: 34, OTHER: 0}
 
 
+def test_the_place_of_a_feed_moves_with_each_message_of_any_partition() -> None:
+    counts = Counts()
+    counts.enter(RAW, 30, 2)
+    counts.read(list(FEEDS.values()))
+    assert counts.places == {RAW: 32, OTHER: 0}
+    counts.enter(RAW, 30, 3)
+    assert counts.place(FEEDS[RAW]) == 33
+    assert counts.places == {RAW: 32, OTHER: 0}, "what was counted is as it was"
+    counts.read([FEEDS[RAW]])
+    assert counts.places == {RAW: 33}
+
+
 def test_positions_are_read_again_only_where_they_have_moved() -> None:
     counts = Counts()
     counts.enter(RAW, 1)

@@ -147,6 +147,7 @@ async def test_what_cannot_be_paused_is_refused_by_name() -> None:
         (True, FeedStatus(1, None, "no route", None, FRESH), SourceState.PAUSED),
         (False, FeedStatus(1, None, "no route", None, FRESH), SourceState.PARKED),
         (False, FeedStatus(0, 3, None, None, FRESH), SourceState.RUNNING),
+        (False, FeedStatus(0, None, "not read to its end", None, FRESH), SourceState.RUNNING),
         (False, FeedStatus(0, 3, None, None, STALE), SourceState.UNWATCHED),
         (False, None, SourceState.UNWATCHED),
     ],

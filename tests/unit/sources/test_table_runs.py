@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from typing import cast
+from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
@@ -14,7 +16,7 @@ from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.postgres import Pool
 from fennel_core.definition.orchestrator import CommitOrchestrator
 from fennel_core.settings.model import Settings
-from fennel_core.sources.controls import MemorySourceControls
+from fennel_core.sources.controls import MemorySourceControls, SourceEnd
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.overview import source_views
 from fennel_core.sources.table_job import RunEnd, RunStopped, TableJob
@@ -45,6 +47,7 @@ from fennel_core.sources.table_schedule import (
     ScheduledTables,
     TableSchedule,
     claim,
+    ended_sources,
     news_of_runs,
     scheduled_feeds,
 )
@@ -417,6 +420,30 @@ async def test_a_limited_run_that_fails_reports_its_rows_and_owes_a_rest(
     runs.rows[RAW] = RUN
     assert await TableJob(Settings(), view, runs, "r1").run(is_paused) is RunEnd.FAILED
     assert runs.rows[RAW].retry_at == NOW + FIRST_PAUSE
+
+
+async def test_a_table_that_is_resumed_while_its_end_is_noticed_is_read_on() -> None:
+    runs = MemoryTableRuns(NOW, {RAW})
+    controls = MemorySourceControls(lambda: runs.now, {RAW})
+    feeds = scheduled_feeds([catalog(table_source(bounded=True, idleness_us=600_000_000))])
+    hour = timedelta(hours=1)
+    first = completed(claimed(None, "r1", EVERY, NOW), NONE, NOW)
+    runs.now += hour
+    runs.rows[RAW] = replace(first, started_at=runs.now)
+    ends = controls.ends
+
+    async def resumed_behind() -> Mapping[TopicName, SourceEnd]:
+        """Return the ends as they were before a user resumes the source."""
+        before = await ends()
+        await controls.resume([RAW])
+        return before
+
+    with patch.object(MemorySourceControls, "ends", lambda _: resumed_behind()):
+        assert await ended_sources(runs, feeds, controls) == set()
+    assert await ended_sources(runs, feeds, controls) == set(), "its idleness begins again"
+    runs.now += hour
+    runs.rows[RAW] = replace(first, started_at=runs.now)
+    assert await ended_sources(runs, feeds, controls) == {RAW}
 
 
 async def test_a_table_that_has_ended_is_read_again_when_it_is_resumed_or_has_no_end() -> None:
