@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -178,5 +179,5 @@ def start(by: StartedBy, table: PostgresChanges) -> ChangeRounds[ChangePlace]:
     if position.origin != origin:
         raise StreamReplaced(feed.partition(0).title, position.origin, origin)
     source = LoggedSource(database, changes, described, by.slot)
-    engine = engine_of(by.settings)
-    return ChangeRounds(by, engine, source, origin, position.rewinds, source.begin(position))
+    engine, begin = engine_of(by.settings), partial(source.begin, position)
+    return ChangeRounds(by, engine, source, origin, position.rewinds, begin)
