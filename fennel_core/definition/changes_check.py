@@ -10,15 +10,23 @@ from dataclasses import dataclass
 from functools import partial
 from typing import assert_never
 
+from fennel_core.admission.changes import read_columns
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.blueprints.streams import Changes, stream_of
 from fennel_core.connections import external_binlog, external_mysql, external_postgres
 from fennel_core.connections.change_engine import BINLOG_JARS, change_jars
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.external_binlog import BinlogTable
-from fennel_core.connections.external_changes import LoggedTable, logged_table, require_log
+from fennel_core.connections.external_changes import (
+    MARKED_ARRAYS,
+    SENT,
+    LoggedTable,
+    logged_table,
+    require_log,
+)
 from fennel_core.connections.external_kafka import OpenSecret
 from fennel_core.connections.external_mysql import ExternalMySQLUnusable
+from fennel_core.connections.external_postgres import served_columns
 from fennel_core.connections.secrets import Sealer
 from fennel_core.connectors.references import address_of
 from fennel_core.definition.external_checks import REACHED_S, answers
@@ -184,4 +192,22 @@ def unfit(table: LoggedTable, added: AddedChanges) -> Iterator[str]:
             f"{title} has the generated column `{name}`, which changes do not have; compute the "
             "field with preproc"
         )
+    yield from _unsent(title, table, added)
     yield from unfit_columns(title, table.table, added.source, added.schema)
+
+
+def _unsent(title: str, table: LoggedTable, added: AddedChanges) -> Iterator[str]:
+    """Yield a sentence for each column whose values changes do not have, or not always."""
+    read = read_columns(added.source, added.schema)
+    for column in served_columns(table.table):
+        what = f"{title} has column `{column.name}` of type {column.declared}"
+        if column.name not in read or column.category == "E":
+            continue
+        if column.category == "A":
+            if not table.whole and column.type not in MARKED_ARRAYS:
+                yield (
+                    f"{what}, and an update that does not change a large array would have null "
+                    f"instead; run `ALTER TABLE {table.name} REPLICA IDENTITY FULL`"
+                )
+        elif column.type.rpartition(".")[2] not in SENT:
+            yield f"{what}, which changes do not have; store it as text in another column"

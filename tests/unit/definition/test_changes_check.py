@@ -94,3 +94,28 @@ def test_a_generated_column_is_a_problem_unless_the_field_is_computed() -> None:
     (text,) = unfit(generated, added())
     assert "generated column `age`" in text
     assert list(unfit(generated, added(preproc=(("age", Constant(1, Int())),)))) == []
+
+
+def with_column(type_: str, category: str) -> LoggedTable:
+    columns = (COLUMNS[0], column("age", type_, category), COLUMNS[2])
+    return replace(TABLE, table=replace(USERS, columns=columns))
+
+
+def test_a_large_array_that_is_unchanged_would_be_null() -> None:
+    for type_ in ("double precision[]", "numeric[]", "mood[]"):
+        of = with_column(type_, "A")
+        (text, _) = unfit(of, added())
+        assert "would have null instead; run `ALTER TABLE public.users REPLICA" in text
+        assert len(list(unfit(replace(of, whole=True), added()))) == 1, "no integer is an array"
+        assert list(unfit(of, added(preproc=(("age", Constant(1, Int())),)))) == []
+    assert len(list(unfit(with_column("integer[]", "A"), added()))) == 1
+
+
+def test_a_column_whose_values_are_not_sent_is_a_problem() -> None:
+    for type_, category in (("box", "G"), ("pg_lsn", "U"), ("bit varying", "V")):
+        of = with_column(type_, category)
+        assert "which changes do not have" in next(unfit(of, added()))
+        renamed = added(preproc=(("age", FromPayload("user")),))
+        assert list(unfit(of, renamed)) == []
+    assert "which changes do not have" not in " ".join(unfit(with_column("mood", "E"), added()))
+    assert list(unfit(with_column("shop.citext", "S"), added())) == []
