@@ -43,8 +43,14 @@ from fennel_core.wire.connectors import Postgres, PostgresChanges
 
 CONNECTOR: Final = "io.debezium.connector.postgresql.PostgresConnector"
 TASK: Final = f"{CONNECTOR}Task"
-SENDER_MS: Final = 3_600_000
-"""How long changes may not be taken: a reader waits for its turn, and for its limit."""
+SESSION: Final = (
+    "-c wal_sender_timeout=1h -c intervalstyle=postgres -c extra_float_digits=1 -c lc_monetary=C"
+)
+"""How the engine's connections differ from what the server, a database or a user has set.
+
+The engine says nothing to the server while its changes are not taken, as a reader waits for its
+turn and its limit. And it reads values in these forms only.
+"""
 BATCH_ROWS: Final = 4096
 """Changes that are taken at once; a reader with a limit takes no more than a step has."""
 FETCH_ROWS: Final = 128
@@ -148,8 +154,7 @@ class LoggedSource:
             "message.prefix.include.list": self.base,
             # The server forgets what `confirm` says, and nothing else.
             "lsn.flush.mode": "connector",
-            # The engine says nothing to the server while its changes are not taken.
-            "driver.options": f"-c wal_sender_timeout={SENDER_MS}",
+            "driver.options": SESSION,
             # Rows that are too large end this task, and not the JVM of all.
             "snapshot.fetch.size": str(FETCH_ROWS),
             "driver.maxResultBuffer": f"{FETCH_PERCENT}p",

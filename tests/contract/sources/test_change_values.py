@@ -84,7 +84,7 @@ VALUES = {
     "bigint": "9223372036854775807",
     "numeric": "1.50",
     "real": "1.1",
-    "double precision": "0.1",
+    "double precision": "0.1234567890123",
     "money": "$1,234.56",
     "oid": "4294967295",
     "text": "a",
@@ -102,7 +102,7 @@ VALUES = {
     "date": "1500-01-01",
     "timestamp with time zone": "1969-12-31 23:59:59.999999+00",
     "timestamp without time zone": "1890-01-01 02:30:00.123456",
-    "interval": "1 day",
+    "interval": "1 year 2 mons 3 days 04:05:06",
     "time with time zone": "12:34:56+02",
     "time without time zone": "12:34:56",
     "int4range": "[1,5)",
@@ -112,6 +112,10 @@ VALUES = {
     "tsrange": '["2024-01-01 00:00:00",)',
     "tstzrange": '["2024-01-01 00:00:00+00",)',
 }
+STYLES = (
+    *("intervalstyle = 'sql_standard'", "datestyle = 'German, DMY'", "extra_float_digits = -5"),
+    *("timezone = 'America/New_York'", "bytea_output = 'escape'"),
+)
 EXTENSIONS = {"citext", "ltree", "hstore", "xml"}
 """Types that the server of the tests does not have."""
 
@@ -120,6 +124,8 @@ def test_values_of_each_type_are_sent_by_both_reads_alike(
     shop: ExternalPostgres, owner: Connection, engine: ChangeEngine
 ) -> None:
     assert VALUES.keys() | EXTENSIONS == SENT
+    for setting in STYLES:
+        owner.execute(f"ALTER DATABASE {shop.database} SET {setting}".encode())
     columns = ", ".join(f'"{type_}" {type_}' for type_ in VALUES)
     owner.execute(f"CREATE TABLE users (id int PRIMARY KEY, {columns})".encode())
     source = source_of(shop, "users")
@@ -131,6 +137,8 @@ def test_values_of_each_type_are_sent_by_both_reads_alike(
     assert first == change
     assert first.keys() == {"id", *VALUES}
     assert None not in first.values()
+    assert first["interval"] == "P1Y2M3DT4H5M6S"
+    assert first["double precision"] == 0.1234567890123
 
 
 def test_large_unchanged_values_that_are_not_marked_are_refused_by_a_commit(
