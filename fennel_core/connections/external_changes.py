@@ -459,8 +459,17 @@ def logged_table(database: ExternalPostgres, connection: Connection, name: str) 
     return LoggedTable(table, key, identity == "f", frozenset(generated or ()))
 
 
-def require_log(database: ExternalPostgres, connection: Connection, table: LoggedTable) -> None:
-    """Raise `ExternalPostgresUnusable` unless the user may read the changes of the table."""
+def require_log(
+    database: ExternalPostgres,
+    connection: Connection,
+    table: LoggedTable,
+    *,
+    has_slot: bool = False,
+) -> None:
+    """Raise `ExternalPostgresUnusable` unless the user may read the changes of the table.
+
+    `has_slot`: they are read already.
+    """
     row = connection.execute(RIGHTS, {"oid": table.table.oid}).fetchone()
     assert row is not None, "the query has one row"
     version, level, standby, free, may_publish = row
@@ -477,7 +486,7 @@ def require_log(database: ExternalPostgres, connection: Connection, table: Logge
             f"{title} need `wal_level=logical`, and the server has `{level}`; run `ALTER SYSTEM "
             "SET wal_level = logical` and restart it"
         )
-    if not free:
+    if not (free or has_slot):
         raise ExternalPostgresUnusable(
             f"{title} need a replication slot, and all are in use; set `max_replication_slots` "
             "higher, or drop slots that are not needed (`pg_replication_slots` shows them)"

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from fennel_core.connections.external_changes import KeyColumn, LoggedTable
 from fennel_core.connections.external_postgres import ExternalColumn, ExternalTable
+from fennel_core.definition import changes_check
 from fennel_core.definition.changes_check import AddedChanges, changes_problems, unfit
+from fennel_core.definition.external_uses import uses_of
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.dtypes import Int
 from fennel_core.vocab.ids import BranchName, WorkspaceId
@@ -72,6 +76,24 @@ async def test_changes_of_mysql_are_off_unless_the_operator_turns_them_on(tmp_pa
     assert "FENNEL_MYSQL_CHANGES=true" in off
     (jars,) = await found(added(OF_MYSQL), Settings(jars_dir=tmp_path, mysql_changes=True))
     assert "its operator runs `make jars-mysql`" in jars
+
+
+async def test_what_is_read_already_needs_no_other_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def described(*_: object, is_read: bool) -> LoggedTable:
+        asked.append(is_read)
+        return TABLE
+
+    monkeypatch.setattr(changes_check, "_described", described)
+    of, other = added(), source(table=replace(NOWHERE, table="others"), cdc=Cdc.DEBEZIUM)
+    assert await found(of) == []
+    assert await found(of, other=catalog(binding(of=other))) == []
+    assert await found(of, other=catalog(binding(of=of.source))) == []
+    assert await found(replace(of, is_read=True)) == []
+    assert asked == [False, False, True, True]
+    (again,) = uses_of(catalog(binding(of=of.source))).changes
+    assert again.is_read
 
 
 def test_a_table_whose_key_has_the_keys_of_the_dataset_fits() -> None:
