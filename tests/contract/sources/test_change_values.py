@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Iterator
 from typing import Any
 
+import psutil
 import pytest
 from psycopg import sql
 
@@ -214,3 +215,21 @@ def test_large_rows_end_no_engine(
     with pytest.raises(ChangeEngineFailed):
         rows_until(small_engine, source, begun_place(source), 3)
     assert small_engine.is_running()
+
+
+def test_tasks_that_have_ended_leave_no_threads(
+    shop: ExternalPostgres, owner: Connection, small_engine: ChangeEngine
+) -> None:
+    filled(shop, owner, 10)
+    source = source_of(shop, "users")
+    place = begun_place(source)
+
+    def threads() -> int:
+        return psutil.Process(small_engine._process.pid).num_threads()
+
+    for _ in range(3):
+        rows_until(small_engine, source, place, 10)
+    before = threads()
+    for _ in range(10):
+        rows_until(small_engine, source, place, 10)
+    assert threads() < before + 5
