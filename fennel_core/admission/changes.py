@@ -24,7 +24,9 @@ the table, Debezium sends a delete and an insert; otherwise the update is refuse
 from __future__ import annotations
 
 import base64
+import hashlib
 import json
+import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
@@ -58,6 +60,13 @@ PLACEHOLDERS: Final = (
     base64.b64encode(_PLACEHOLDER_BYTES).decode(),
     _PLACEHOLDER_BYTES.hex(),
     [PLACEHOLDER],
+    [
+        str(
+            uuid.UUID(
+                bytes=hashlib.md5(_PLACEHOLDER_BYTES, usedforsecurity=False).digest(), version=3
+            )
+        )
+    ],
     list(_PLACEHOLDER_BYTES),
     {PLACEHOLDER: PLACEHOLDER},
     json.dumps({PLACEHOLDER: PLACEHOLDER}, separators=(",", ":")),
@@ -107,7 +116,7 @@ def changes_of(payload: Payload, source: Source, schema: Schema) -> Changes:
         if after[place] is None:
             refusals.add(f"the change event `{ops[place]}` has no row in `after`", place)
     times = _delete_times(events, before, refusals)
-    _refuse_unavailable(after, _read_columns(source, schema), refusals)
+    _refuse_unavailable(after, read_columns(source, schema), refusals)
     _refuse_moved_keys(before, after, source, schema, refusals)
     deleted = np.flatnonzero(kinds == DELETE)
     return Changes(
@@ -279,7 +288,7 @@ def _refuse_moved_keys(
                 refusals.add(reason, place)
 
 
-def _read_columns(source: Source, schema: Schema) -> frozenset[str]:
+def read_columns(source: Source, schema: Schema) -> frozenset[str]:
     """Return the columns of the table that a source reads."""
     steps = dict(source.preproc)
     read = {name for name in schema.names if name not in steps}

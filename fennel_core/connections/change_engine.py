@@ -73,7 +73,7 @@ COMMON: Final[Mapping[str, str]] = {
     "max.queue.size.in.bytes": str(16 * 1024 * 1024),
 }
 _TASK, _AHEAD, _LAST, _FORMAT, _VALUE, _JOIN = "task", "ahead", "last", "format", "value", "join"
-_OFFSET, _TEXT = "offset", "text"
+_OFFSET, _TEXT, _STORE = "offset", "text", "store"
 POSTGRES_JARS: Final = "changes"
 BINLOG_JARS: Final = "mysql-changes"
 """Folders of jars, one for each JVM: the connectors of MySQL and MariaDB have another version."""
@@ -141,10 +141,15 @@ class ChangeTask:
         """End the task; it has let go of the database when this returns."""
         with self._failures():
             task = self._table.remove(self._key(_TASK))
+            store = self._table.remove(self._key(_STORE))
             for each in (_AHEAD, _LAST, _FORMAT, _VALUE, _JOIN, _OFFSET, _TEXT):
                 self._table.remove(self._key(each))
-            if task is not None:
-                task.stop()
+            try:
+                if task is not None:
+                    task.stop()
+            finally:
+                if store is not None:
+                    store.stop()  # it has a thread, and the task asks it until its end
 
     @contextmanager
     def _failures(self) -> Iterator[None]:
@@ -184,8 +189,9 @@ class ChangeTask:
         with self._failures():
             for what, value in _to_text(java, given).items():
                 self._put(what, value)
-            task = _class(java, task_class)()
-            task.initialize(_context(java, self.name, offset))
+            task, store = _class(java, task_class)(), _offset_store(java)
+            self._put(_STORE, store)
+            task.initialize(_context(java, self.name, store, offset))
             self._put(_TASK, task)
             task.start(given)
 
@@ -421,16 +427,21 @@ def _history(name: str, begin: LogBegin) -> Iterator[str]:
         yield json.dumps(line) + "\n"
 
 
-def _context(java: Any, name: str, offset: Mapping[str, Any] | None) -> Any:
+def _offset_store(java: Any) -> Any:
+    """Return a store of Kafka Connect that remembers nothing when it ends."""
+    store = java.io.debezium.embedded.KafkaConnectUtil.memoryOffsetBackingStore()
+    store.start()
+    return store
+
+
+def _context(java: Any, name: str, store: Any, offset: Mapping[str, Any] | None) -> Any:
     """Return what Kafka Connect gives to a task: nothing is remembered but an offset."""
     connect = java.org.apache.kafka.connect
-    store = java.io.debezium.embedded.KafkaConnectUtil.memoryOffsetBackingStore()
     converters = []
     for is_key in (True, False):
         converter = connect.json.JsonConverter()
         converter.configure({"schemas.enable": "false"}, is_key)
         converters.append(converter)
-    store.start()
     if offset is not None:
         writer = connect.storage.OffsetStorageWriter(store, name, *converters)
         writer.offset({"server": name}, offset)

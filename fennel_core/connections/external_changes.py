@@ -12,16 +12,23 @@ each transaction.
 
 Each reader that begins makes a slot of its own, and the position names the one that counts: of two
 that begin at once, the second to write the position has none. So no reader touches the slot of
-another before the position is its own; then it drops those of the source that do not count. A slot
-that is not dropped fills the disk of the user's server, so the platform remembers the name that all
-of a source have in common before it makes one (`sources/change_slots.py`).
+another before the position is its own; then it drops those of the source that do not count. Readers
+that fail again and again before they write would leave one slot each, so a reader that begins drops
+all but the newest of them.
+
+A slot that is not dropped fills the disk of the user's server, so the platform remembers the name
+that all of a source have in common before it makes one (`sources/change_slots.py`).
 """
 
 from __future__ import annotations
 
+import os
+import socket
+import threading
 import time
 import uuid
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Any, ClassVar, Final, LiteralString
 
@@ -30,6 +37,7 @@ from psycopg import sql
 
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.external_postgres import (
+    STATEMENT_MS,
     ExternalPostgres,
     ExternalPostgresUnusable,
     ExternalTable,
@@ -48,6 +56,10 @@ TAKE_OVER_S: Final = 10.0
 LOOK_S: Final = 0.1
 SIMPLE: Final = frozenset("abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_$")
 """Characters of names that mean nothing to the engine, which reads names as patterns."""
+ADDRESS: Final = frozenset("%+/?")
+"""Characters of a database's name that the engine's driver reads as parts of an address."""
+WAITING: Final = 2
+"""Slots of readers that have written nothing yet: more are left of readers that have failed."""
 KEY_CASTS: Final[Mapping[str, sql.SQL]] = {
     "smallint": sql.SQL("smallint"),
     "integer": sql.SQL("integer"),
@@ -61,12 +73,28 @@ KEY_CASTS: Final[Mapping[str, sql.SQL]] = {
     "timestamp without time zone": sql.SQL("timestamp without time zone"),
 }
 """Types of primary keys: the first read goes on behind the last key that was written."""
+SENT: Final = frozenset(
+    {
+        *("smallint", "integer", "bigint", "numeric", "real", "double precision", "money", "oid"),
+        *("text", "character varying", "character", "citext", "ltree", "boolean", "uuid", "xml"),
+        *("json", "jsonb", "hstore", "inet", "cidr", "macaddr", "macaddr8", "tsvector"),
+        *("date", "timestamp with time zone", "timestamp without time zone", "interval"),
+        *("time with time zone", "time without time zone"),
+        *("int4range", "int8range", "numrange", "daterange", "tsrange", "tstzrange"),
+    }
+)
+"""Types whose values changes have, beside enums and arrays; of others the engine sends nothing."""
+MARKED_ARRAYS: Final = frozenset(
+    {"integer[]", "bigint[]", "text[]", "character varying[]", "json[]", "jsonb[]", "uuid[]"}
+)
+"""Arrays that a change says it does not have if they are large and unchanged; others are null."""
 KEY: Final[LiteralString] = """
-    SELECT c.relreplident::text,
+    SELECT c.relreplident::text, c.relpersistence::text,
+        (SELECT i.indimmediate FROM pg_index i WHERE i.indrelid = c.oid AND i.indisprimary),
         (SELECT array_agg(a.attname::text ORDER BY k.place) FROM pg_index i
          CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k (attnum, place)
          JOIN pg_attribute a ON a.attrelid = c.oid AND a.attnum = k.attnum
-         WHERE i.indrelid = c.oid AND i.indisprimary),
+         WHERE i.indrelid = c.oid AND i.indisprimary AND k.place <= i.indnkeyatts),
         (SELECT array_agg(a.attname::text) FROM pg_attribute a
          WHERE a.attrelid = c.oid AND a.attnum > 0 AND a.attgenerated <> '')
     FROM pg_class c WHERE c.oid = %(oid)s
@@ -79,6 +107,11 @@ RIGHTS: Final[LiteralString] = """
         has_database_privilege(current_database(), 'CREATE')
             AND pg_has_role((SELECT relowner FROM pg_class WHERE oid = %(oid)s), 'USAGE')
 """
+UNREADABLE: Final[LiteralString] = """
+    SELECT t.oid::regtype::text FROM pg_type t
+    WHERE t.typcategory = 'E' AND NOT EXISTS (SELECT FROM pg_enum e WHERE e.enumtypid = t.oid)
+    ORDER BY 1 LIMIT 1
+"""
 PUBLICATIONS: Final[LiteralString] = """
     SELECT p.pubname::text FROM pg_publication p
     JOIN pg_publication_tables t ON t.pubname = p.pubname
@@ -86,10 +119,10 @@ PUBLICATIONS: Final[LiteralString] = """
         AND p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate
 """
 WHOLE: Final[LiteralString] = """
-        AND t.rowfilter IS NULL AND cardinality(t.attnames) >= (
-            SELECT count(*) FROM pg_attribute a
+        AND t.rowfilter IS NULL AND NOT EXISTS (
+            SELECT FROM pg_attribute a
             WHERE a.attrelid = %(oid)s AND a.attnum > 0 AND NOT a.attisdropped
-                AND a.attgenerated = '')
+                AND a.attgenerated = '' AND a.attname <> ALL (t.attnames))
 """
 BEGIN: Final[LiteralString] = """
     SELECT (lsn - '0/0')::bigint FROM pg_create_logical_replication_slot(%(slot)s, 'pgoutput')
@@ -99,9 +132,19 @@ OF_SOURCE: Final[LiteralString] = """
     WHERE starts_with(slot_name::text, %(base)s || '_') AND database = current_database()
     ORDER BY 1
 """
+LEFT: Final[LiteralString] = """
+    SELECT slot_name::text FROM (
+        SELECT slot_name, wal_status, row_number() OVER (
+            ORDER BY wal_status = 'lost', confirmed_flush_lsn DESC NULLS FIRST) AS place
+        FROM pg_replication_slots
+        WHERE starts_with(slot_name::text, %(base)s || '_') AND database = current_database()
+    ) AS own WHERE wal_status = 'lost' OR place > %(waiting)s
+"""
+"""Slots of a source that was not written yet: those that lost their log, and all but the newest."""
 SLOT: Final[LiteralString] = """
     SELECT active_pid, wal_status::text, (confirmed_flush_lsn - '0/0')::bigint,
-        pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint
+        pg_wal_lsn_diff(pg_current_wal_lsn(), restart_lsn)::bigint,
+        (pg_current_wal_flush_lsn() - '0/0')::bigint
     FROM pg_replication_slots WHERE slot_name = %(slot)s AND database = current_database()
 """
 ADVANCE: Final[LiteralString] = "SELECT pg_replication_slot_advance(%(slot)s, %(lsn)s)"
@@ -208,20 +251,30 @@ class PostgresLog:
 
     def describe(self) -> LoggedTable:
         """Return what the table is, if its changes can be read."""
-        with self._database.connect() as connection:
+        with self._connected(writes=False) as connection:
+            require_types(self._database, connection)
             return logged_table(self._database, connection, self._table)
 
     def begin(self, table: LoggedTable) -> LogBegin:
-        """Make a slot, and a publication if there is none. Other slots are left alone."""
+        """Make a slot, and a publication if there is none.
+
+        The newest of the other slots are left alone: they may be of readers that begin now.
+        """
         slot = f"{self._base}_{uuid.uuid4().hex[:8]}"
-        with self._database.connect(LOG_MS, writes=True) as connection:
+        with self._connected(LOG_MS) as connection:
             publication = self._published(connection, table)
+            given = {"base": self._base, "waiting": WAITING}
+            for (left,) in connection.execute(LEFT, given).fetchall():
+                self._taken_over(connection, left, DROP)
+            # It waits for the transactions that run, as for locks; that is limited as a statement.
+            connection.execute("SET lock_timeout = 0")
             try:
                 row = connection.execute(BEGIN, {"slot": slot}).fetchone()
             except psycopg.errors.QueryCanceled as late:
                 raise self._unusable(
                     f"slot `{slot}` could not begin in {LOG_MS // 1000} s, because a transaction "
-                    "is open for so long; end it (`pg_stat_activity` shows it)"
+                    "is open for so long, also of the first read of another source; wait for it, "
+                    "or end it (`pg_stat_activity` shows it)"
                 ) from late
             assert row is not None, "a slot that is made has a place"
             return LogBegin(slot, int(row[0]), publication)
@@ -231,13 +284,19 @@ class PostgresLog:
 
         Raises `ChangesLost` if it has not kept the changes from there on.
         """
-        with self._database.connect(LOG_MS, writes=True) as connection:
-            confirmed = self._kept(connection, slot)
+        with self._connected(LOG_MS) as connection:
+            confirmed, end = self._kept(connection, slot)
             if confirmed > lsn:
                 raise ChangesLost(
                     f"{self._title()}: slot `{slot}` was moved to {lsn_text(confirmed)} by "
                     f"another program, and changes were read up to {lsn_text(lsn)}; let the table "
                     "be read again with `fennel-core source rewind NAME --to earliest`"
+                )
+            if lsn > end:
+                raise ChangesLost(
+                    f"{self._title()}: changes were read up to {lsn_text(lsn)}, and the log of the "
+                    f"server ends at {lsn_text(end)}, as after a restore; let the table be read "
+                    "again with `fennel-core source rewind NAME --to earliest`"
                 )
             self._taken_over(connection, slot, ADVANCE, lsn if streams else confirmed)
 
@@ -246,7 +305,7 @@ class PostgresLog:
 
         Raises `ExternalPostgresUnusable` if the table is not published any more.
         """
-        with self._database.connect(writes=True) as connection:
+        with self._connected() as connection:
             found = logged_table(self._database, connection, self._table)
             if found.table.oid != table.table.oid:
                 raise self._unusable("the table was created again; its changes are others")
@@ -263,12 +322,12 @@ class PostgresLog:
 
     def keep_only(self, slot: str) -> None:
         """Drop the slots of the source that do not count."""
-        with self._database.connect(LOG_MS, writes=True) as connection:
+        with self._connected() as connection:
             self._drop(connection, slot)
 
     def drop(self) -> None:
         """Drop all slots of the source, and its publication, if they are there."""
-        with self._database.connect(LOG_MS, writes=True) as connection:
+        with self._connected() as connection:
             self._drop(connection, None)
             query = sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(self._base))
             connection.execute(query)
@@ -285,8 +344,26 @@ class PostgresLog:
         )
         return self._base
 
-    def _kept(self, connection: Connection, slot: str) -> int:
-        """Return the confirmed place of a slot. Raises `ChangesLost`."""
+    @contextmanager
+    def _connected(
+        self, statement_ms: int = STATEMENT_MS, *, writes: bool = True
+    ) -> Iterator[Connection]:
+        """Yield a connection that is cut in the end: the server itself limits its statements, and
+        it may be frozen, or wait for its disk.
+        """
+        with self._database.connect(statement_ms, writes=writes) as connection:
+            socket_ = socket.socket(fileno=os.dup(connection.fileno()))
+            late = threading.Timer(2 * statement_ms / 1000 + TAKE_OVER_S, _cut, [socket_])
+            late.daemon = True
+            late.start()
+            try:
+                yield connection
+            finally:
+                late.cancel()
+                socket_.close()
+
+    def _kept(self, connection: Connection, slot: str) -> tuple[int, int]:
+        """Return the confirmed place of a slot, and the end of the log. Raises `ChangesLost`."""
         row = connection.execute(SLOT, {"slot": slot}).fetchone()
         if row is None or row[1] == "lost":
             what = "is gone" if row is None else "has lost its log (`max_slot_wal_keep_size`)"
@@ -294,7 +371,7 @@ class PostgresLog:
                 f"{self._title()}: slot `{slot}` {what}, so changes may be missing; let the "
                 "table be read again with `fennel-core source rewind NAME --to earliest`"
             )
-        return int(row[2])
+        return int(row[2]), int(row[4])
 
     def _drop(self, connection: Connection, kept: str | None) -> None:
         for (slot,) in connection.execute(OF_SOURCE, {"base": self._base}).fetchall():
@@ -317,6 +394,10 @@ class PostgresLog:
             try:
                 connection.execute(query, {"slot": slot, "lsn": lsn_text(lsn)})
                 return
+            except psycopg.errors.UndefinedObject:
+                if query == DROP:
+                    return
+                raise
             except psycopg.errors.ObjectInUse as used:
                 if time.monotonic() > deadline_s:
                     raise self._unusable(f"slot `{slot}` is still read: {used}") from used
@@ -333,13 +414,24 @@ def logged_table(database: ExternalPostgres, connection: Connection, name: str) 
     table = describe_table(database, connection, name)
     row = connection.execute(KEY, {"oid": table.oid}).fetchone()
     assert row is not None, "the table was there a moment ago"
-    identity, names, generated = row
+    identity, persistence, immediate, names, generated = row
     title = f"connector `{database.name}`: table `{table.schema}.{table.name}`"
     types = {column.name: column.type for column in table.columns}
     key = tuple(KeyColumn(each, types[each]) for each in names or ())
     if not key:
         raise ExternalPostgresUnusable(
             f"{title} has no primary key, by which its changes name rows; add one"
+        )
+    if persistence != "p":
+        raise ExternalPostgresUnusable(
+            f"{title} is unlogged or temporary, so its changes are in no log; run `ALTER TABLE "
+            f"{table.schema}.{table.name} SET LOGGED`"
+        )
+    if identity == "d" and not immediate:
+        # The server would refuse every update and delete of a published table.
+        raise ExternalPostgresUnusable(
+            f"{title} has a deferrable primary key, which names no rows in changes; run `ALTER "
+            f"TABLE {table.schema}.{table.name} REPLICA IDENTITY FULL`"
         )
     if identity not in "df":
         raise ExternalPostgresUnusable(
@@ -352,6 +444,12 @@ def logged_table(database: ExternalPostgres, connection: Connection, name: str) 
             f"{title} has `{odd[0].name}` of type {odd[0].type} in its primary key; the first read "
             f"goes on behind keys of the types {', '.join(sorted(KEY_CASTS))}"
         )
+    if ADDRESS.intersection(database.database):
+        raise ExternalPostgresUnusable(
+            f"connector `{database.name}`: the name of database `{database.database}` has one of "
+            f"the characters {' '.join(sorted(ADDRESS))}, which the engine would read as a part of "
+            "its address; give it another name"
+        )
     for part in (table.schema, table.name):
         if not SIMPLE.issuperset(part):
             raise ExternalPostgresUnusable(
@@ -361,8 +459,17 @@ def logged_table(database: ExternalPostgres, connection: Connection, name: str) 
     return LoggedTable(table, key, identity == "f", frozenset(generated or ()))
 
 
-def require_log(database: ExternalPostgres, connection: Connection, table: LoggedTable) -> None:
-    """Raise `ExternalPostgresUnusable` unless the user may read the changes of the table."""
+def require_log(
+    database: ExternalPostgres,
+    connection: Connection,
+    table: LoggedTable,
+    *,
+    has_slot: bool = False,
+) -> None:
+    """Raise `ExternalPostgresUnusable` unless the user may read the changes of the table.
+
+    `has_slot`: they are read already.
+    """
     row = connection.execute(RIGHTS, {"oid": table.table.oid}).fetchone()
     assert row is not None, "the query has one row"
     version, level, standby, free, may_publish = row
@@ -379,7 +486,7 @@ def require_log(database: ExternalPostgres, connection: Connection, table: Logge
             f"{title} need `wal_level=logical`, and the server has `{level}`; run `ALTER SYSTEM "
             "SET wal_level = logical` and restart it"
         )
-    if not free:
+    if not (free or has_slot):
         raise ExternalPostgresUnusable(
             f"{title} need a replication slot, and all are in use; set `max_replication_slots` "
             "higher, or drop slots that are not needed (`pg_replication_slots` shows them)"
@@ -389,7 +496,24 @@ def require_log(database: ExternalPostgres, connection: Connection, table: Logge
             f"{title} need a publication, and the user may make none; let the owner of the table "
             f"run `CREATE PUBLICATION fennel_{table.table.name} FOR TABLE {table.name}`"
         )
+    require_types(database, connection)
     database.require_replication()
+
+
+def require_types(database: ExternalPostgres, connection: Connection) -> None:
+    """Raise `ExternalPostgresUnusable` for types of the database at which the engine ends."""
+    found = connection.execute(UNREADABLE).fetchone()
+    if found is not None:
+        raise ExternalPostgresUnusable(
+            f"connector `{database.name}`: database `{database.database}` has the type "
+            f"`{found[0]}`, an enum without values or a domain over an enum, and the engine of "
+            "changes cannot read a database with such a type; replace it"
+        )
+
+
+def _cut(connection: socket.socket) -> None:
+    with suppress(OSError):
+        connection.shutdown(socket.SHUT_RDWR)
 
 
 def _publications(connection: Connection, table: LoggedTable) -> list[str]:

@@ -181,6 +181,7 @@ class ExternalPostgres:
 
     def _address(self, statement_ms: int, *, writes: bool = False) -> str:
         reads_only = "off" if writes else "on"
+        # Nothing that is written waits for standbys: `statement_timeout` does not end such a wait.
         return make_conninfo(
             "",
             host=self.host,
@@ -195,7 +196,7 @@ class ExternalPostgres:
             keepalives_idle=KEEPALIVE_S,
             options=f"-c statement_timeout={statement_ms} "
             f"-c default_transaction_read_only={reads_only} "
-            f"-c timezone=UTC -c lock_timeout={LOCK_S}s",
+            f"-c timezone=UTC -c lock_timeout={LOCK_S}s -c synchronous_commit=local",
             **self.parameters,
         )
 

@@ -6,19 +6,27 @@ The changes of a table are read once for all its datasets, so they agree on the 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import assert_never
+from typing import TypeGuard, assert_never
 
+from fennel_core.admission.changes import read_columns
 from fennel_core.blueprints.spec import Catalog
 from fennel_core.blueprints.streams import Changes, stream_of
 from fennel_core.connections import external_binlog, external_mysql, external_postgres
 from fennel_core.connections.change_engine import BINLOG_JARS, change_jars
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.external_binlog import BinlogTable
-from fennel_core.connections.external_changes import LoggedTable, logged_table, require_log
+from fennel_core.connections.external_changes import (
+    MARKED_ARRAYS,
+    SENT,
+    LoggedTable,
+    logged_table,
+    require_log,
+)
 from fennel_core.connections.external_kafka import OpenSecret
 from fennel_core.connections.external_mysql import ExternalMySQLUnusable
+from fennel_core.connections.external_postgres import served_columns
 from fennel_core.connections.secrets import Sealer
 from fennel_core.connectors.references import address_of
 from fennel_core.definition.external_checks import REACHED_S, answers
@@ -37,16 +45,21 @@ from fennel_core.wire.connectors import (
     Postgres,
     PostgresChanges,
     Source,
+    Table,
 )
 
 
 @dataclass(frozen=True, slots=True)
 class AddedChanges:
-    """A source of changes that a commit adds or alters, and the schema of its dataset."""
+    """A source of changes that a commit adds or alters, and the schema of its dataset.
+
+    `is_read`: the branch reads the changes already, so the server keeps its log for them.
+    """
 
     source: Source
     table: Changes
     schema: Schema
+    is_read: bool = False
 
 
 def added_changes(graph: Graph, before: Sequence[Source]) -> list[AddedChanges]:
@@ -56,7 +69,8 @@ def added_changes(graph: Graph, before: Sequence[Source]) -> list[AddedChanges]:
         table, dataset = source.table, graph.dataset(source.dataset)
         if source not in before and isinstance(table, Changes):
             assert dataset is not None, "a valid source has a dataset"
-            found.append(AddedChanges(source, table, dataset.schema))
+            is_read = any(_same(each.table, table) for each in before)
+            found.append(AddedChanges(source, table, dataset.schema, is_read))
     return found
 
 
@@ -73,7 +87,15 @@ async def changes_problems(
     an installation.
     """
     found = [problem for each in added for problem in _disagreements(each, others)]
-    asked = [partial(_unreadable, each, workspace, sealer, settings) for each in added]
+    read = [binding.source.table for catalog in others.values() for binding in catalog.sources]
+    asked = [
+        partial(
+            _unreadable,
+            replace(each, is_read=each.is_read or any(_same(t, each.table) for t in read)),
+            *(workspace, sealer, settings),
+        )
+        for each in added
+    ]
     for each, problems in zip(added, await answers(asked), strict=True):
         dataset = each.source.dataset
         late = (
@@ -84,15 +106,21 @@ async def changes_problems(
     return tuple(found)
 
 
+def _same(one: Table, other: Changes) -> TypeGuard[Changes]:
+    """Return whether two are the changes of one table."""
+    return (
+        isinstance(one, type(other))
+        and stream_of(one) == stream_of(other)
+        and one.db.name == other.db.name
+    )
+
+
 def _disagreements(added: AddedChanges, others: Mapping[BranchName, Catalog]) -> Iterator[Problem]:
     own = _address(added.table)
     for branch, catalog in others.items():
         for binding in catalog.sources:
             table = binding.source.table
-            if not isinstance(table, type(added.table)):
-                continue
-            same = (table.db.name, table.table) == (added.table.db.name, added.table.table)
-            if same and _address(table) != own:
+            if _same(table, added.table) and _address(table) != own:
                 text = (
                     f"Dataset `{added.source.dataset}`: connector `{table.db.name}` of "
                     f"{stream_of(table).title} leads to `{own}`, and in branch `{branch}` to "
@@ -115,7 +143,7 @@ def _unreadable(
     try:
         match added.table:
             case PostgresChanges() as table:
-                texts = list(unfit(_described(table, open_secret), added))
+                texts = list(unfit(_described(table, open_secret, is_read=added.is_read), added))
             case MySQLChanges() as table:
                 texts = list(
                     unfit_of_mysql(_described_by_mysql(table, open_secret, settings), added)
@@ -129,12 +157,12 @@ def _unreadable(
     ]
 
 
-def _described(table: PostgresChanges, open_secret: OpenSecret) -> LoggedTable:
+def _described(table: PostgresChanges, open_secret: OpenSecret, *, is_read: bool) -> LoggedTable:
     assert isinstance(table.db, Postgres), "names are resolved before"
     database = external_postgres.opened(table.db, open_secret)
     with database.connect() as connection:
         found = logged_table(database, connection, table.table)
-        require_log(database, connection, found)
+        require_log(database, connection, found, has_slot=is_read)
         return found
 
 
@@ -177,4 +205,22 @@ def unfit(table: LoggedTable, added: AddedChanges) -> Iterator[str]:
             f"{title} has the generated column `{name}`, which changes do not have; compute the "
             "field with preproc"
         )
+    yield from _unsent(title, table, added)
     yield from unfit_columns(title, table.table, added.source, added.schema)
+
+
+def _unsent(title: str, table: LoggedTable, added: AddedChanges) -> Iterator[str]:
+    """Yield a sentence for each column whose values changes do not have, or not always."""
+    read = read_columns(added.source, added.schema)
+    for column in served_columns(table.table):
+        what = f"{title} has column `{column.name}` of type {column.declared}"
+        if column.name not in read or column.category == "E":
+            continue
+        if column.category == "A":
+            if not table.whole and column.type not in MARKED_ARRAYS:
+                yield (
+                    f"{what}, and an update that does not change a large array would have null "
+                    f"instead; run `ALTER TABLE {table.name} REPLICA IDENTITY FULL`"
+                )
+        elif column.type.rpartition(".")[2] not in SENT:
+            yield f"{what}, which changes do not have; store it as text in another column"

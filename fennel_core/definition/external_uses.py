@@ -104,7 +104,7 @@ def uses_of(catalog: Catalog) -> ExternalUses:
         if isinstance(table, DatabaseTable):
             tables.append(AddedTable(each.source, table, each.schema, (each.source,)))
         elif isinstance(table, PostgresChanges | MySQLChanges):
-            changes.append(AddedChanges(each.source, table, each.schema))
+            changes.append(AddedChanges(each.source, table, each.schema, is_read=True))
         elif is_delta(each.source) and isinstance(table, S3Table):
             deltas.append(AddedDelta(each.source, table, each.schema))
         elif is_stream(table) and not is_scheduled(table):

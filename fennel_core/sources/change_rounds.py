@@ -5,6 +5,9 @@ there are none, the driver asks it now and then and runs no job. A round is a Sp
 which takes changes from the engine itself and writes them (`change_reader.py`): they do not pass
 the driver.
 
+What the driver asks a database itself may take long, and belongs to no round: a round has one of
+the turns that all sources share.
+
 Every minute the driver remembers where the log of the database ends: all changes before that place
 are read when the engine shows that it has passed it. What such a *mark* is depends on the database.
 """
@@ -117,7 +120,10 @@ class ChangeRound(Generic[P]):
 
 
 class ChangeRounds(Rounds, Generic[P]):
-    """Runs the rounds of a table's changes, and their engine. `end`: where to begin."""
+    """Runs the rounds of a table's changes, and their engine.
+
+    `begin`: where to begin, or what finds that out and may take long.
+    """
 
     def __init__(
         self,
@@ -126,9 +132,10 @@ class ChangeRounds(Rounds, Generic[P]):
         source: ChangedTable[P],
         origin: str,
         rewinds: int,
-        end: ChangeRoundEnd[P],
+        begin: ChangeRoundEnd[P] | Callable[[], ChangeRoundEnd[P]],
     ) -> None:
-        self._source, self._end = source, end
+        self._source, self._begin = source, begin
+        self._end: ChangeRoundEnd[P]
         self._origin, self._rewinds = origin, rewinds
         self._begun_s = self._heard_s = time.monotonic()
         self._marked_s = -math.inf
@@ -138,13 +145,19 @@ class ChangeRounds(Rounds, Generic[P]):
         self._claimed = False
         """The position is of this reader, so that others do not count."""
         self._engine = engine
-        self._task = self._started(end.at)
+        self._task: ChangeTask | None = None
+        self._is_first = False
+        """The task reads the rows that are there."""
         super().__init__(by, str(by.feed.raw_topic))
 
+    def begin(self) -> None:
+        """Find out where to begin, and start a task there."""
+        self._end = self._begin() if callable(self._begin) else self._begin
+        self._start()
+
     def read(self) -> FeedProgress:
-        """Run a round; behind the last row of the first read, let the changes follow."""
-        self._mark()
-        was_first = self._end.at.is_first
+        """Run a round."""
+        assert self._task is not None, "a task is started before the first round"
         work = ChangeRound(
             self.by.settings,
             self.by.feed,
@@ -164,21 +177,26 @@ class ChangeRounds(Rounds, Generic[P]):
         self._saw(self._end.token)
         if self._end.rows or self._end.more:
             self._heard_s = time.monotonic()
-        if not self._claimed:
-            self._source.claim(self._end.at)
-            self._claimed = True
-        if was_first and not self._end.at.is_first:
-            self._follow()
         return FeedProgress(None, self._behind_ms(), self._looked_s, rows=self._end.rows)
 
     def rest(self, took_s: float) -> None:
-        """Wait until there are changes."""
+        """Wait until there are changes; behind the last row of the first read they follow at once.
+
+        A database that does not respond holds up nothing but its own source here.
+        """
         pause_s = self.by.settings.source_trigger_ms / 1000
+        if not self._claimed:
+            self._source.claim(self._end.at)
+            self._claimed = True
+        if self._is_first and not self._end.at.is_first:
+            self._follow()
         if self._end.more or self._end.at.is_first:
+            self._mark()
             return
         self.stopped.wait(max(0.0, pause_s - took_s))
         while not self.stopped.is_set():
             self._mark()
+            assert self._task is not None, "a task reads on until the end"
             if self._task.look():
                 self._heard_s = time.monotonic()
                 return
@@ -203,20 +221,30 @@ class ChangeRounds(Rounds, Generic[P]):
 
     def stop(self) -> None:
         super().stop()
+        self._stop_task()
+
+    def _stop_task(self) -> None:
+        if self._task is None:
+            return
         try:
             self._engine.stop(self._task)
         except ChangeEngineFailed as failed:
             log.warning("an engine of changes could not be stopped", reason=str(failed))
 
-    def _started(self, place: P) -> ChangeTask:
-        self._heard_s = time.monotonic()
-        return self._source.started(self._engine, f"{self._source.base}-{next(_numbers)}", place)
+    def _start(self) -> None:
+        """Start a task at the end."""
+        name = f"{self._source.base}-{next(_numbers)}"
+        self._heard_s, self._is_first = time.monotonic(), self._end.at.is_first
+        self._task = self._source.started(self._engine, name, self._end.at)
+        if self.stopped.is_set():  # `stop` may have waited for it no longer
+            self._stop_task()
 
     def _follow(self) -> None:
         """End the first read; begin to read the changes since before it."""
+        assert self._task is not None, "it has read the last row"
         self._engine.stop(self._task)
         self._end = self._source.follow(self._end)
-        self._task = self._started(self._end.at)
+        self._start()
 
     def _mark(self) -> None:
         """Make a mark if one is due."""
@@ -243,7 +271,7 @@ class ChangeRounds(Rounds, Generic[P]):
     def _behind_ms(self) -> int:
         """Return how old the last change was when it was read, if others are left."""
         end = self._end
-        if end.at.is_first:
+        if self._is_first:
             return max(1, int(1000 * (time.monotonic() - self._begun_s)))
         if end.more:
             return max(1, int(1000 * time.time()) - (end.newest_ms or 0)) if end.newest_ms else 1

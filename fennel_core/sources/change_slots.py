@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime, timedelta
+from functools import partial
 from typing import Final, LiteralString, Protocol, cast
 
 import structlog
@@ -23,6 +24,7 @@ from fennel_core.blueprints import stored_names
 from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.postgres import Pool, connection_of
 from fennel_core.sources.feeds import Feed
+from fennel_core.telemetry.endless_tasks import in_daemon_thread
 from fennel_core.vocab.ids import TopicName, WorkspaceId
 from fennel_core.wire.connectors import PostgresChanges
 
@@ -39,6 +41,10 @@ ABANDONED: Final[LiteralString] = """
         AND (s.dropped_at IS NULL OR s.dropped_at < now() - %(kept)s)
     ORDER BY s.made_at, s.raw_topic
 """
+DROPS: Final = 8
+"""Slots that are dropped at once."""
+DROP_S: Final = 60.0
+"""How long that may take; the connection is cut before, see `external_changes`."""
 KEPT: Final = timedelta(hours=1)
 """How long a dropped slot is remembered: more than a reader takes to make one."""
 DROPPED: Final[LiteralString] = """
@@ -140,21 +146,41 @@ async def drop_abandoned(
 ) -> Sequence[AbandonedSlot]:
     """Drop the slots of destroyed sources; return those that could not be, with the reason.
 
-    `drop` blocks, and raises `ConnectionsError`. One that fails stops no other, and is tried again.
+    `drop` blocks, and raises `ConnectionsError`. One that fails, or whose server does not respond,
+    stops no other, and is tried again.
     """
+    found, free = await slots.abandoned(), asyncio.Semaphore(DROPS)
+
+    async def reason(each: AbandonedSlot) -> str | None:
+        async with free:
+            return await _reason_kept(each, drop)
+
     left = []
-    for each in await slots.abandoned():
-        try:
-            await asyncio.to_thread(drop, each)
-        except ConnectionsError as failed:
-            await slots.failed(each.raw_topic, str(failed))
-            left.append(replace(each, error=str(failed)))
+    for each, error in zip(found, await asyncio.gather(*map(reason, found)), strict=True):
+        if error is not None:
+            await slots.failed(each.raw_topic, error)
+            left.append(replace(each, error=error))
             if each.error is None:
-                log.error("a slot could not be dropped", slot=each.title, reason=str(failed))
+                log.error("a slot could not be dropped", slot=each.title, reason=error)
         else:
             await slots.dropped(each.raw_topic)
             log.info("a slot was dropped", slot=each.title, workspace=each.workspace)
     return left
+
+
+async def _reason_kept(slot: AbandonedSlot, drop: Callable[[AbandonedSlot], None]) -> str | None:
+    """Drop a slot; return why it could not be."""
+    dropping = in_daemon_thread(partial(drop, slot), "drop-slot")
+    try:
+        await asyncio.wait_for(dropping, DROP_S)
+    except TimeoutError:
+        return f"the server did not respond in {DROP_S:.0f} s"
+    except ConnectionsError as failed:
+        return str(failed)
+    except Exception as unexpected:  # last line of defence: others are dropped
+        log.exception("unexpected error of a slot", slot=slot.title)
+        return f"{type(unexpected).__name__}: {unexpected}"
+    return None
 
 
 @dataclass(slots=True)

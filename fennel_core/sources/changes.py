@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -35,12 +36,29 @@ from fennel_core.sources.change_rounds import ChangeRounds, LogMark
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.kafka import positions_of_feeds
 from fennel_core.sources.kinds import StartedBy
+from fennel_core.sources.pace import step_rows
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.wire.connectors import Postgres, PostgresChanges
 
 CONNECTOR: Final = "io.debezium.connector.postgresql.PostgresConnector"
 TASK: Final = f"{CONNECTOR}Task"
+SESSION: Final = (
+    "-c wal_sender_timeout=1h -c intervalstyle=postgres -c extra_float_digits=1 -c lc_monetary=C"
+)
+"""How the engine's connections differ from what the server, a database or a user has set.
+
+The engine says nothing to the server while its changes are not taken, as a reader waits for its
+turn and its limit. And it reads values in these forms only.
+"""
+BATCH_ROWS: Final = 4096
+"""Changes that are taken at once; a reader with a limit takes no more than a step has."""
+FETCH_ROWS: Final = 128
+"""Rows that the first read fetches at once."""
+FETCH_PERCENT: Final = 30
+"""How much of the heap, which all sources share, they may need."""
+QUEUE_BATCHES: Final = 4
+"""Batches that the engine reads ahead."""
 MARK_LATE_S: Final = 10.0
 """A mark that is not delivered for so long shows that changes are left."""
 _decode_end: Final = msgspec.json.Decoder(ChangeRoundEnd[ChangePlace]).decode
@@ -48,12 +66,16 @@ _decode_end: Final = msgspec.json.Decoder(ChangeRoundEnd[ChangePlace]).decode
 
 @dataclass(frozen=True, slots=True)
 class LoggedSource:
-    """A table whose changes are read; `base`: how its slots begin, and the prefix of its marks."""
+    """A table whose changes are read; `base`: how its slots begin, and the prefix of its marks.
+
+    `rows_per_s`: the limit of its reader, if there is one.
+    """
 
     database: ExternalPostgres
     log: PostgresLog
     table: LoggedTable
     base: str
+    rows_per_s: float | None = None
 
     @property
     def reading(self) -> SlotReading:
@@ -111,6 +133,7 @@ class LoggedSource:
     def properties(self, cursor: ChangeCursor) -> dict[str, str]:
         """Return what the engine needs to begin at a cursor."""
         database, name = self.database, self.table.name
+        batch = step_rows(self.rows_per_s, BATCH_ROWS)
         given = {
             "connector.class": CONNECTOR,
             "database.hostname": database.host,
@@ -126,10 +149,17 @@ class LoggedSource:
             "slot.retry.delay.ms": "1000",
             "publication.name": cursor.publication,
             "publication.autocreate.mode": "disabled",
-            "table.include.list": re.escape(name),
+            # Patterns ignore the case of letters, and names do not.
+            "table.include.list": f"(?-i:{re.escape(name)})",
             "message.prefix.include.list": self.base,
             # The server forgets what `confirm` says, and nothing else.
             "lsn.flush.mode": "connector",
+            "driver.options": SESSION,
+            # Rows that are too large end this task, and not the JVM of all.
+            "snapshot.fetch.size": str(FETCH_ROWS),
+            "driver.maxResultBuffer": f"{FETCH_PERCENT}p",
+            "max.batch.size": str(batch),
+            "max.queue.size": str(QUEUE_BATCHES * batch),
         }
         if cursor.first:
             return {**given, **self._rows(first_read(self.table, cursor.key))}
@@ -177,6 +207,6 @@ def start(by: StartedBy, table: PostgresChanges) -> ChangeRounds[ChangePlace]:
     position = position or SourcePosition(0, origin)
     if position.origin != origin:
         raise StreamReplaced(feed.partition(0).title, position.origin, origin)
-    source = LoggedSource(database, changes, described, by.slot)
-    engine = engine_of(by.settings)
-    return ChangeRounds(by, engine, source, origin, position.rewinds, source.begin(position))
+    source = LoggedSource(database, changes, described, by.slot, feed.rows_per_s)
+    engine, begin = engine_of(by.settings), partial(source.begin, position)
+    return ChangeRounds(by, engine, source, origin, position.rewinds, begin)

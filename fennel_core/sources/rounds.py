@@ -75,6 +75,9 @@ class Rounds(ABC):
         self._thread = InheritableThread(target=self._run, name=f"rounds-{group}", daemon=True)
         self._thread.start()
 
+    def begin(self) -> None:  # noqa: B027  # most kinds have nothing to do
+        """Do what comes before the first round and may take long; raise as `read`."""
+
     @abstractmethod
     def read(self) -> FeedProgress:
         """Run a round; raise for whatever breaks the source."""
@@ -122,6 +125,7 @@ class Rounds(ABC):
         try:
             context.setJobGroup(self._group, self.by.feed.title, interruptOnCancel=True)
             context.setLocalProperty("spark.scheduler.pool", self._group)
+            self.begin()
             while not self.stopped.is_set():
                 begun_s = time.monotonic()
                 with self._turns.turn(self.stopped.is_set) as given:

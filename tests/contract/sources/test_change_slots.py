@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import AsyncIterator, Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
@@ -12,6 +13,7 @@ import pytest
 from fennel_core.connections import postgres
 from fennel_core.connections.external_postgres import ExternalPostgresUnusable
 from fennel_core.connections.postgres import Pool, connection_of
+from fennel_core.sources import change_slots
 from fennel_core.sources.change_slots import (
     KEPT,
     AbandonedSlot,
@@ -124,3 +126,33 @@ async def test_a_slot_that_cannot_be_dropped_is_tried_again(slots: Slots) -> Non
     assert await slots.abandoned() == [(slot, "the server is away")]
     assert await drop_abandoned(slots.store, lambda _: None) == []
     assert await slots.abandoned() == []
+
+
+async def test_a_server_that_does_not_respond_holds_up_no_other(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(change_slots, "DROP_S", 0.2)
+    store, freed = MemoryChangeSlots(), threading.Event()
+    topics = [TopicName(name) for name in ("hangs", "is-away", "is-broken", "drops")]
+    store.alive.update(topics)
+    for topic in topics:
+        await store.hold(replace(FEED, raw_topic=topic), TABLE)
+    store.alive.clear()
+
+    def drop(slot: AbandonedSlot) -> None:
+        match slot.raw_topic:
+            case "hangs":
+                freed.wait(30)
+            case "is-away":
+                raise ExternalPostgresUnusable("the server is away")
+            case "is-broken":
+                raise ValueError("a defect")
+
+    left = await drop_abandoned(store, drop)
+    freed.set()
+    assert [(each.raw_topic, each.error) for each in left] == [
+        ("hangs", "the server did not respond in 0 s"),
+        ("is-away", "the server is away"),
+        ("is-broken", "ValueError: a defect"),
+    ]
+    assert {each.raw_topic for each in await store.abandoned()} == set(topics[:3])

@@ -15,7 +15,7 @@ import signal
 import sys
 import uuid
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import polars as pl
@@ -23,11 +23,12 @@ import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
-from fennel_core.connections import change_engine
+from fennel_core.connections import change_engine, external_changes, external_postgres
 from fennel_core.connections.change_engine import ChangeEngine, ChangeEngineFailed, ChangeTask
 from fennel_core.connections.errors import TransactionAborted
 from fennel_core.connections.external_changes import (
     ChangesLost,
+    KeyColumn,
     LogBegin,
     PostgresLog,
     logged_table,
@@ -273,6 +274,17 @@ def described(shop: ExternalPostgres, name: str = "users") -> None:
             "REPLICA IDENTITY DEFAULT",
         ),
         ('CREATE SCHEMA "a b"; CREATE TABLE "a b".users (id int PRIMARY KEY)', "other characters"),
+        ("CREATE UNLOGGED TABLE users (id int PRIMARY KEY)", "SET LOGGED"),
+        ("CREATE TABLE users (id int PRIMARY KEY DEFERRABLE)", "REPLICA IDENTITY FULL"),
+        (
+            "CREATE TABLE users (id int PRIMARY KEY); CREATE TYPE mood AS ENUM ('sad'); "
+            "CREATE DOMAIN own AS mood",
+            "has the type `own`",
+        ),
+        (
+            "CREATE TABLE users (id int PRIMARY KEY); CREATE TYPE mood AS ENUM ()",
+            "has the type `mood`",
+        ),
     ],
 )
 def test_a_table_without_usable_changes_is_refused(
@@ -282,6 +294,33 @@ def test_a_table_without_usable_changes_is_refused(
     name = "a b.users" if "SCHEMA" in statement else "users"
     with pytest.raises(ExternalPostgresUnusable, match=words):
         described(shop, name)
+
+
+def test_a_deferrable_key_with_the_whole_row_is_read(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    owner.execute("CREATE TABLE users (id int PRIMARY KEY DEFERRABLE, age int)")
+    owner.execute("ALTER TABLE users REPLICA IDENTITY FULL; INSERT INTO users VALUES (1, 2)")
+    log = PostgresLog(shop, "users", f"fennel_{uuid.uuid4().hex}")
+    log.begin(log.describe())
+    owner.execute("UPDATE users SET age = 3")
+
+
+def test_columns_that_an_index_includes_are_no_part_of_the_key(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    owner.execute("CREATE TABLE users (id int, age int, PRIMARY KEY (id) INCLUDE (age))")
+    with shop.connect() as connection:
+        assert logged_table(shop, connection, "users").key == (KeyColumn("id", "integer"),)
+
+
+@pytest.mark.parametrize("name", ["a?ssl=false", "a+b", "a%20b", "a/b"])
+def test_a_database_whose_name_is_no_part_of_an_address_is_refused(
+    shop: ExternalPostgres, owner: Connection, name: str
+) -> None:
+    owner.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    with shop.connect() as connection, pytest.raises(ExternalPostgresUnusable, match="characters"):
+        logged_table(replace(shop, database=name), connection, "users")
 
 
 def test_a_server_without_a_logical_log_is_refused(database: str) -> None:
@@ -317,6 +356,68 @@ def test_a_slot_that_is_gone_or_was_moved_is_a_loss(
         log.look(log.describe(), at.slot, at.publication, "token")
 
 
+def test_a_server_that_lacks_what_was_read_is_a_loss(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    log, at = begun(shop, owner)
+    with pytest.raises(ChangesLost, match="as after a restore"):
+        log.resume(at.slot, at.lsn + (1 << 32), streams=True)
+
+
+def test_readers_that_fail_before_they_write_leave_few_slots(
+    shop: ExternalPostgres, owner: Connection
+) -> None:
+    log, first = begun(shop, owner)
+    made = [first.slot, *(log.begin(log.describe()).slot for _ in range(4))]
+    assert sorted(slots(owner)) == sorted(made[-3:])
+
+
+def test_a_slot_waits_for_transactions_longer_than_for_locks(
+    shop: ExternalPostgres, owner: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(external_postgres, "LOCK_S", 1)
+    monkeypatch.setattr(external_changes, "LOG_MS", 2_000)
+    owner.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    log = PostgresLog(shop, "users", f"fennel_{uuid.uuid4().hex}")
+    with psycopg.connect(
+        host=shop.host, port=shop.port, dbname=shop.database, user=shop.user
+    ) as other:
+        other.execute("SELECT txid_current()")
+        with pytest.raises(ExternalPostgresUnusable, match="could not begin in 2 s"):
+            log.begin(log.describe())
+
+
+def test_a_mark_waits_for_no_standby(shop: ExternalPostgres, owner: Connection) -> None:
+    log, at = begun(shop, owner)
+    owner.execute("ALTER SYSTEM SET synchronous_standby_names = 'none'")
+    try:
+        owner.execute("SELECT pg_reload_conf()")
+        while owner.execute("SHOW synchronous_standby_names").fetchone() == ("",):
+            pass
+        log.look(log.describe(), at.slot, at.publication, "token")
+    finally:
+        owner.execute("ALTER SYSTEM RESET synchronous_standby_names")
+        owner.execute("SELECT pg_reload_conf()")
+
+
+def test_a_server_that_is_frozen_is_left_after_a_time(
+    shop: ExternalPostgres, owner: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    log, _ = begun(shop, owner)
+    monkeypatch.setattr(external_changes, "TAKE_OVER_S", 0.2)
+    backend = 0
+    try:
+        with (  # noqa: PT012  # the server is frozen within the block
+            pytest.raises(ExternalPostgresUnusable, match="cannot be read"),
+            log._connected(100) as connection,
+        ):
+            backend = connection.info.backend_pid
+            os.kill(backend, signal.SIGSTOP)
+            connection.execute("SELECT 1")
+    finally:
+        os.kill(backend, signal.SIGCONT)
+
+
 def test_a_table_that_is_not_published_any_more_is_noticed(
     shop: ExternalPostgres, owner: Connection
 ) -> None:
@@ -334,7 +435,11 @@ def test_a_table_that_is_not_published_any_more_is_noticed(
 def test_a_publication_that_leaves_out_rows_or_columns_is_not_used(
     shop: ExternalPostgres, owner: Connection
 ) -> None:
-    owner.execute("CREATE TABLE users (id int PRIMARY KEY, age int)")
+    owner.execute(
+        "CREATE TABLE users (id int PRIMARY KEY, age int, "
+        "next int GENERATED ALWAYS AS (age + 1) STORED)"
+    )
+    owner.execute("CREATE PUBLICATION made FOR TABLE users (id, next)")
     owner.execute("CREATE PUBLICATION some_rows FOR TABLE users WHERE (id > 1)")
     owner.execute("CREATE PUBLICATION some_columns FOR TABLE users (id)")
     owner.execute("CREATE PUBLICATION inserts FOR TABLE users WITH (publish = 'insert')")

@@ -73,6 +73,7 @@ def test_what_changes_no_row_is_refused_with_the_reason(event, text) -> None:
         base64.b64encode(PLACEHOLDER.encode()).decode(),
         PLACEHOLDER.encode().hex(),
         [PLACEHOLDER],
+        ["b68a35a7-17ad-35b3-af2a-ae46edb4545a"],
         list(PLACEHOLDER.encode()),
         {PLACEHOLDER: PLACEHOLDER},
         '{"__debezium_unavailable_value":"__debezium_unavailable_value"}',

@@ -5,9 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pytest
+
 from fennel_core.connections.external_changes import KeyColumn, LoggedTable
 from fennel_core.connections.external_postgres import ExternalColumn, ExternalTable
+from fennel_core.definition import changes_check
 from fennel_core.definition.changes_check import AddedChanges, changes_problems, unfit
+from fennel_core.definition.external_uses import uses_of
 from fennel_core.settings.model import Settings
 from fennel_core.vocab.dtypes import Int
 from fennel_core.vocab.ids import BranchName, WorkspaceId
@@ -72,6 +76,24 @@ async def test_changes_of_mysql_need_jars_that_the_operator_installs(tmp_path: P
     assert "its operator runs `make jars-mysql`" in jars
 
 
+async def test_what_is_read_already_needs_no_other_slot(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[bool] = []
+
+    def described(*_: object, is_read: bool) -> LoggedTable:
+        asked.append(is_read)
+        return TABLE
+
+    monkeypatch.setattr(changes_check, "_described", described)
+    of, other = added(), source(table=replace(NOWHERE, table="others"), cdc=Cdc.DEBEZIUM)
+    assert await found(of) == []
+    assert await found(of, other=catalog(binding(of=other))) == []
+    assert await found(of, other=catalog(binding(of=of.source))) == []
+    assert await found(replace(of, is_read=True)) == []
+    assert asked == [False, False, True, True]
+    (again,) = uses_of(catalog(binding(of=of.source))).changes
+    assert again.is_read
+
+
 def test_a_table_whose_key_has_the_keys_of_the_dataset_fits() -> None:
     assert list(unfit(TABLE, added())) == []
 
@@ -92,3 +114,28 @@ def test_a_generated_column_is_a_problem_unless_the_field_is_computed() -> None:
     (text,) = unfit(generated, added())
     assert "generated column `age`" in text
     assert list(unfit(generated, added(preproc=(("age", Constant(1, Int())),)))) == []
+
+
+def with_column(type_: str, category: str) -> LoggedTable:
+    columns = (COLUMNS[0], column("age", type_, category), COLUMNS[2])
+    return replace(TABLE, table=replace(USERS, columns=columns))
+
+
+def test_a_large_array_that_is_unchanged_would_be_null() -> None:
+    for type_ in ("double precision[]", "numeric[]", "mood[]"):
+        of = with_column(type_, "A")
+        (text, _) = unfit(of, added())
+        assert "would have null instead; run `ALTER TABLE public.users REPLICA" in text
+        assert len(list(unfit(replace(of, whole=True), added()))) == 1, "no integer is an array"
+        assert list(unfit(of, added(preproc=(("age", Constant(1, Int())),)))) == []
+    assert len(list(unfit(with_column("integer[]", "A"), added()))) == 1
+
+
+def test_a_column_whose_values_are_not_sent_is_a_problem() -> None:
+    for type_, category in (("box", "G"), ("pg_lsn", "U"), ("bit varying", "V")):
+        of = with_column(type_, category)
+        assert "which changes do not have" in next(unfit(of, added()))
+        renamed = added(preproc=(("age", FromPayload("user")),))
+        assert list(unfit(of, renamed)) == []
+    assert "which changes do not have" not in " ".join(unfit(with_column("mood", "E"), added()))
+    assert list(unfit(with_column("shop.citext", "S"), added())) == []
