@@ -184,7 +184,9 @@ class BinlogSource:
             "include.schema.changes": "true",
             # Of all tables of the database: another one may be renamed to this one.
             "schema.history.internal.store.only.captured.tables.ddl": "false",
-            "schema.history.internal.store.only.captured.databases.ddl": "true",
+            # Of all databases, with those that it cannot read: `binlog_schema` judges them.
+            "schema.history.internal.store.only.captured.databases.ddl": "false",
+            "schema.history.internal.skip.unparseable.ddl": "true",
         }
 
     def newest(self, cursor: BinlogCursor, count: int) -> dict[str, str]:

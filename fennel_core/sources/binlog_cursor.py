@@ -81,7 +81,7 @@ class _Event(msgspec.Struct, rename="camel"):
     source: _Origin | None = None
     ddl: str | None = None
     table_changes: list[SchemaChange] | None = None
-    database_name: str = ""
+    database_name: str | None = None
     aggregate_type: str = msgspec.field(default="", name="aggregate_type")
     type: str = ""
     ts_ms: int = msgspec.field(default=0, name="ts_ms")
@@ -187,11 +187,10 @@ class BinlogReading:
         if place.last is not None:
             place = replace(place, at=place.last, passed=0, schema=place.pending, last=None)
         pending, unsafe = place.pending, at.gtids
-        if event.database_name == self.database:
-            statement = Statement(event.ddl or "", event.table_changes or ())
-            schema: DatabaseSchema = unpacked(pending)
-            after = after_statement(schema, statement, self.database, self.table)
-            pending = pending if after == schema else packed(after)
+        statement = Statement(event.ddl or "", event.table_changes or (), event.database_name or "")
+        schema: DatabaseSchema = unpacked(pending)
+        after = after_statement(schema, statement, self.database, self.table)
+        pending = pending if after == schema else packed(after)
         return replace(place, pending=pending, unsafe=unsafe)
 
     def _first_rows(
