@@ -51,14 +51,14 @@ from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.wire.connectors import MySQL, MySQLChanges
 
-HEARTBEAT_MS: Final = 15_000
+HEARTBEAT_MS: Final = 60_000
 """How often the engine says where it is although nothing changes; each is a round."""
 CUT_S: Final = 60.0
-"""A connection from which nothing comes for so long is cut."""
+"""A server that sends nothing for so long, not even its heartbeats, is cut off."""
 LOOK_S: Final = 20.0
-"""A connection from which nothing comes for so long is asked about."""
+"""A task that delivers nothing for so long is asked about its connection."""
 MARK_LATE_S: Final = 30.0
-"""A mark that no heartbeat has passed for so long shows that changes are left."""
+"""A mark that is not shown for so long shows that changes are left."""
 TLS: Final = {
     "mysql": {"disable": "disabled", "trust": "required", "verify-full": "verify_identity"},
     "mariadb": {"disable": "disable", "trust": "trust", "verify-full": "verify-full"},
@@ -135,16 +135,17 @@ class BinlogSource:
     def claim(self, place: BinlogPlace) -> None:
         """Do nothing: the server keeps nothing for a reader."""
 
-    def watch(self, task: ChangeTask, silent_s: float) -> None:
+    def watch(self, task: ChangeTask, silent_s: float) -> str | None:
         """Raise `ChangeEngineFailed` for a connection that was cut, also by another reader."""
-        is_silent = silent_s > CUT_S
-        if not is_silent and silent_s > LOOK_S and isinstance(task, TableTask):
-            is_silent = not task.is_connected(self.kind)
-        if is_silent:
-            raise ChangeEngineFailed(
-                f"nothing came from the binary log of {self.database.host}:{self.database.port} "
-                f"for {silent_s:.0f} s; the connection is made again"
-            )
+        assert isinstance(task, TableTask)
+        if silent_s > LOOK_S:
+            sent_s = task.silent_s(self.kind)
+            if sent_s > CUT_S or not task.is_connected(self.kind):
+                raise ChangeEngineFailed(
+                    f"nothing came from the binary log of {self.database.host}:"
+                    f"{self.database.port} for {sent_s:.0f} s; the connection is made again"
+                )
+        return task.received(self.kind) or None
 
     def decode_end(self, text: bytes) -> ChangeRoundEnd[BinlogPlace]:
         return _decode_end(text)

@@ -95,8 +95,11 @@ class ChangedTable(Protocol[P]):
     def claim(self, place: P) -> None:
         """The position is this reader's, so others do not count."""
 
-    def watch(self, task: ChangeTask, silent_s: float) -> None:
-        """Raise for a task that has delivered nothing for so long, and will not."""
+    def watch(self, task: ChangeTask, silent_s: float) -> str | None:
+        """Raise for a task that has delivered nothing for so long, and will not.
+
+        Return what shows the marks that the task has received, if it says so.
+        """
 
     def decode_end(self, text: bytes) -> ChangeRoundEnd[P]:
         """Return the end of a round."""
@@ -177,12 +180,15 @@ class ChangeRounds(Rounds, Generic[P]):
         if self._end.more or self._end.at.is_first:
             return
         self.stopped.wait(max(0.0, pause_s - took_s))
+        received: str | None = None
         while not self.stopped.is_set():
             self._mark()
             if self._task.look():
                 self._heard_s = time.monotonic()
                 return
-            self._source.watch(self._task, time.monotonic() - self._heard_s)
+            # Nothing is left to take, so what was received before this look has been delivered.
+            self._saw(received)
+            received = self._source.watch(self._task, time.monotonic() - self._heard_s)
             self.stopped.wait(pause_s)
 
     def progress(self) -> FeedProgress | None:
