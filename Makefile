@@ -97,7 +97,7 @@ offline-faults: up ## Kill jobs of offline queries and services beneath, and can
 	SEED=$(SEED) .venv/bin/pytest -q -s tests/e2e/offline/cancelled.py tests/e2e/offline/outages.py
 
 connectors: jars-mysql up ## Run the long tests of connectors against real systems; needs Debian's mariadb-server-core and mariadb-client-core
-	.venv/bin/pytest -q -s tests/contract/sources/mysql_reads.py tests/contract/sources/mysql_changes.py tests/contract/definition/mysql_connectors.py
+	.venv/bin/pytest -q -s tests/contract/sources/mysql_reads.py tests/contract/sources/mysql_changes.py tests/contract/sources/mysql_change_servers.py tests/contract/definition/mysql_connectors.py
 	.venv/bin/pytest -q tests/e2e/local/kinesis_platform.py
 	.venv/bin/pytest -q -s tests/e2e/local/connectors_platform.py
 	.venv/bin/pytest -q -s -m platform tests/e2e/platform/table_source.py tests/e2e/platform/mysql_source.py tests/e2e/platform/mysql_changes.py tests/e2e/platform/bounded_sources.py tests/e2e/platform/limited_sources.py tests/e2e/platform/schema_drift.py tests/e2e/platform/delta_source.py

@@ -68,8 +68,6 @@ COMMON: Final[Mapping[str, str]] = {
     # A task that fails ends: started again by itself, it would begin at another place.
     "errors.max.retries": "0",
     "poll.interval.ms": "100",
-    "max.batch.size": "4096",
-    "max.queue.size": "16384",
     "max.queue.size.in.bytes": str(16 * 1024 * 1024),
 }
 _TASK, _AHEAD, _LAST, _FORMAT, _VALUE, _JOIN = "task", "ahead", "last", "format", "value", "join"
@@ -212,13 +210,25 @@ class BinlogTask(ChangeTask):
 
     def is_connected(self, connector: str) -> bool:
         """Return whether the server sends; a connection that is cut says nothing else."""
+        return bool(self._metric(connector, "Connected"))
+
+    def silent_s(self, connector: str) -> float:
+        """Return for how long the server has sent nothing, not even its own heartbeats."""
+        return float(self._metric(connector, "MilliSecondsSinceLastEvent") or 0) / 1000
+
+    def received(self, connector: str) -> str:
+        """Return the GTIDs that were received, also of statements of which there is no record."""
+        return str(self._metric(connector, "GtidSet") or "")
+
+    def _metric(self, connector: str, attribute: str) -> Any:
         java = self._jvm
         with self._failures():
             beans = java.java.lang.management.ManagementFactory.getPlatformMBeanServer()
-            name = (
+            bean = java.javax.management.ObjectName(
                 f"debezium.{connector}:type=connector-metrics,context=streaming,server={self.name}"
             )
-            return bool(beans.getAttribute(java.javax.management.ObjectName(name), "Connected"))
+            # A task that has just begun, or has ended, has none.
+            return beans.getAttribute(bean, attribute) if beans.isRegistered(bean) else None
 
     def begin(
         self, task_class: str, properties: Mapping[str, str], offset: Mapping[str, Any] | None
@@ -257,6 +267,7 @@ class ChangeEngine:
             return_proc=True,
         )
         self.address = EngineAddress(port, token)
+        _gateway(self.address).jvm.java.io.File(self._folder.name).deleteOnExit()
 
     def start(self, name: str, task_class: str, properties: Mapping[str, str]) -> ChangeTask:
         """Start a task; `name` is its own in this JVM. Raises `ChangeEngineFailed`; blocks."""
@@ -273,8 +284,7 @@ class ChangeEngine:
             self._begin(task, task_class, properties, None)
             return task
         # It is read at the start, and not needed after that: a new task gets a history of its own.
-        file = Path(self._folder.name) / f"{name}.history"
-        file.write_text("".join(_history(name, begin)))
+        file = self.keep(f"{name}.history", "".join(_history(name, begin)))
         given = {
             "schema.history.internal": "io.debezium.storage.file.history.FileSchemaHistory",
             "schema.history.internal.file.filename": str(file),
@@ -300,6 +310,13 @@ class ChangeEngine:
             with suppress(ChangeEngineFailed):
                 self.stop(task)
             raise
+
+    def keep(self, name: str, text: str) -> Path:
+        """Write a file that the JVM deletes when it ends, also when this process was killed."""
+        file = Path(self._folder.name) / name
+        file.write_text(text)
+        _gateway(self.address).jvm.java.io.File(str(file)).deleteOnExit()
+        return file
 
     def is_running(self) -> bool:
         """Return whether the JVM is there."""

@@ -39,8 +39,10 @@ NOTES: Final = 20
 """How often a table may be altered while its place is noted."""
 INTEGERS: Final = ("tinyint", "smallint", "mediumint", "int", "bigint")
 TEXTS: Final = ("char", "varchar")
-NOT_DECODED: Final = ("uuid", "inet4", "inet6")
+NOT_DECODED: Final = re.compile(r"^(?:uuid|inet4|inet6)$|\bCOMPRESSED\b", re.IGNORECASE)
 """Types of MariaDB whose values the engine delivers wrongly, or not at all."""
+ESCAPED: Final = re.compile(r"[,\\\x00-\x1f]")
+"""Within options of ENUM and SET, of which changes have other text."""
 LOST: Final = (
     "no longer available on the server",
     "Could not find GTID state requested",
@@ -63,10 +65,18 @@ KEY: Final = """
 """
 CASCADES: Final = re.compile(r"ON (?:DELETE|UPDATE) (?:CASCADE|SET NULL|SET DEFAULT)")
 """In the statement that makes a table: views of MariaDB hide it from a user who may only read."""
-LOG: Final = """
-    SELECT @@global.log_bin, @@global.binlog_format, @@global.binlog_row_image,
-        @@global.lower_case_table_names
-"""
+LOGGED: Final = {
+    "log_bin": "ON",
+    "binlog_format": "ROW",
+    "binlog_row_image": "FULL",
+    "lower_case_table_names": "0",
+    # Of MySQL.
+    "gtid_mode": "ON",
+    "binlog_row_value_options": "",  # parts of values
+    # Of MariaDB.
+    "binlog_alter_two_phase": "OFF",  # a statement is in the log before rows that are older
+}
+"""Settings that a server needs, if it has them."""
 DEFAULTS: Final = """
     SELECT @@global.character_set_server, @@global.collation_server, DEFAULT_CHARACTER_SET_NAME,
         DEFAULT_COLLATION_NAME FROM information_schema.SCHEMATA WHERE SCHEMA_NAME = %s
@@ -240,7 +250,9 @@ class Binlog:
     def describe(self) -> BinlogTable:
         """Return what the table is, if its changes can be read."""
         with self._database.connect() as connection:
-            return logged_table(self._database, connection, self._table)
+            found = logged_table(self._database, connection, self._table)
+            require_rows(self._database, connection, found)
+            return found
 
     def note(self, table: BinlogTable) -> LogNote:
         """Return where a source begins: rows that are read from now on hold all before it."""
@@ -274,6 +286,7 @@ class Binlog:
         """
         with self._database.connect() as connection:
             found = logged_table(self._database, connection, self._table)
+            require_rows(self._database, connection, found)
             _require_plain_gtids(self._database, connection, found.connector)
             where = "gtid_binlog_pos" if found.connector == MARIADB else "gtid_executed"
             [(gtids,)] = rows_of(connection, f"SELECT @@global.{where}")
@@ -301,7 +314,7 @@ def logged_table(database: ExternalMySQL, connection: Connection, name: str) -> 
     columns = tuple(
         _as_sent(as_column(each)) for each in rows_of(connection, COLUMNS, (schema, own))
     )
-    odd = [each for each in columns if each.declared.split("(")[0] in NOT_DECODED]
+    odd = [each for each in columns if NOT_DECODED.search(each.declared)]
     if odd:
         raise ExternalMySQLUnusable(
             f"{title} has column `{odd[0].name}` of type {odd[0].declared}, which the engine does "
@@ -335,29 +348,11 @@ def connector_of(connection: Connection) -> str:
 def require_log(database: ExternalMySQL, connection: Connection, table: BinlogTable) -> None:
     """Raise `ExternalMySQLUnusable` unless the user may read the changes of the table."""
     title = f"connector `{database.name}`, changes of table `{table.name}`"
-    is_maria = table.connector == MARIADB
     [(version,)] = rows_of(connection, "SELECT VERSION()")
     numbers = tuple(int(each) for each in re.findall(r"\d+", version)[:2])
-    if numbers < ((10, 5) if is_maria else (8, 0)):
+    if numbers < ((10, 5) if table.connector == MARIADB else (8, 0)):
         raise ExternalMySQLUnusable(f"{title} need MySQL 8.0 or MariaDB 10.5, or newer")
-    [(log_bin, form, image, lower)] = rows_of(connection, LOG)
-    wrong = [
-        f"{name}={needed}"
-        for name, needed, is_so in (
-            ("log_bin", "ON", str(log_bin) in ("1", "ON")),
-            ("binlog_format", "ROW", form == "ROW"),
-            ("binlog_row_image", "FULL", image == "FULL"),
-            ("lower_case_table_names", "0", str(lower) == "0"),
-        )
-        if not is_so
-    ]
-    if not is_maria:
-        [(mode,)] = rows_of(connection, "SELECT @@global.gtid_mode")
-        wrong += ["gtid_mode=ON"] if mode != "ON" else []
-    if wrong:
-        raise ExternalMySQLUnusable(
-            f"{title} need a server with {', '.join(wrong)}; set it, and restart the server"
-        )
+    require_rows(database, connection, table)
     _require_plain_gtids(database, connection, table.connector)
     grants = " ".join(row[0].upper() for row in rows_of(connection, "SHOW GRANTS"))
     if "REPLICATION SLAVE" not in grants and "ALL PRIVILEGES ON *.*" not in grants:
@@ -376,9 +371,29 @@ def require_log(database: ExternalMySQL, connection: Connection, table: BinlogTa
     rows_of(connection, f"{_selected(table)} LIMIT 0")
 
 
+def require_rows(database: ExternalMySQL, connection: Connection, table: BinlogTable) -> None:
+    """Raise `ExternalMySQLUnusable` unless the server writes all changes into its log, as rows.
+
+    What it does not write so, the engine passes over without a word.
+    """
+    found = rows_of(connection, "SHOW GLOBAL VARIABLES WHERE Variable_name IN %s", (list(LOGGED),))
+    wrong = [
+        f"{name}={LOGGED[name] or repr('')}"
+        for name, value in sorted(found)
+        if value.upper() != LOGGED[name]
+    ]
+    if wrong:
+        raise ExternalMySQLUnusable(
+            f"connector `{database.name}`, changes of table `{table.name}` need a server with "
+            f"{', '.join(wrong)}; set it, and let a table be read again that was changed without"
+        )
+
+
 def _as_sent(column: ExternalColumn) -> ExternalColumn:
     """Return a column as its changes have it: they know no times of whole days."""
-    if column.type.startswith("time without"):
+    options = column.declared.replace("','", "")
+    is_odd = options.startswith(("enum(", "set(")) and ESCAPED.search(options)
+    if is_odd or column.type.startswith("time without"):
         return replace(column, type="bytea", category="U")
     return column
 
@@ -451,9 +466,18 @@ def _status(connection: Connection, connector: str) -> tuple[str, int, str]:
 
 def _selected(table: BinlogTable) -> str:
     """Return the query of all rows; columns by name, as `*` leaves invisible ones out."""
-    columns = ", ".join(_quoted(each.name) for each in table.table.columns)
+    columns = ", ".join(_value(each) for each in table.table.columns)
     at = f"{_quoted(table.table.schema)}.{_quoted(table.table.name)}"
     return f"SELECT {columns} FROM {at}"  # noqa: S608  # quoted
+
+
+def _value(column: ExternalColumn) -> str:
+    """Return what is read of a column first, so that it is as its changes have it."""
+    name = _quoted(column.name)
+    if column.declared.startswith("year"):
+        # The year zero, which a driver does not read, or as 2000.
+        return f"CAST(IF({name} = 0, 1900, {name}) AS UNSIGNED) AS {name}"
+    return name
 
 
 def _literal(text: str, how: TextKey | None) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Final
 
 import msgspec
@@ -43,7 +44,7 @@ from fennel_core.sources.binlog_cursor import (
 )
 from fennel_core.sources.binlog_schema import history_of, noted_schema, packed, unpacked
 from fennel_core.sources.change_reader import ChangeRoundEnd
-from fennel_core.sources.change_rounds import ChangeRounds, LogMark
+from fennel_core.sources.change_rounds import ChangeRounds, LogMark, batches
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.kafka import positions_of_feeds
 from fennel_core.sources.kinds import StartedBy
@@ -51,14 +52,16 @@ from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.wire.connectors import MySQL, MySQLChanges
 
-HEARTBEAT_MS: Final = 15_000
+HEARTBEAT_MS: Final = 60_000
 """How often the engine says where it is although nothing changes; each is a round."""
 CUT_S: Final = 60.0
-"""A connection from which nothing comes for so long is cut."""
+"""A server that sends nothing for so long, not even its heartbeats, is cut off."""
+WAIT_S: Final = 3600
+"""The server waits for so long for a reader that takes nothing."""
 LOOK_S: Final = 20.0
-"""A connection from which nothing comes for so long is asked about."""
+"""A task that delivers nothing for so long is asked about its connection."""
 MARK_LATE_S: Final = 30.0
-"""A mark that no heartbeat has passed for so long shows that changes are left."""
+"""A mark that is not shown for so long shows that changes are left."""
 TLS: Final = {
     "mysql": {"disable": "disabled", "trust": "required", "verify-full": "verify_identity"},
     "mariadb": {"disable": "disable", "trust": "trust", "verify-full": "verify-full"},
@@ -68,7 +71,10 @@ _decode_end: Final = msgspec.json.Decoder(ChangeRoundEnd[BinlogPlace]).decode
 
 @dataclass(frozen=True, slots=True)
 class BinlogSource:
-    """A table whose changes are read; `base`: its name among the replicas of the server."""
+    """A table whose changes are read; `base`: its name among the replicas of the server.
+
+    `rows_per_s`: the limit of its reader, if there is one.
+    """
 
     database: ExternalMySQL
     log: Binlog
@@ -76,6 +82,7 @@ class BinlogSource:
     base: str
     heartbeat_ms: int = HEARTBEAT_MS
     beat_ms: int = BEAT_MS
+    rows_per_s: float | None = None
 
     @property
     def reading(self) -> BinlogReading:
@@ -135,16 +142,17 @@ class BinlogSource:
     def claim(self, place: BinlogPlace) -> None:
         """Do nothing: the server keeps nothing for a reader."""
 
-    def watch(self, task: ChangeTask, silent_s: float) -> None:
+    def watch(self, task: ChangeTask, silent_s: float) -> str | None:
         """Raise `ChangeEngineFailed` for a connection that was cut, also by another reader."""
-        is_silent = silent_s > CUT_S
-        if not is_silent and silent_s > LOOK_S and isinstance(task, TableTask):
-            is_silent = not task.is_connected(self.kind)
-        if is_silent:
-            raise ChangeEngineFailed(
-                f"nothing came from the binary log of {self.database.host}:{self.database.port} "
-                f"for {silent_s:.0f} s; the connection is made again"
-            )
+        assert isinstance(task, TableTask)
+        if silent_s > LOOK_S:
+            sent_s = task.silent_s(self.kind)
+            if sent_s > CUT_S or not task.is_connected(self.kind):
+                raise ChangeEngineFailed(
+                    f"nothing came from the binary log of {self.database.host}:"
+                    f"{self.database.port} for {sent_s:.0f} s; the connection is made again"
+                )
+        return task.received(self.kind) or None
 
     def decode_end(self, text: bytes) -> ChangeRoundEnd[BinlogPlace]:
         return _decode_end(text)
@@ -170,6 +178,9 @@ class BinlogSource:
             "bigint.unsigned.handling.mode": "precise",
             "converter.decimal.format": "NUMERIC",
             "snapshot.locking.mode": "none",
+            # Nothing is read from the server while a reader waits for its turn and its limit.
+            "binlog.net.write.timeout": str(WAIT_S),
+            **batches(self.rows_per_s),
             # As the server means TINYINT(1).
             "converters": "boolean",
             "boolean.type": "io.debezium.connector.binlog.converters.TinyIntOneToBooleanConverter",
@@ -188,7 +199,9 @@ class BinlogSource:
             "include.schema.changes": "true",
             # Of all tables of the database: another one may be renamed to this one.
             "schema.history.internal.store.only.captured.tables.ddl": "false",
-            "schema.history.internal.store.only.captured.databases.ddl": "true",
+            # Of all databases, with those that it cannot read: `binlog_schema` judges them.
+            "schema.history.internal.store.only.captured.databases.ddl": "false",
+            "schema.history.internal.skip.unparseable.ddl": "true",
         }
 
     def newest(self, cursor: BinlogCursor, count: int) -> dict[str, str]:
@@ -234,6 +247,7 @@ def start(by: StartedBy, table: MySQLChanges) -> ChangeRounds[BinlogPlace]:
         raise StreamReplaced(feed.partition(0).title, position.origin, origin)
     # Two platforms may read one server.
     base = f"{by.settings.kafka_bootstrap}/{by.settings.s3_bucket}/{feed.raw_topic}"
-    source = BinlogSource(database, log, described, f"fennel-{server_id(base)}")
-    engine = engine_of(by.settings, BINLOG_JARS)
-    return ChangeRounds(by, engine, source, origin, position.rewinds, source.begin(position))
+    name, rows_per_s = f"fennel-{server_id(base)}", feed.rows_per_s
+    source = BinlogSource(database, log, described, name, rows_per_s=rows_per_s)
+    engine, begin = engine_of(by.settings, BINLOG_JARS), partial(source.begin, position)
+    return ChangeRounds(by, engine, source, origin, position.rewinds, begin)

@@ -2,14 +2,14 @@
 
 Theory. With each record the engine says where it is: a file of the binary log, the beginning of a
 transaction in it, the transactions (GTIDs) before it, and how many events and rows of it are done.
-An engine that is given such a place goes on behind it, but not every record has one of its own: the
-two changes of a row whose key changes share one, and those of statements (DDL, TRUNCATE) and of
-transactions in two phases (XA) lead elsewhere. So a place of ours is the last one that is safe, the
-number of changes since, which are left out, and what the tables looked like there.
+An engine that is given such a place goes on behind it. But the two changes of a row whose key
+changes share one, those of statements (DDL, TRUNCATE) and of transactions in two phases (XA) lead
+elsewhere, and another server, as after a failover, may write the rows of a transaction into other
+events. So a place of ours is the beginning of a transaction, the number of changes since, which are
+left out, and what the tables looked like there.
 
-A record's place is safe when one with another place has come: then it is no half of two. Heartbeats
-are safe when they are between two transactions; behind a statement they are not before the next
-transaction, because the statement is not among their GTIDs.
+Heartbeats are places, too, when they are between two transactions; behind a statement they are not
+before the next transaction, because the statement is not among their GTIDs.
 
 Before the changes comes the first read of the rows, as in `change_cursor`.
 """
@@ -33,7 +33,7 @@ from fennel_core.sources.binlog_schema import (
     packed,
     unpacked,
 )
-from fennel_core.sources.change_cursor import COMPLETED, FIRST_READ, ReadChanges, key_of
+from fennel_core.sources.change_cursor import ReadChanges, first_rows, key_of
 
 CHANGES: Final = frozenset("cudt")
 BEAT_MS: Final = 60_000
@@ -81,9 +81,7 @@ class _Event(msgspec.Struct, rename="camel"):
     source: _Origin | None = None
     ddl: str | None = None
     table_changes: list[SchemaChange] | None = None
-    database_name: str = ""
-    aggregate_type: str = msgspec.field(default="", name="aggregate_type")
-    type: str = ""
+    database_name: str | None = None
     ts_ms: int = msgspec.field(default=0, name="ts_ms")
 
 
@@ -96,10 +94,9 @@ class BinlogPlace:
     """Where a reader is: the cursor to write, and what its engine has delivered since it began.
 
     `skip`: changes to leave out. `at`, `passed`, `schema`: as of the cursor, without regard to what
-    is left out. `last`: the place of the last change, if it may be safe. `pending`: the schema
-    behind the last statement. `unsafe`: the GTIDs of a statement, which is not among them.
-    `beaten_ms`: when the last heartbeat came that has moved the place. `statement`: the GTID of the
-    last statement.
+    is left out. `pending`: the schema behind the last statement. `unsafe`: the GTIDs of a
+    statement, which is not among them. `beaten_ms`: when the last heartbeat came that has moved the
+    place. `statement`: the GTID of the last statement.
     """
 
     cursor: BinlogCursor
@@ -108,7 +105,6 @@ class BinlogPlace:
     pending: str
     skip: int = 0
     passed: int = 0
-    last: LogPlace | None = None
     unsafe: str | None = None
     beaten_ms: int = 0
     statement: str | None = None
@@ -184,61 +180,47 @@ class BinlogReading:
         return False
 
     def _behind_statement(self, place: BinlogPlace, at: LogPlace, event: _Event) -> BinlogPlace:
-        if place.last is not None:
-            place = replace(place, at=place.last, passed=0, schema=place.pending, last=None)
         pending, unsafe = place.pending, at.gtids
-        if event.database_name == self.database:
-            statement = Statement(event.ddl or "", event.table_changes or ())
-            schema: DatabaseSchema = unpacked(pending)
-            after = after_statement(schema, statement, self.database, self.table)
-            pending = pending if after == schema else packed(after)
+        statement = Statement(event.ddl or "", event.table_changes or (), event.database_name or "")
+        schema: DatabaseSchema = unpacked(pending)
+        after = after_statement(schema, statement, self.database, self.table)
+        pending = pending if after == schema else packed(after)
         return replace(place, pending=pending, unsafe=unsafe)
 
     def _first_rows(
         self, place: BinlogPlace, lines: Sequence[str]
     ) -> tuple[BinlogPlace, ReadChanges]:
-        taken: list[bytes] = []
-        ended = False
-        for line in lines:
-            value = line.partition("\t")[2]
-            event = _event(value.encode())
-            if event.op == "r":
-                taken.append(value.encode())
-            elif event.aggregate_type and event.type not in FIRST_READ:
-                raise ChangeEngineFailed(f"the first read has ended early ({event.type})")
-            elif event.op:
-                raise ChangeEngineFailed(f"the first read has delivered a change: {value}")
-            else:
-                ended = ended or event.type == COMPLETED
-        cursor = place.cursor
-        if taken:
-            cursor = msgspec.structs.replace(cursor, key=key_of(taken[-1], self.key))
-        if ended:
+        read, cursor = first_rows(line.partition("\t")[2] for line in lines), place.cursor
+        if read.lines:
+            cursor = msgspec.structs.replace(cursor, key=key_of(read.lines[-1], self.key))
+        if read.ended:
             cursor = BinlogCursor(cursor.at, cursor.schema)
-        names = ["first read"] * len(taken)
-        return replace(place, cursor=cursor), ReadChanges(taken, names, ended=ended)
+        return replace(place, cursor=cursor), read
 
 
 def _behind_change(place: BinlogPlace, at: LogPlace, op: str) -> BinlogPlace:
-    if place.last is not None and place.last != at:
-        place = replace(place, at=place.last, passed=0, schema=place.pending)
-    truncates = op == "t"
+    begin, truncates = _begin(at), op == "t"
+    # Without a number of events a change is outside of a transaction.
+    if not truncates and at.event is not None and begin != _begin(place.at):
+        place = replace(place, at=begin, passed=0, schema=place.pending)
     return replace(
         place,
         passed=place.passed + 1,
         skip=max(0, place.skip - 1),
-        # Without a number of events a change is outside of a transaction.
-        last=None if truncates or at.event is None else at,
         unsafe=at.gtids if truncates else place.unsafe,
     )
+
+
+def _begin(at: LogPlace) -> LogPlace:
+    """Return the beginning of a transaction, by a place within it."""
+    return LogPlace(at.file, at.pos, at.gtids)
 
 
 def _behind_heartbeat(place: BinlogPlace, at: LogPlace, at_ms: int) -> BinlogPlace:
     is_between = at.event is None and at.row is None
     if not is_between or (place.unsafe is not None and _same(at.gtids, place.unsafe)):
         return place
-    schema = place.pending
-    return replace(place, at=at, passed=0, schema=schema, last=None, unsafe=None, beaten_ms=at_ms)
+    return replace(place, at=at, passed=0, schema=place.pending, unsafe=None, beaten_ms=at_ms)
 
 
 def _same(gtids: str | None, others: str) -> bool:

@@ -8,8 +8,10 @@ place: the text of the table when the source began, and later what the engine sa
 that a statement changed. Tables that were created since are kept, too, because a tool that changes
 a large table writes another and swaps the two by their names.
 
-The engine passes over some statements that change a table. Where the statement names a table of the
-history and the engine says nothing about any, or our table is another one, reading ends.
+The engine passes over some statements that change a table, and cannot read some; of others it says
+what is not so. Where such a statement may be about our table, or our table is another one, reading
+ends. Another table that it may be about is *forgotten*, and so is what is made of it; when ours is
+made of a table that is not known, reading ends.
 """
 
 from __future__ import annotations
@@ -32,6 +34,7 @@ the reading, as one does that was there before the source began."""
 SHOWN: Final = 120
 _COMMENT: Final = re.compile(r"/\*(?!!).*?\*/|--[ \t][^\n]*|#[^\n]*", re.DOTALL)
 _HINT: Final = re.compile(r"/\*!M?\d*(.*?)\*/", re.DOTALL)
+_SETTING: Final = re.compile(r"^\s*SET\s+STATEMENT\b.*?\bFOR\b", re.IGNORECASE | re.DOTALL)
 _NAME: Final = r"(?:(`[^`]+`|\"[^\"]+\"|[\w$]+)\s*\.\s*)?(`[^`]+`|\"[^\"]+\"|[\w$]+)"
 _MOVES: Final = re.compile(
     r"\s*(?:RENAME\s+TABLES?|ALTER\s+(?:ONLINE\s+|OFFLINE\s+|IGNORE\s+)*TABLE)\s+"
@@ -48,6 +51,28 @@ _HARMLESS: Final = re.compile(
 """Statements about which the engine says nothing because no column is another one behind them."""
 _DROPS: Final = re.compile(r"\bDROP\b", re.IGNORECASE)
 _DROPS_ALL: Final = re.compile(r"\s*DROP\s+(?:DATABASE|SCHEMA)\b", re.IGNORECASE)
+_ALTERS_ALL: Final = re.compile(r"\s*ALTER\s+(?:DATABASE|SCHEMA)\b", re.IGNORECASE)
+_LIKE: Final = re.compile(
+    r"\s*CREATE\s+(?:OR\s+REPLACE\s+)?TABLE\s+(?:IF\s+NOT\s+EXISTS\s+)?"
+    rf"{_NAME}\s*\(?\s*LIKE\s+{_NAME}",
+    re.IGNORECASE,
+)
+_ADDS: Final = re.compile(
+    r"\bADD\s+(?:COLUMN\s+)?IF\s+NOT\s+EXISTS\s*(`[^`]+`|\"[^\"]+\"|[\w$]+|\()", re.IGNORECASE
+)
+"""Columns of MariaDB that are there already change nothing, but the engine takes them for new."""
+_COLUMN: Final = re.compile(r"^\s*`([^`]+)` ", re.MULTILINE)
+"""In the statement that makes a table, as the server writes it."""
+_OF: Final = r"(?:CHARACTER\s+SET|CHARSET)\s*=?\s*[`'\"]?(\w+)"
+_CHARSET: Final = re.compile(
+    rf"\b(?:{_OF}|COLLATE\s*=?\s*[`'\"]?(?!uca\d)([a-z\d]+))", re.IGNORECASE
+)
+_FOLLOWED: Final = re.compile(
+    r"\b(?:CHAR|VARCHAR|(?:TINY|MEDIUM|LONG)?TEXT)\s*(?:\(\s*\d+\s*\))?\s*"
+    rf"{_OF}[`'\"]?(?:\s+COLLATE\s+[`'\"]?\w+[`'\"]?)?",
+    re.IGNORECASE,
+)
+"""Where the engine follows a character set other than that of the table."""
 
 
 class SchemaChange(msgspec.Struct):
@@ -77,10 +102,11 @@ class DatabaseSchema(msgspec.Struct, frozen=True, array_like=True):
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """A statement in the log, and what the engine says about tables of the database."""
+    """A statement in the log, and what the engine says about tables; `database`: of the session."""
 
     text: str
     changes: Sequence[SchemaChange]
+    database: str
 
 
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
@@ -118,44 +144,42 @@ def history_of(schema: DatabaseSchema, database: str) -> Iterator[tuple[str, str
 def after_statement(
     schema: DatabaseSchema, statement: Statement, database: str, own: str
 ) -> DatabaseSchema:
-    """Return the schema behind a statement on the database. `own`: the table that is read.
+    """Return the schema behind a statement. `own`: the table that is read.
 
     Raises `ChangesLost` if the table is another one from here on, or it is not known what it is.
     """
     text = _plain(statement.text)
     shown = " ".join(text.split())[:SHOWN]
-    known = {each.name for each in schema.tables}
-    if _DROPS_ALL.match(text):
+    is_ours = statement.database == database
+    if not is_ours and (statement.changes or not _names(text, database)):
+        return schema
+    if is_ours and _DROPS_ALL.match(text):
         raise ChangesLost(f"database `{database}` was dropped (`{shown}`); {REWIND}")
-    changes = {_name(each.id, database): each for each in statement.changes}
-    changes.pop(None, None)
+    changes = {
+        name: each for each in statement.changes if (name := _name(each.id, database)) is not None
+    }
     mine = changes.get(own)
     if mine is not None and mine.type in ("CREATE", "DROP"):
         raise ChangesLost(f"table `{own}` was dropped or replaced (`{shown}`); {REWIND}")
     if not changes:
-        named = sorted(name for name in known | {own} if _names(text, name))
-        if named and not _HARMLESS.match(text):
-            raise ChangesLost(
-                f"a statement may have changed table `{named[0]}`, and the engine does not follow "
-                f"it (`{shown}`); {REWIND}"
-            )
-        return schema
-    for each in schema.tables:
-        after = changes.get(each.name)
-        if after is not None and 0 < _width(after.table) < each.columns and not _DROPS.search(text):
-            # As it does with two columns that swap their names in one statement.
-            raise ChangesLost(
-                f"the engine has lost a column of table `{each.name}` (`{shown}`); {REWIND}"
-            )
-    gone = {name for name, each in changes.items() if each.type == "DROP" or each.table is None}
+        return _behind_nothing(schema, text, database, own)
     moved = _moved(text, database)
+    doubts = {
+        name: why
+        for name, each in changes.items()
+        if (why := _doubt(schema, text, name, each, moved, database)) is not None
+    }
+    if own in doubts:
+        raise ChangesLost(f"{doubts[own]} (`{shown}`); {REWIND}")
+    gone = {name for name, each in changes.items() if each.type == "DROP" or each.table is None}
+    gone |= doubts.keys()
     if moved is not None and moved not in changes:
         gone.add(moved)
     tables = [each for each in schema.tables if each.name not in gone | changes.keys()]
     tables += [
         TableSchema(name, _width(each.table), table=each.table)
         for name, each in changes.items()
-        if name is not None and name not in gone
+        if name not in gone
     ]
     others = [each for each in tables if each.name != own][-TABLES:]
     return DatabaseSchema(
@@ -165,9 +189,62 @@ def after_statement(
     )
 
 
+def _behind_nothing(schema: DatabaseSchema, text: str, database: str, own: str) -> DatabaseSchema:
+    """Return the schema behind a statement about which the engine says nothing."""
+    if _ALTERS_ALL.match(text):
+        found = [each or of for each, of in _CHARSET.findall(text)]
+        made = f"CREATE DATABASE `{database}` CHARSET {found[0]}" if found else schema.database
+        return DatabaseSchema(schema.server, made, schema.tables)
+    if _HARMLESS.match(text):
+        return schema
+    if _names(text, own):
+        shown = " ".join(text.split())[:SHOWN]
+        raise ChangesLost(
+            f"a statement may have changed table `{own}`, and the engine does not follow it "
+            f"(`{shown}`); {REWIND}"
+        )
+    left = tuple(each for each in schema.tables if not _names(text, each.name))
+    return DatabaseSchema(schema.server, schema.database, left)
+
+
+def _doubt(  # what is known of one table
+    schema: DatabaseSchema,
+    text: str,
+    name: str,
+    change: SchemaChange,
+    moved: str | None,
+    database: str,
+) -> str | None:
+    """Return why a table may not be what the engine says; None if it is."""
+    if change.table is None:
+        return None
+    known = {each.name: each for each in schema.tables}
+    charset = default = str(change.table.get("defaultCharsetName"))
+    if change.type == "CREATE":
+        like = _LIKE.match(text)
+        if name in known or (like and _of(like.groups()[2:], database) not in known):
+            return f"the engine does not know what table `{name}` was made of"
+        if like is None:
+            options = _charsets(text.rpartition(")")[2]) or _charsets(schema.database)
+            charset = next(iter(options), default)
+    else:
+        before = known.get(moved or name)
+        if before is None:
+            return f"the engine does not know what `{moved or name}` was before"
+        if 0 < _width(change.table) < before.columns and not _DROPS.search(text):
+            # As it does with two columns that swap their names in one statement.
+            return f"the engine has lost a column of table `{name}`"
+        added = {each.strip('`"').lower() for each in _ADDS.findall(text)}
+        if added & (_columns(before) | {"("}) and not _same(before.table, change.table):
+            return f"a column was added to table `{name}` that may have been there"
+    if {*_charsets(_FOLLOWED.sub(" ", text)), _family(charset)} - {_family(default)}:
+        return f"the engine does not follow a character set of table `{name}`"
+    return None
+
+
 def _plain(text: str) -> str:
     """Return a statement without comments; what is executed within them is kept."""
-    return _COMMENT.sub(" ", _HINT.sub(r" \1 ", text))
+    return _SETTING.sub(" ", _COMMENT.sub(" ", _HINT.sub(r" \1 ", text)))
 
 
 def _width(table: dict[str, Any] | None) -> int:
@@ -178,13 +255,37 @@ def _names(text: str, name: str) -> bool:
     return re.search(rf"(?<![\w$]){re.escape(name)}(?![\w$])", text, re.IGNORECASE) is not None
 
 
+def _charsets(text: str) -> list[str]:
+    """Return the character sets that a text names, also by collations."""
+    return [_family(charset or of) for charset, of in _CHARSET.findall(text)]
+
+
+def _family(charset: str) -> str:
+    """Return a character set, or the one name of those that are decoded alike."""
+    return "utf8" if charset.lower().startswith("utf8") else charset.lower()
+
+
+def _columns(table: TableSchema) -> set[str]:
+    """Return the names of columns as they are compared."""
+    if table.table is None:
+        return {each.lower() for each in _COLUMN.findall(table.statement)}
+    return {str(each.get("name")).lower() for each in table.table.get("columns", ())}
+
+
+def _same(before: dict[str, Any] | None, after: dict[str, Any]) -> bool:
+    return before is not None and before.get("columns") == after.get("columns")
+
+
 def _moved(text: str, database: str) -> str | None:
-    """Return the table of this database that a statement alters or gives another name."""
+    """Return the table that a statement alters or gives another name."""
     found = _MOVES.match(text)
-    if found is None:
-        return None
-    of, name = (None if each is None else each.strip('`"') for each in found.groups())
-    return name if of in (None, database) else None
+    return None if found is None else _of(found.groups(), database)
+
+
+def _of(names: Sequence[str | None], database: str) -> str:
+    """Return the name of a table; with its database if that is another one."""
+    of, name = ("" if each is None else each.strip('`"') for each in names)
+    return name if of in ("", database) else f"{of}.{name}"
 
 
 def _name(id_: str, database: str) -> str | None:

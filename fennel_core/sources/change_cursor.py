@@ -21,7 +21,7 @@ from __future__ import annotations
 
 import base64
 import binascii
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Final
 
@@ -201,24 +201,33 @@ def read_changes(
 def _first_rows(
     place: ChangePlace, lines: Sequence[str], key: Sequence[KeyColumn]
 ) -> tuple[ChangePlace, ReadChanges]:
+    read, cursor = first_rows(lines), place.cursor
+    if read.lines:
+        cursor = msgspec.structs.replace(cursor, key=key_of(read.lines[-1], key))
+    if read.ended:
+        cursor = ChangeCursor(cursor.slot, cursor.publication, cursor.lsn)
+    return replace(place, cursor=cursor), read
+
+
+def first_rows(lines: Iterable[str]) -> ReadChanges:
+    """Return the rows of the first read in what an engine delivers.
+
+    Raises `ChangeEngineFailed` for one that has given up, or delivers changes.
+    """
     taken: list[bytes] = []
     ended = False
     for line in lines:
         text = line.encode()
         event = _event(text)
-        if not event.aggregate_type:
+        if event.op == "r":
             taken.append(text)
-        elif event.type not in FIRST_READ:
+        elif event.aggregate_type and event.type not in FIRST_READ:
             raise ChangeEngineFailed(f"the first read has ended early ({event.type})")
+        elif event.op:
+            raise ChangeEngineFailed(f"the first read has delivered a change: {line}")
         else:
             ended = ended or event.type == COMPLETED
-    cursor = place.cursor
-    if taken:
-        cursor = msgspec.structs.replace(cursor, key=key_of(taken[-1], key))
-    if ended:
-        cursor = ChangeCursor(cursor.slot, cursor.publication, cursor.lsn)
-    names = ["first read"] * len(taken)
-    return replace(place, cursor=cursor), ReadChanges(taken, names, ended=ended)
+    return ReadChanges(taken, ["first read"] * len(taken), ended=ended)
 
 
 def key_of(line: bytes, key: Sequence[KeyColumn]) -> tuple[str, ...]:

@@ -47,6 +47,10 @@ MARK_S: Final = 60.0
 """How often a mark is made."""
 MARKS: Final = 100
 """Marks under way that are remembered."""
+BATCH_ROWS: Final = 4096
+"""Changes that are taken at once; a reader with a limit takes no more than a step has."""
+QUEUE_BATCHES: Final = 4
+"""Batches that the engine reads ahead."""
 END: Final = "end"
 ROUND_DDL: Final = f"{COUNTS_DDL}, {END} binary"
 ROUND: Final = pa.schema([*COUNTS, (END, pa.binary())])
@@ -54,6 +58,12 @@ ROUND: Final = pa.schema([*COUNTS, (END, pa.binary())])
 _encode: Final = msgspec.json.Encoder().encode
 _numbers = itertools.count(1)
 log = structlog.get_logger(__name__)
+
+
+def batches(rows_per_s: float | None) -> dict[str, str]:
+    """Return how much an engine delivers at once, and reads ahead, for a reader with a limit."""
+    rows = step_rows(rows_per_s, BATCH_ROWS)
+    return {"max.batch.size": str(rows), "max.queue.size": str(QUEUE_BATCHES * rows)}
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,8 +108,11 @@ class ChangedTable(Protocol[P]):
     def claim(self, place: P) -> None:
         """The position is this reader's, so others do not count."""
 
-    def watch(self, task: ChangeTask, silent_s: float) -> None:
-        """Raise for a task that has delivered nothing for so long, and will not."""
+    def watch(self, task: ChangeTask, silent_s: float) -> str | None:
+        """Raise for a task that has delivered nothing for so long, and will not.
+
+        Return what shows the marks that the task has received, if it says so.
+        """
 
     def decode_end(self, text: bytes) -> ChangeRoundEnd[P]:
         """Return the end of a round."""
@@ -122,7 +135,7 @@ class ChangeRound(Generic[P]):
 class ChangeRounds(Rounds, Generic[P]):
     """Runs the rounds of a table's changes, and their engine.
 
-    `begin`: where to begin, or what finds that out and may take long.
+    `begin`: finds out where to begin; it may take long.
     """
 
     def __init__(
@@ -132,7 +145,7 @@ class ChangeRounds(Rounds, Generic[P]):
         source: ChangedTable[P],
         origin: str,
         rewinds: int,
-        begin: ChangeRoundEnd[P] | Callable[[], ChangeRoundEnd[P]],
+        begin: Callable[[], ChangeRoundEnd[P]],
     ) -> None:
         self._source, self._begin = source, begin
         self._end: ChangeRoundEnd[P]
@@ -152,7 +165,7 @@ class ChangeRounds(Rounds, Generic[P]):
 
     def begin(self) -> None:
         """Find out where to begin, and start a task there."""
-        self._end = self._begin() if callable(self._begin) else self._begin
+        self._end = self._begin()
         self._start()
 
     def read(self) -> FeedProgress:
@@ -194,13 +207,16 @@ class ChangeRounds(Rounds, Generic[P]):
             self._mark()
             return
         self.stopped.wait(max(0.0, pause_s - took_s))
+        received: str | None = None
         while not self.stopped.is_set():
             self._mark()
             assert self._task is not None, "a task reads on until the end"
             if self._task.look():
                 self._heard_s = time.monotonic()
                 return
-            self._source.watch(self._task, time.monotonic() - self._heard_s)
+            # Nothing is left to take, so what was received before this look has been delivered.
+            self._saw(received)
+            received = self._source.watch(self._task, time.monotonic() - self._heard_s)
             self.stopped.wait(pause_s)
 
     def progress(self) -> FeedProgress | None:

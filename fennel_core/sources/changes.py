@@ -32,11 +32,10 @@ from fennel_core.sources.change_cursor import (
     decode_cursor,
 )
 from fennel_core.sources.change_reader import ChangeRoundEnd
-from fennel_core.sources.change_rounds import ChangeRounds, LogMark
+from fennel_core.sources.change_rounds import ChangeRounds, LogMark, batches
 from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.kafka import positions_of_feeds
 from fennel_core.sources.kinds import StartedBy
-from fennel_core.sources.pace import step_rows
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
 from fennel_core.wire.connectors import Postgres, PostgresChanges
@@ -51,14 +50,10 @@ SESSION: Final = (
 The engine says nothing to the server while its changes are not taken, as a reader waits for its
 turn and its limit. And it reads values in these forms only.
 """
-BATCH_ROWS: Final = 4096
-"""Changes that are taken at once; a reader with a limit takes no more than a step has."""
 FETCH_ROWS: Final = 128
 """Rows that the first read fetches at once."""
 FETCH_PERCENT: Final = 30
 """How much of the heap, which all sources share, they may need."""
-QUEUE_BATCHES: Final = 4
-"""Batches that the engine reads ahead."""
 MARK_LATE_S: Final = 10.0
 """A mark that is not delivered for so long shows that changes are left."""
 _decode_end: Final = msgspec.json.Decoder(ChangeRoundEnd[ChangePlace]).decode
@@ -133,7 +128,6 @@ class LoggedSource:
     def properties(self, cursor: ChangeCursor) -> dict[str, str]:
         """Return what the engine needs to begin at a cursor."""
         database, name = self.database, self.table.name
-        batch = step_rows(self.rows_per_s, BATCH_ROWS)
         given = {
             "connector.class": CONNECTOR,
             "database.hostname": database.host,
@@ -158,8 +152,7 @@ class LoggedSource:
             # Rows that are too large end this task, and not the JVM of all.
             "snapshot.fetch.size": str(FETCH_ROWS),
             "driver.maxResultBuffer": f"{FETCH_PERCENT}p",
-            "max.batch.size": str(batch),
-            "max.queue.size": str(QUEUE_BATCHES * batch),
+            **batches(self.rows_per_s),
         }
         if cursor.first:
             return {**given, **self._rows(first_read(self.table, cursor.key))}

@@ -14,12 +14,13 @@ import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import pytest
 from pymysql.connections import Connection
 
 from fennel_core.connections.change_engine import BINLOG_JARS, ChangeEngine, ChangeTask
-from fennel_core.connections.external_binlog import Binlog
+from fennel_core.connections.external_binlog import MARIADB, Binlog, connector_of, holds
 from fennel_core.connections.external_mysql import ExternalMySQL
 from fennel_core.settings.model import Settings
 from fennel_core.sources.binlog_changes import BinlogSource
@@ -27,13 +28,17 @@ from fennel_core.sources.binlog_cursor import BinlogPlace
 from fennel_core.sources.change_reader import ChangeRoundEnd, LoggedChangeReader
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.writer import PartitionWriter
+from fennel_core.wire.connectors import Cdc, Login, MySQL, MySQLChanges
 from tests.support.mariadb import OWNER, WORDS, connected, running_mariadb
-from tests.support.source_world import SourceWorld
+from tests.support.source_world import RAW, SourceWorld, stream_source
+from tests.support.source_world import rows_of as rows_in
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ("--log-bin=bin", "--binlog-format=ROW", "--server-id=1")
 READER = "reader"
 RIGHTS = "SELECT, REPLICATION SLAVE, REPLICATION CLIENT"
+USERS = MySQLChanges(MySQL("shop", "db", 3306, "shop", None, Login(None, None)), "users")
+BINDING = stream_source(cdc=Cdc.DEBEZIUM, disorder_us=0, table=USERS)
 _numbers = itertools.count()
 
 
@@ -139,3 +144,33 @@ class BinlogWorld:
         task = started(self.engine, source, end)
         reader = LoggedChangeReader("changes of `t`", writer, task, source.reading)
         return TableReader(source, self.engine, writer, reader, end, task)
+
+
+async def read_to_end(world: BinlogWorld, owner: Connection, within_s: float = 120) -> TableReader:
+    """Read on with a new reader until it has passed the end of the log.
+
+    A statement at the end is not known to be read before a transaction follows.
+    """
+    reader = await world.reader()
+    run(owner, "CREATE TABLE IF NOT EXISTS ends (n INT)", "INSERT INTO ends VALUES (1)")
+    end = reader.source.log.end()
+    async with asyncio.timeout(within_s):
+        while reader.end.at.is_first or not holds(reader.end.token or "", end):
+            await reader.round(0.3, 1e9, wait_s=1.0)
+            run(owner, "INSERT INTO ends VALUES (1)")
+    reader.stop()
+    return reader
+
+
+def read_rows(sources: SourceWorld) -> list[dict[str, Any]]:
+    return [row for raw in sources.world.raw(RAW) for row in rows_in(raw.body)]
+
+
+def run(owner: Connection, *statements: str) -> None:
+    with owner.cursor() as cursor:
+        for each in statements:
+            cursor.execute(each)
+
+
+def is_maria(owner: Connection) -> bool:
+    return connector_of(owner) == MARIADB

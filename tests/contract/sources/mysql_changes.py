@@ -15,7 +15,7 @@ import json
 import os
 import random
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import polars as pl
@@ -23,53 +23,46 @@ import pymysql
 import pytest
 from pymysql.connections import Connection
 
-from fennel_core.connections import external_binlog
 from fennel_core.connections.change_engine import ChangeEngine, ChangeEngineFailed
 from fennel_core.connections.errors import TransactionAborted
-from fennel_core.connections.external_binlog import holds, rows_of
+from fennel_core.connections.external_binlog import Binlog, holds, rows_of
 from fennel_core.connections.external_changes import ChangesLost
-from fennel_core.connections.external_mysql import ExternalMySQL, ExternalMySQLUnusable
-from fennel_core.settings.model import Settings
+from fennel_core.connections.external_mysql import ExternalMySQL
 from fennel_core.sources import change_reader
 from fennel_core.sources.binlog_changes import LOOK_S
 from fennel_core.sources.binlog_cursor import decode_cursor
-from fennel_core.sources.change_trial import newest_changes
 from fennel_core.sources.errors import ReaderSuperseded, RowsNotWritten
 from fennel_core.sources.positions import decode as decode_position
 from fennel_core.vocab.versions import IS_TOMBSTONE, POS, decode
-from fennel_core.wire.connectors import Cdc, Login, MySQL, MySQLChanges, PlainSecret
 from tests.support.binlog_world import (
+    BINDING,
     READER,
-    RIGHTS,
-    ROOT,
     BinlogWorld,
     TableReader,
     binlog_server,
     engine,
+    is_maria,
     owner,
+    read_rows,
+    read_to_end,
+    run,
     shop,
     started,
 )
 from tests.support.ingest_world import catalog
-from tests.support.mariadb import WORDS, connected, running_mariadb
 from tests.support.source_world import (
     LOST_AFTER,
     LOST_BEFORE,
     POSITIONS,
-    RAW,
     Fault,
     SourceWorld,
-    stream_source,
 )
-from tests.support.source_world import rows_of as rows_in
 
 __all__ = ["binlog_server", "engine", "owner", "shop"]
 
 pytestmark = pytest.mark.timeout(600)
 SEEDS = int(os.environ.get("CHANGE_SEEDS", "12"))
 REFUSED = Fault(TransactionAborted("the broker refused"), committed=False)
-USERS = MySQLChanges(MySQL("shop", "db", 3306, "shop", None, Login(None, None)), "users")
-BINDING = stream_source(cdc=Cdc.DEBEZIUM, disorder_us=0, table=USERS)
 TABLES = (
     "CREATE TABLE users (user VARCHAR(20) PRIMARY KEY, age INT, at DATETIME(6) NOT NULL, "
     "a VARCHAR(20), b VARCHAR(20), note VARCHAR(9) DEFAULT 'none')",
@@ -227,10 +220,6 @@ class Users:
             cursor.execute(query, values)
 
 
-def read_rows(sources: SourceWorld) -> list[Row]:
-    return [row for raw in sources.world.raw(RAW) for row in rows_in(raw.body)]
-
-
 def change_of(row: Row) -> Change:
     image = row["after"] or row["before"]
     after = None if row["after"] is None else {each: image[each] for each in ("age", "a", "b")}
@@ -343,22 +332,6 @@ async def read(reader: TableReader, alive: list[TableReader], rows: int) -> None
         alive.remove(reader)
 
 
-async def read_to_end(world: BinlogWorld, owner: Connection, within_s: float = 120) -> TableReader:
-    """Read on with a new reader until it has passed the end of the log.
-
-    A statement at the end is not known to be read before a transaction follows.
-    """
-    reader = await world.reader()
-    run(owner, "CREATE TABLE IF NOT EXISTS ends (n INT)", "INSERT INTO ends VALUES (1)")
-    end = reader.source.log.end()
-    async with asyncio.timeout(within_s):
-        while reader.end.at.is_first or not holds(reader.end.token or "", end):
-            await reader.round(0.3, 1e9, wait_s=1.0)
-            run(owner, "INSERT INTO ends VALUES (1)")
-    reader.stop()
-    return reader
-
-
 # --- what ends the reading ------------------------------------------------------------------------
 
 
@@ -399,16 +372,6 @@ async def changed_by(
     return [json.dumps([row["op"], row["after"]]) for row in read_rows(sources)]
 
 
-def run(owner: Connection, *statements: str) -> None:
-    with owner.cursor() as cursor:
-        for each in statements:
-            cursor.execute(each)
-
-
-def is_maria(owner: Connection) -> bool:
-    return external_binlog.connector_of(owner) == external_binlog.MARIADB
-
-
 @pytest.mark.parametrize(
     ("statements", "words"),
     [
@@ -426,6 +389,15 @@ def is_maria(owner: Connection) -> bool:
             ["RENAME TABLE before_ TO oo", "RENAME TABLE users TO u, oo TO users"],
             "may have changed",
         ),
+        (
+            [
+                "ALTER TABLE users CONVERT TO CHARACTER SET utf8mb4",
+                "ALTER TABLE users CHARACTER SET latin1, ADD c VARCHAR(9) DEFAULT 'é'",
+            ],
+            "does not follow a character set",
+        ),
+        (["ALTER TABLE users ADD COLUMN IF NOT EXISTS a TEXT FIRST"], "may have been there"),
+        (["ALTER TABLE users ADD c VARCHAR(9) ASCII"], "may have changed|internal schema size"),
     ],
 )
 async def test_a_table_that_is_another_one_ends_the_reading(
@@ -435,12 +407,87 @@ async def test_a_table_that_is_another_one_ends_the_reading(
     statements: list[str],
     words: str,
 ) -> None:
-    if "OR REPLACE" in statements[0] and not is_maria(owner):
+    if ("OR REPLACE" in statements[0] or "IF NOT" in statements[0]) and not is_maria(owner):
         pytest.skip("a statement of MariaDB")
     run(owner, "CREATE TABLE before_ (id INT PRIMARY KEY, x INT, y INT)")
     # A row that does not fit may end the engine first.
     with pytest.raises((ChangesLost, ChangeEngineFailed), match=words):
         await changed_by(shop, owner, engine, *statements, "INSERT INTO users (id) VALUES (9)")
+
+
+async def test_statements_that_the_engine_cannot_read_are_passed_over_if_of_other_tables(
+    shop: ExternalMySQL, owner: Connection, engine: ChangeEngine
+) -> None:
+    odd = "v INET6" if is_maria(owner) else "v POINT NOT NULL SRID 4326"
+    rows = await changed_by(
+        shop,
+        owner,
+        engine,
+        f"CREATE TABLE odd (id INT, {odd})",
+        f"USE {shop.database}_other",
+        f"CREATE TABLE users (id INT, {odd})",
+        f"USE {shop.database}",
+        "INSERT INTO users VALUES (2, 0, 0)",
+    )
+    assert [json.loads(each)[0] for each in rows] == ["r", "c"]
+
+
+async def test_a_new_table_has_the_character_set_of_its_database(
+    shop: ExternalMySQL, owner: Connection, engine: ChangeEngine
+) -> None:
+    """Also where it is another one than when the source began."""
+    sources = SourceWorld()
+    sources.world.commit(main=catalog(BINDING))
+    run(owner, f"ALTER DATABASE {shop.database} CHARACTER SET utf8mb4")
+    run(owner, "CREATE TABLE users (id INT PRIMARY KEY)")
+    world = BinlogWorld(shop, engine, "users", sources)
+    await read_to_end(world, owner)
+    run(owner, f"ALTER DATABASE {shop.database} CHARACTER SET latin1")
+    await read_to_end(world, owner)
+    run(
+        owner,
+        "CREATE TABLE n (id INT PRIMARY KEY, t VARCHAR(9))",
+        "RENAME TABLE users TO o, n TO users",
+        "INSERT INTO users VALUES (1, 'é')",
+    )
+    await read_to_end(world, owner)
+    await sources.world.close()
+    assert [row["after"]["t"] for row in read_rows(sources)] == ["é"]
+
+
+async def test_values_of_the_first_read_are_those_of_changes(
+    shop: ExternalMySQL, owner: Connection, engine: ChangeEngine
+) -> None:
+    sources = SourceWorld()
+    sources.world.commit(main=catalog(BINDING))
+    run(
+        owner,
+        "SET SESSION sql_mode = '', time_zone = '+05:30'",
+        "CREATE TABLE users (id INT PRIMARY KEY, y YEAR, z YEAR, n YEAR, u BIGINT UNSIGNED, "
+        "d DECIMAL(20, 4), t TIMESTAMP(3) NULL, w DATETIME(6), b TINYINT(1), MiXed DATE, "
+        "e ENUM('c''d', 'é'), s VARCHAR(9) CHARACTER SET latin1, i INT DEFAULT 5 INVISIBLE, "
+        "g INT AS (b * 2))",
+    )
+    columns = "id, y, z, n, u, d, t, w, b, MiXed, e, s"
+    values = (
+        "0, 2024, NULL, 18446744073709551615, 1.5, '2024-03-31 02:30:00.123', "
+        "'1000-01-01 00:00:00.000001', 7, '2024-02-29', 'é', 'é€'"
+    )
+    insert = f"INSERT INTO users ({columns}) VALUES"
+    run(owner, f"{insert} (1, {values})")
+    world = BinlogWorld(shop, engine, "users", sources)
+    await read_to_end(world, owner)
+    run(owner, f"{insert} (2, {values})")
+    await read_to_end(world, owner)
+    await sources.world.close()
+    first, changed = (row["after"] for row in read_rows(sources))
+    assert first == {**changed, "id": 1}
+    assert (first["y"], first["t"], first["i"], first["MiXed"]) == (
+        1900,
+        "2024-03-30T21:00:00.123Z",
+        5,
+        "2024-02-29Z",
+    )
 
 
 async def test_a_truncated_table_says_so(
@@ -491,82 +538,21 @@ async def test_a_connection_that_was_cut_is_noticed(
     first.stop()
 
 
-# --- what a server must have ----------------------------------------------------------------------
-
-
-def described(shop: ExternalMySQL) -> external_binlog.BinlogTable:
-    with shop.connect() as connection:
-        found = external_binlog.logged_table(shop, connection, "users")
-        external_binlog.require_log(shop, connection, found)
-        return found
-
-
-@pytest.mark.parametrize(
-    ("statement", "words"),
-    [
-        ("CREATE TABLE users (id INT)", "has no primary key"),
-        ("CREATE TABLE users (id DATETIME PRIMARY KEY)", "of type datetime in its primary key"),
-        (
-            "CREATE TABLE users (id INT PRIMARY KEY) PARTITION BY HASH (id) PARTITIONS 2",
-            "has partitions",
-        ),
-        ("CREATE VIEW users AS SELECT 1", "is a view"),
-        (
-            "CREATE TABLE users (id INT PRIMARY KEY, n INT, FOREIGN KEY (n) REFERENCES other (id) "
-            "ON DELETE CASCADE)",
-            "has a foreign key",
-        ),
-        ("CREATE TABLE nothing (id INT)", "has no table `users`"),
-    ],
-)
-def test_a_table_without_usable_changes_is_refused(
-    shop: ExternalMySQL, owner: Connection, statement: str, words: str
+async def test_statements_about_users_count_as_read(
+    shop: ExternalMySQL, owner: Connection, engine: ChangeEngine
 ) -> None:
-    run(owner, "CREATE TABLE other (id INT PRIMARY KEY)", statement)
-    with pytest.raises(ExternalMySQLUnusable, match=words):
-        described(shop)
-
-
-def test_a_type_that_is_read_wrongly_is_refused(shop: ExternalMySQL, owner: Connection) -> None:
-    if not is_maria(owner):
-        pytest.skip("types of MariaDB")
-    run(owner, "CREATE TABLE users (id INT PRIMARY KEY, u UUID)")
-    with pytest.raises(ExternalMySQLUnusable, match="column `u` of type uuid"):
-        described(shop)
-
-
-def test_a_server_without_a_log_is_refused() -> None:
-    with running_mariadb() as port:
-        with connected(port) as own:
-            run(own, "CREATE DATABASE shop", "CREATE TABLE shop.users (id INT PRIMARY KEY)")
-        with pytest.raises(ExternalMySQLUnusable, match="log_bin=ON, binlog_format=ROW"):
-            described(ExternalMySQL("shop", "127.0.0.1", port, "shop", "fennel", WORDS))
-
-
-@pytest.mark.parametrize("right", ["REPLICATION SLAVE", "REPLICATION CLIENT"])
-def test_a_missing_right_is_named(shop: ExternalMySQL, owner: Connection, right: str) -> None:
+    """Nothing follows them, and no record has their GTIDs."""
+    sources = SourceWorld()
+    sources.world.commit(main=catalog(BINDING))
     run(owner, "CREATE TABLE users (id INT PRIMARY KEY)")
-    described(shop)
-    run(owner, f"CREATE USER IF NOT EXISTS less@'%' IDENTIFIED BY '{WORDS}'")
-    given = ", ".join(each for each in RIGHTS.split(", ") if each != right)
-    run(
-        owner,
-        "REVOKE ALL PRIVILEGES, GRANT OPTION FROM less@'%'",
-        f"GRANT {given} ON *.* TO less@'%'",
-    )
-    with pytest.raises(ExternalMySQLUnusable, match=right):
-        described(replace(shop, user="less"))
-
-
-def test_the_rows_with_the_highest_keys_are_shown(shop: ExternalMySQL, owner: Connection) -> None:
-    run(owner, "CREATE TABLE users (id BIGINT UNSIGNED PRIMARY KEY, n INT)")
-    run(owner, *(f"INSERT INTO users VALUES ({n}, NULL)" for n in range(8)))  # noqa: S608  # statements of a test
-    run(owner, f"INSERT INTO users VALUES ({2**64 - 1}, 1)")  # noqa: S608  # statements of a test
-    login = Login(PlainSecret(READER), PlainSecret(WORDS))
-    own = MySQL("shop", shop.host, shop.port, shop.database, None, login)
-    settings = Settings(jars_dir=ROOT / ".fennel" / "jars")
-    rows = newest_changes(settings, MySQLChanges(own, "users"), lambda _: "", 3)
-    assert [json.loads(row)["after"]["id"] for row in rows] == [2**64 - 1, 7, 6]
+    reader = await read_to_end(BinlogWorld(shop, engine, "users", sources), owner)
+    reader.task = started(engine, reader.source, reader.end)
+    run(owner, f"GRANT SELECT ON {shop.database}.* TO {READER}@'%'")
+    mark = reader.source.mark(reader.end.at).token
+    async with asyncio.timeout(60):
+        while not holds(reader.source.watch(reader.task, 0.0) or "", mark):
+            await asyncio.to_thread(reader.task.take)
+    reader.stop()
 
 
 async def test_tinyint_1_is_boolean_in_rows_and_changes(
@@ -585,5 +571,6 @@ async def test_tinyint_1_is_boolean_in_rows_and_changes(
     assert first == {"id": 1, "a": True, "b": True}
     assert second == {"id": 1, "a": True, "b": True, "c": True, "w": 2}
     assert third == {"id": 2, "a": True, "b": None, "c": False, "w": None}
-    columns = {each.name: each.category for each in described(shop).table.columns}
+    table = Binlog(shop, "users").describe().table
+    columns = {each.name: each.category for each in table.columns}
     assert columns == {"id": "N", "a": "B", "b": "B", "c": "B", "w": "N"}

@@ -1,4 +1,4 @@
-"""A place in a binary log is one that is safe to begin at, and a number of changes behind it."""
+"""A place in a binary log is a transaction's beginning, and a number of changes behind it."""
 
 from __future__ import annotations
 
@@ -60,20 +60,34 @@ def where(place: BinlogPlace) -> tuple[LogPlace, int]:
     return place.cursor.at, place.cursor.passed
 
 
-def test_a_place_is_safe_when_another_one_has_come() -> None:
-    first, second = within(1, 1), within(2, 1)
-    place, taken = read(BEGUN, row(1, first))
-    assert (taken, where(place)) == ([1], (AT, 1))
-    place, taken = read(place, row(2, second))
-    assert (taken, where(place)) == ([2], (first, 1))
+def begin(gtids: str = "0-1-6") -> LogPlace:
+    return LogPlace("bin.1", 200, gtids)
 
 
-def test_two_changes_of_one_row_are_counted_behind_the_place_before() -> None:
-    both = within(1, 1)
-    place, taken = read(BEGUN, row(1, both, "d"), row(2, both), row(3, within(2, 1)))
-    assert (taken, where(place)) == ([1, 2, 3], (both, 1))
-    half, _ = read(BEGUN, row(1, both, "d"))
-    assert where(half) == (AT, 1)
+def test_changes_are_counted_from_the_beginning_of_their_transaction() -> None:
+    """Another server may write the same rows into other events."""
+    place, taken = read(BEGUN, row(1, within(1, 1)))
+    assert (taken, where(place)) == ([1], (begin(), 1))
+    place, taken = read(place, row(2, within(2, 1)), row(3, within(2, 1)))
+    assert (taken, where(place)) == ([2, 3], (begin(), 3))
+    place, taken = read(place, row(4, within(1, 1, "0-1-7")))
+    assert (taken, where(place)) == ([4], (begin("0-1-7"), 1))
+
+
+def test_changes_that_were_written_are_left_out_although_the_place_has_another_form() -> None:
+    written, _ = read(BEGUN, row(1, within(1, 1)), row(2, within(1, 2)))
+    other = LogPlace("other.9", 7, "0-1-6", 3, 1)
+    place, taken = read(written.cursor, row(1, other), row(2, other), row(3, other))
+    assert (taken, where(place)) == ([3], (LogPlace("other.9", 7, "0-1-6"), 3))
+
+
+def test_a_place_within_a_transaction_stays_until_the_next_one() -> None:
+    """As earlier versions have written it."""
+    begun = BinlogCursor(within(4, 2), SCHEMA, 1)
+    place, taken = read(begun, row(1, within(4, 3)), row(2, within(6, 1)))
+    assert (taken, where(place)) == ([2], (within(4, 2), 2))
+    place, taken = read(place, row(3, within(1, 1, "0-1-7")))
+    assert (taken, where(place)) == ([3], (begin("0-1-7"), 1))
 
 
 def test_any_cursor_begins_behind_what_was_written() -> None:
@@ -91,15 +105,17 @@ def test_any_cursor_begins_behind_what_was_written() -> None:
     for count in range(len(lines) + 1):
         cursor, before = read(BEGUN, *lines[:count])
         # The engine delivers again what is behind the place that it is given.
-        begin = 0 if cursor.cursor.at == AT else _after(lines, cursor.cursor.at)
-        again, taken = read(cursor.cursor, *lines[begin:])
+        again, taken = read(cursor.cursor, *lines[_behind(lines, cursor.cursor.at) :])
         assert before + taken == [1, 2, 3, 4, 5, 6]
         assert unpacked(again.schema) == unpacked(read(BEGUN, *lines)[0].schema)
 
 
-def _after(lines: list[str], at: LogPlace) -> int:
-    found = [n for n, each in enumerate(lines) if place_of(each) == at]
-    return found[-1] + 1
+def _behind(lines: list[str], at: LogPlace) -> int:
+    """Return the first line behind a place: its transactions are those before."""
+    numbers = [int((place_of(each).gtids or "").rpartition("-")[2]) for each in lines]
+    wanted = int((at.gtids or "").rpartition("-")[2])
+    beats = [n for n, each in enumerate(lines) if place_of(each) == at]
+    return beats[0] + 1 if beats else [number >= wanted for number in numbers].index(True)
 
 
 def place_of(each: str) -> LogPlace:
@@ -110,10 +126,10 @@ def place_of(each: str) -> LogPlace:
 def test_a_statement_has_no_place_and_its_table_goes_with_the_next() -> None:
     at = within(1, gtids="0-1-7")
     place, _ = read(BEGUN, row(1, within(1, 1)), ddl(at))
-    assert where(place) == (within(1, 1), 0)
+    assert where(place) == (begin(), 1)
     assert place.cursor.schema == SCHEMA
     place, _ = read(place, beat(LogPlace("bin.1", 300, "0-1-7")))
-    assert where(place) == (within(1, 1), 0)
+    assert where(place) == (begin(), 1)
     place, _ = read(place, beat(LogPlace("bin.1", 400, "0-1-8")))
     assert where(place) == (LogPlace("bin.1", 400, "0-1-8"), 0)
     assert unpacked(place.cursor.schema).tables[0].columns == 2
@@ -137,8 +153,10 @@ def test_heartbeats_move_the_place_now_and_then() -> None:
 
 def test_changes_outside_of_a_transaction_are_no_places() -> None:
     outside = LogPlace("bin.1", 200, "0-1-6", None, 1)
-    place, _ = read(BEGUN, row(1, outside), row(2, within(1, 1)))
-    assert where(place) == (AT, 2)
+    place, _ = read(BEGUN, row(1, outside))
+    assert where(place) == (AT, 1)
+    place, _ = read(place, row(2, within(1, 1)))
+    assert where(place) == (begin(), 1)
 
 
 def test_statements_count_as_read_although_they_are_not_among_the_transactions() -> None:

@@ -23,7 +23,8 @@ BEGUN = noted_schema(NOTED)
 
 
 def table(columns: int) -> dict[str, object]:
-    return {"columns": [{"name": f"c{n}"} for n in range(columns)]}
+    names = [{"name": f"c{n}"} for n in range(columns)]
+    return {"columns": names, "defaultCharsetName": "utf8mb4"}
 
 
 def altered(name: str, columns: int = 3, type_: str = "ALTER") -> SchemaChange:
@@ -31,7 +32,7 @@ def altered(name: str, columns: int = 3, type_: str = "ALTER") -> SchemaChange:
 
 
 def after(schema: DatabaseSchema, text: str, *changes: SchemaChange) -> DatabaseSchema:
-    return after_statement(schema, Statement(text, changes), "shop", "t")
+    return after_statement(schema, Statement(text, changes, "shop"), "shop", "t")
 
 
 def names(schema: DatabaseSchema) -> list[str]:
@@ -115,6 +116,119 @@ def test_a_table_that_is_another_one_ends_the_reading(
 )
 def test_statements_that_leave_the_columns_alone_are_passed_over(text: str) -> None:
     assert after(BEGUN, text) == BEGUN
+
+
+UNKNOWN = "does not know what"
+CHARSET = "does not follow a character set of table `t`"
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("ALTER TABLE t CHARACTER SET latin1", CHARSET),
+        ("ALTER TABLE t ENGINE=InnoDB DEFAULT CHARSET=latin1", CHARSET),
+        ("ALTER TABLE t COLLATE = 'latin1_swedish_ci', ADD c TEXT", CHARSET),
+        ("ALTER TABLE t ADD c VARCHAR(9) DEFAULT 'x' COLLATE latin1_bin", CHARSET),
+        ("ALTER TABLE t ADD COLUMN IF NOT EXISTS C1 INT FIRST", "may have been there"),
+        ("ALTER TABLE t ADD IF NOT EXISTS (c INT, c1 INT)", "may have been there"),
+        ("ALTER TABLE x RENAME t", UNKNOWN),
+        ("SET STATEMENT a=1 FOR ALTER TABLE x RENAME t", UNKNOWN),
+        ("RENAME TABLE other.x TO t", UNKNOWN),
+    ],
+)
+def test_a_table_of_which_the_engine_says_what_is_not_so_ends_the_reading(
+    text: str, words: str
+) -> None:
+    schema = after(BEGUN, "ALTER TABLE t ADD COLUMN c INT", altered("t"))
+    with pytest.raises(ChangesLost, match=words):
+        after(schema, text, altered("t", 4))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ALTER TABLE t CONVERT TO CHARACTER SET utf8mb4 COLLATE utf8mb4_bin, ADD d TEXT",
+        "ALTER TABLE t DEFAULT CHARSET=utf8",
+        "ALTER TABLE t ADD d VARCHAR(9) CHARACTER SET latin1 COLLATE latin1_bin DEFAULT ''",
+        "ALTER TABLE t ADD d VARCHAR(9) COLLATE 'utf8mb4_unicode_ci'",
+        "ALTER TABLE t ADD d VARCHAR(9) DEFAULT '' COLLATE uca1400_ai_ci",
+        "ALTER TABLE t ADD COLUMN IF NOT EXISTS d INT",
+        "CREATE INDEX i ON t (c1)",
+    ],
+)
+def test_a_table_of_which_the_engine_says_what_is_so_is_known(text: str) -> None:
+    schema = after(BEGUN, "ALTER TABLE t ADD COLUMN c INT", altered("t"))
+    assert after(schema, text, altered("t", 4)).tables[0].columns == 4
+
+
+def test_a_column_that_is_there_and_stays_as_it_was_is_no_other_one() -> None:
+    text = "ALTER TABLE t ADD COLUMN IF NOT EXISTS c1 INT"
+    schema = after(BEGUN, "ALTER TABLE t ADD COLUMN c INT", altered("t"))
+    assert after(schema, text, altered("t")) == schema
+    begun = noted_schema(NotedSchema("t", 1, "CREATE TABLE `t` (\n  `c1` int", "", ""))
+    with pytest.raises(ChangesLost, match="may have been there"):
+        after(begun, text, altered("t"))
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        [("CREATE OR REPLACE TABLE x (i INT)", None)],
+        [("CREATE TABLE IF NOT EXISTS x LIKE t", "CREATE")],
+        [("ALTER TABLE x COLLATE latin1_bin", "ALTER")],
+        [("ALTER TABLE x CHANGE a b INT, CHANGE b a INT", "ALTER")],
+    ],
+)
+def test_another_table_that_may_be_other_than_the_engine_says_is_forgotten(
+    statements: list[tuple[str, str | None]],
+) -> None:
+    schema = after(BEGUN, "CREATE TABLE x (a INT, b INT)", altered("x", 2, "CREATE"))
+    assert names(schema) == ["t", "x"]
+    for text, type_ in statements:
+        schema = after(schema, text, *([] if type_ is None else [altered("x", 1, type_)]))
+    assert names(schema) == ["t"]
+    for text, name in (
+        ("CREATE TABLE y LIKE x", altered("y", 2, "CREATE")),
+        ("ALTER TABLE x ADD COLUMN c INT", altered("x", 3)),
+        ("RENAME TABLE x TO z", altered("z", 3)),
+    ):
+        schema = after(schema, text, name)
+        assert names(schema) == ["t"]
+    with pytest.raises(ChangesLost, match=UNKNOWN):
+        after(after(schema, "RENAME TABLE t TO o", altered("o", 2)), "RENAME TABLE z TO t", MADE)
+
+
+MADE = altered("t")
+
+
+def test_tables_have_the_character_set_of_their_database() -> None:
+    def made(schema: DatabaseSchema, text: str) -> list[str]:
+        return names(after(schema, text, altered("x", 2, "CREATE")))
+
+    schema = after(BEGUN, "ALTER DATABASE shop COLLATE latin1_bin")
+    assert schema.database == "CREATE DATABASE `shop` CHARSET latin1"
+    # The engine says utf8mb4.
+    assert made(schema, "CREATE TABLE x (a TEXT, b INT)") == ["t"]
+    assert made(schema, "CREATE TABLE x (a TEXT, b INT) DEFAULT CHARSET=utf8mb4") == ["t", "x"]
+    assert made(schema, "CREATE TABLE x (a TEXT, b INT) COLLATE=latin1_bin") == ["t"]
+    assert after(schema, "ALTER DATABASE shop READ ONLY = 1") == schema
+
+
+def test_statements_of_other_databases_count_if_they_may_be_about_ours() -> None:
+    def other(text: str, *changes: SchemaChange) -> DatabaseSchema:
+        return after_statement(BEGUN, Statement(text, changes, "other"), "shop", "t")
+
+    for text in (
+        "CREATE TABLE t (i INET6)",
+        "ALTER TABLE shops.t ADD i INET6",
+        "DROP DATABASE `shop-2`",
+        "GRANT SELECT ON shop.t TO someone",
+    ):
+        assert other(text) == BEGUN
+    there = SchemaChange("CREATE", '"other"."x"', table(1))
+    assert other("CREATE TABLE x LIKE shop.t", there) == BEGUN
+    with pytest.raises(ChangesLost, match="may have changed table `t`"):
+        other("ALTER TABLE shop.t ADD i INET6")
 
 
 def test_a_column_may_be_dropped() -> None:
