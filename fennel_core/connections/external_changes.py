@@ -118,6 +118,15 @@ PUBLICATIONS: Final[LiteralString] = """
     WHERE t.schemaname = %(schema)s AND t.tablename = %(table)s
         AND p.pubinsert AND p.pubupdate AND p.pubdelete AND p.pubtruncate
 """
+PUBLISHED: Final[LiteralString] = """
+    SELECT concat_ws('/', p.oid, r.oid) FROM pg_publication p
+    LEFT JOIN pg_publication_rel r ON r.prpubid = p.oid AND r.prrelid = %(oid)s
+    WHERE p.pubname = %(publication)s
+"""
+STILL_PUBLISHED: Final[LiteralString] = """
+    SELECT (SELECT count(*) FROM pg_publication WHERE oid = ANY (%(ids)s))
+        + (SELECT count(*) FROM pg_publication_rel WHERE oid = ANY (%(ids)s))
+"""
 WHOLE: Final[LiteralString] = """
         AND t.rowfilter IS NULL AND NOT EXISTS (
             SELECT FROM pg_attribute a
@@ -190,11 +199,15 @@ class LoggedTable:
 
 @dataclass(frozen=True, slots=True)
 class LogBegin:
-    """A new slot: where it begins, and the publication that it is read with."""
+    """A new slot: where it begins, and the publication that it is read with.
+
+    `published`: the ids of the publication, and of the table in it.
+    """
 
     slot: str
     lsn: int
     publication: str
+    published: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,14 +290,19 @@ class PostgresLog:
                     "or end it (`pg_stat_activity` shows it)"
                 ) from late
             assert row is not None, "a slot that is made has a place"
-            return LogBegin(slot, int(row[0]), publication)
+            given = {"publication": publication, "oid": table.table.oid}
+            ids = connection.execute(PUBLISHED, given).fetchone()
+            if ids is None:
+                raise self._unusable(f"publication `{publication}` was dropped at this moment")
+            return LogBegin(slot, int(row[0]), publication, ids[0])
 
-    def resume(self, slot: str, lsn: int, *, streams: bool) -> None:
+    def resume(self, slot: str, lsn: int, published: str, *, streams: bool) -> None:
         """Take a slot over from the reader before; if it `streams`, move it to `lsn`.
 
         Raises `ChangesLost` if it has not kept the changes from there on.
         """
         with self._connected(LOG_MS) as connection:
+            self._require_published(connection, published)
             confirmed, end = self._kept(connection, slot)
             if confirmed > lsn:
                 raise ChangesLost(
@@ -300,24 +318,26 @@ class PostgresLog:
                 )
             self._taken_over(connection, slot, ADVANCE, lsn if streams else confirmed)
 
-    def look(self, table: LoggedTable, slot: str, publication: str, token: str) -> LogState:
+    def look(self, table: LoggedTable, at: LogBegin, token: str) -> LogState:
         """Write a mark into the log, which comes behind all changes before; return what is kept.
 
-        Raises `ExternalPostgresUnusable` if the table is not published any more.
+        Raises `ExternalPostgresUnusable` if the table is not published any more, and `ChangesLost`
+        if that was so since the beginning.
         """
         with self._connected() as connection:
             found = logged_table(self._database, connection, self._table)
             if found.table.oid != table.table.oid:
                 raise self._unusable("the table was created again; its changes are others")
-            if publication not in _publications(connection, table):
+            if at.publication not in _publications(connection, table):
                 raise self._unusable(
-                    f"publication `{publication}` has not all changes of `{table.name}` any more; "
-                    "put them back, and read the table again with `fennel-core source rewind NAME "
-                    "--to earliest`"
+                    f"publication `{at.publication}` has not all changes of `{table.name}` any "
+                    "more; put them back, and read the table again with `fennel-core source rewind "
+                    "NAME --to earliest`"
                 )
-            self._kept(connection, slot)
+            self._require_published(connection, at.published)
+            self._kept(connection, at.slot)
             connection.execute(MARK, {"base": self._base, "token": token})
-            row = connection.execute(SLOT, {"slot": slot}).fetchone()
+            row = connection.execute(SLOT, {"slot": at.slot}).fetchone()
             return LogState(int(row[3] or 0) if row is not None else 0)
 
     def keep_only(self, slot: str) -> None:
@@ -331,6 +351,17 @@ class PostgresLog:
             self._drop(connection, None)
             query = sql.SQL("DROP PUBLICATION IF EXISTS {}").format(sql.Identifier(self._base))
             connection.execute(query)
+
+    def _require_published(self, connection: Connection, published: str) -> None:
+        """Raise `ChangesLost` if a publication is another one than at the beginning."""
+        ids = [int(each) for each in published.split("/") if each]
+        row = connection.execute(STILL_PUBLISHED, {"ids": ids}).fetchone()
+        if row is None or row[0] != len(ids):
+            raise ChangesLost(
+                f"{self._title()}: its publication was made again, or the table was out of it; "
+                "what was changed by then was not sent; let the table be read again with "
+                "`fennel-core source rewind NAME --to earliest`"
+            )
 
     def _published(self, connection: Connection, table: LoggedTable) -> str:
         """Return a publication with all changes of the table; make one if there is none."""

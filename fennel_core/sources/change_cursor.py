@@ -39,8 +39,9 @@ MESSAGE: Final = "m"
 class ChangeCursor(msgspec.Struct, frozen=True, omit_defaults=True):
     """A place: `passed` changes behind the commit that ended at `lsn`; see the module.
 
-    `slot` keeps the log, and `publication` is what it is read with, from its beginning on. `first`:
-    the first read goes on behind `key`, the texts of the last key that it has written, if any.
+    `slot` keeps the log, and `publication` is what it is read with, from its beginning on;
+    `published`: its ids. `first`: the first read goes on behind `key`, the texts of the last key
+    that it has written, if any.
     """
 
     slot: str
@@ -49,6 +50,7 @@ class ChangeCursor(msgspec.Struct, frozen=True, omit_defaults=True):
     passed: int = 0
     first: bool = False
     key: tuple[str, ...] | None = None
+    published: str = ""
 
 
 _encode: Final = msgspec.json.Encoder(order="sorted").encode
@@ -193,7 +195,7 @@ def read_changes(
         newest_ms = event.source.ts_ms
     cursor = place.cursor
     if not skip:
-        cursor = ChangeCursor(cursor.slot, cursor.publication, lsn, seen)
+        cursor = msgspec.structs.replace(cursor, lsn=lsn, passed=seen)
     read = ReadChanges(taken, names, token, newest_ms)
     return ChangePlace(cursor, lsn, skip, seen, committed), read
 
@@ -205,7 +207,7 @@ def _first_rows(
     if read.lines:
         cursor = msgspec.structs.replace(cursor, key=key_of(read.lines[-1], key))
     if read.ended:
-        cursor = ChangeCursor(cursor.slot, cursor.publication, cursor.lsn)
+        cursor = msgspec.structs.replace(cursor, first=False, key=None)
     return replace(place, cursor=cursor), read
 
 

@@ -18,6 +18,7 @@ import msgspec
 from fennel_core.connections import external_postgres
 from fennel_core.connections.change_engine import ChangeEngine, ChangeTask, engine_of
 from fennel_core.connections.external_changes import (
+    LogBegin,
     LoggedTable,
     PostgresLog,
     first_read,
@@ -90,7 +91,8 @@ class LoggedSource:
     def mark(self, place: ChangePlace) -> LogMark:
         """Write a mark into the log."""
         token, cursor = uuid.uuid4().hex, place.cursor
-        state = self.log.look(self.table, cursor.slot, cursor.publication, token)
+        begun = LogBegin(cursor.slot, cursor.lsn, cursor.publication, cursor.published)
+        state = self.log.look(self.table, begun, token)
         return LogMark(token, state.retained_bytes)
 
     def shows(self, token: str, mark: str) -> bool:
@@ -114,16 +116,21 @@ class LoggedSource:
         cursor = decode_cursor(position.cursor)
         if cursor is None:
             begun = self.log.begin(self.table)
-            cursor = ChangeCursor(begun.slot, begun.publication, begun.lsn, first=True)
+            cursor = ChangeCursor(
+                begun.slot, begun.publication, begun.lsn, first=True, published=begun.published
+            )
         else:
-            self.log.resume(cursor.slot, cursor.lsn, streams=not cursor.first)
+            self._resume(cursor, streams=not cursor.first)
         return ChangeRoundEnd(StreamPlace(position.next, position.cursor), ChangePlace.at(cursor))
 
     def follow(self, end: ChangeRoundEnd[ChangePlace]) -> ChangeRoundEnd[ChangePlace]:
         """Let the changes follow the end of the first read; blocks. Raises as `begin`."""
         cursor = end.at.cursor
-        self.log.resume(cursor.slot, cursor.lsn, streams=True)
+        self._resume(cursor, streams=True)
         return replace(end, at=ChangePlace.at(cursor), more=True)
+
+    def _resume(self, cursor: ChangeCursor, *, streams: bool) -> None:
+        self.log.resume(cursor.slot, cursor.lsn, cursor.published, streams=streams)
 
     def properties(self, cursor: ChangeCursor) -> dict[str, str]:
         """Return what the engine needs to begin at a cursor."""

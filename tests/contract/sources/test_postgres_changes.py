@@ -249,7 +249,8 @@ async def read_to_end(world: ChangeWorld) -> ChangeRoundEnd[ChangePlace]:
                         continue
                     if token is None:
                         at, token = end.at.cursor, "the-end"
-                        reader.source.log.look(reader.source.table, at.slot, at.publication, token)
+                        begun = LogBegin(at.slot, at.lsn, at.publication, at.published)
+                        reader.source.log.look(reader.source.table, begun, token)
                     elif end.token == token:
                         reader.task.stop()
                         return end
@@ -344,16 +345,16 @@ def test_a_slot_that_is_gone_or_was_moved_is_a_loss(
     shop: ExternalPostgres, owner: Connection
 ) -> None:
     log, at = begun(shop, owner)
-    log.resume(at.slot, at.lsn, streams=True)
+    log.resume(at.slot, at.lsn, at.published, streams=True)
     owner.execute("INSERT INTO users VALUES (1)")
     owner.execute("SELECT pg_replication_slot_advance(%s, pg_current_wal_lsn())", (at.slot,))
     with pytest.raises(ChangesLost, match=r"was moved to .* by another program"):
-        log.resume(at.slot, at.lsn, streams=True)
+        log.resume(at.slot, at.lsn, at.published, streams=True)
     owner.execute("SELECT pg_drop_replication_slot(%s)", (at.slot,))
     with pytest.raises(ChangesLost, match="is gone"):
-        log.resume(at.slot, at.lsn, streams=True)
+        log.resume(at.slot, at.lsn, at.published, streams=True)
     with pytest.raises(ChangesLost, match="is gone"):
-        log.look(log.describe(), at.slot, at.publication, "token")
+        log.look(log.describe(), at, "token")
 
 
 def test_a_server_that_lacks_what_was_read_is_a_loss(
@@ -361,7 +362,7 @@ def test_a_server_that_lacks_what_was_read_is_a_loss(
 ) -> None:
     log, at = begun(shop, owner)
     with pytest.raises(ChangesLost, match="as after a restore"):
-        log.resume(at.slot, at.lsn + (1 << 32), streams=True)
+        log.resume(at.slot, at.lsn + (1 << 32), at.published, streams=True)
 
 
 def test_readers_that_fail_before_they_write_leave_few_slots(
@@ -394,7 +395,7 @@ def test_a_mark_waits_for_no_standby(shop: ExternalPostgres, owner: Connection) 
         owner.execute("SELECT pg_reload_conf()")
         while owner.execute("SHOW synchronous_standby_names").fetchone() == ("",):
             pass
-        log.look(log.describe(), at.slot, at.publication, "token")
+        log.look(log.describe(), at, "token")
     finally:
         owner.execute("ALTER SYSTEM RESET synchronous_standby_names")
         owner.execute("SELECT pg_reload_conf()")
@@ -423,13 +424,38 @@ def test_a_table_that_is_not_published_any_more_is_noticed(
 ) -> None:
     log, at = begun(shop, owner)
     table = log.describe()
-    assert log.look(table, at.slot, at.publication, "token").retained_bytes >= 0
+    assert log.look(table, at, "token").retained_bytes >= 0
     owner.execute(f"DROP PUBLICATION {at.publication}".encode())
     with pytest.raises(ExternalPostgresUnusable, match="has not all changes"):
-        log.look(table, at.slot, at.publication, "token")
+        log.look(table, at, "token")
     owner.execute("DROP TABLE users; CREATE TABLE users (id int PRIMARY KEY)")
     with pytest.raises(ExternalPostgresUnusable, match="was created again"):
-        log.look(table, at.slot, at.publication, "token")
+        log.look(table, at, "token")
+
+
+@pytest.mark.parametrize(
+    "statements",
+    [
+        ("DROP PUBLICATION given", "CREATE PUBLICATION given FOR TABLE users"),
+        ("ALTER PUBLICATION given DROP TABLE users", "ALTER PUBLICATION given ADD TABLE users"),
+    ],
+)
+def test_a_publication_that_was_made_again_is_a_loss(
+    shop: ExternalPostgres, owner: Connection, statements: tuple[str, str]
+) -> None:
+    """Changes in between are not sent, and nothing else shows that there were some."""
+    owner.execute("CREATE TABLE users (id int PRIMARY KEY); CREATE TABLE others (id int)")
+    owner.execute("CREATE PUBLICATION given FOR TABLE users")
+    log, at = begun_again(shop)
+    owner.execute("ALTER PUBLICATION given ADD TABLE others")
+    log.look(log.describe(), at, "token")
+    log.resume(at.slot, at.lsn, at.published, streams=True)
+    for each in statements:
+        owner.execute(each.encode())
+    with pytest.raises(ChangesLost, match="publication was made again"):
+        log.look(log.describe(), at, "token")
+    with pytest.raises(ChangesLost, match="publication was made again"):
+        log.resume(at.slot, at.lsn, at.published, streams=True)
 
 
 def test_a_publication_that_leaves_out_rows_or_columns_is_not_used(
