@@ -1,12 +1,15 @@
 """The newest rows of a table as its first read delivers them: for `source test`.
 
 An engine of its own reads them, in a JVM that ends with the call. No slot is made and none is read.
+There is one such JVM at a time, whoever asks.
 """
 
 from __future__ import annotations
 
+import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from functools import partial
 from typing import Final, assert_never
 
 from fennel_core.blueprints.streams import Changes
@@ -29,7 +32,10 @@ from fennel_core.wire.connectors import MySQLChanges, PostgresChanges
 
 TRIAL_S: Final = 60.0
 """How long the rows may take."""
+WAIT_S: Final = 20.0
+"""How long a call waits for those before it."""
 NAME: Final = "fennel_test"
+_free: Final = threading.BoundedSemaphore(1)
 
 
 def newest_changes(
@@ -46,7 +52,7 @@ def newest_changes(
             place = ChangePlace.at(ChangeCursor(NAME, NAME, 0, first=True))
             properties = source.newest(count)
             return _rows(
-                ChangeEngine(settings, POSTGRES_JARS),
+                partial(ChangeEngine, settings, POSTGRES_JARS),
                 lambda engine: engine.start(NAME, TASK, properties),
                 source.reading,
                 place,
@@ -57,7 +63,7 @@ def newest_changes(
             cursor, task = of.first_cursor(), f"{of.table.connector}Task"
             given = of.newest(cursor, count)
             return _rows(
-                ChangeEngine(settings, BINLOG_JARS),
+                partial(ChangeEngine, settings, BINLOG_JARS),
                 lambda engine: engine.start_binlog(NAME, task, given, None),
                 of.reading,
                 BinlogPlace.of(cursor),
@@ -67,21 +73,29 @@ def newest_changes(
 
 
 def _rows(
-    engine: ChangeEngine,
+    make: Callable[[], ChangeEngine],
     start: Callable[[ChangeEngine], ChangeTask],
     reading: Reading[P],
     place: P,
 ) -> list[bytes]:
-    """Return the rows that a task delivers until it has read all, and end the JVM."""
-    found = list[bytes]()
+    """Return the rows that a task delivers until it has read all, in a JVM of its own."""
+    if not _free.acquire(timeout=WAIT_S):
+        raise ChangeEngineFailed("changes of another table are tried at this moment; try again")
     try:
-        task = start(engine)
-        until_s = time.monotonic() + TRIAL_S
-        while time.monotonic() < until_s:
-            place, read = reading.read(place, task.take())
-            found += read.lines
-            if read.ended:
-                return found
+        engine = make()
+        try:
+            return list(_delivered(start(engine), reading, place))
+        finally:
+            engine.close()
     finally:
-        engine.close()
+        _free.release()
+
+
+def _delivered(task: ChangeTask, reading: Reading[P], place: P) -> Iterator[bytes]:
+    until_s = time.monotonic() + TRIAL_S
+    while time.monotonic() < until_s:
+        place, read = reading.read(place, task.take())
+        yield from read.lines
+        if read.ended:
+            return
     raise ChangeEngineFailed(f"the rows did not come in {TRIAL_S:.0f} s; try again")

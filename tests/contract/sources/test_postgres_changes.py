@@ -36,7 +36,7 @@ from fennel_core.connections.external_changes import (
 )
 from fennel_core.connections.external_postgres import ExternalPostgres, ExternalPostgresUnusable
 from fennel_core.settings.model import Settings
-from fennel_core.sources import change_reader
+from fennel_core.sources import change_reader, change_trial
 from fennel_core.sources.change_cursor import ChangePlace
 from fennel_core.sources.change_reader import ChangeRoundEnd
 from fennel_core.sources.change_trial import newest_changes
@@ -521,6 +521,19 @@ def test_the_rows_with_the_highest_keys_are_shown_without_a_slot(
         "SELECT count(*) FROM pg_replication_slots WHERE database = %s", (shop.database,)
     )
     assert slots.fetchone() == (0,)
+
+
+def test_a_try_waits_for_those_before_it(
+    shop: ExternalPostgres, owner: Connection, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(change_trial, "WAIT_S", 0.01)
+    owner.execute("CREATE TABLE users (id int PRIMARY KEY)")
+    own = Postgres(
+        *("shop", shop.host, shop.port, shop.database, None),
+        Login(PlainSecret("fennel"), PlainSecret("")),
+    )
+    with change_trial._free, pytest.raises(ChangeEngineFailed, match="another table are tried"):
+        newest_changes(Settings(), PostgresChanges(own, "users"), lambda _: "", 3)
 
 
 def test_an_engine_that_was_killed_is_noticed_and_another_one_starts(
