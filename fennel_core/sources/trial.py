@@ -49,6 +49,7 @@ from fennel_core.sources.overview import SourceView, cursor_and_disorder
 from fennel_core.sources.service import SourceService, topic_of
 from fennel_core.sources.table_databases import ScheduledTable, TableUnusable
 from fennel_core.sources.table_trial import newest_rows
+from fennel_core.telemetry.endless_tasks import in_daemon_thread
 from fennel_core.vocab import dtypes
 from fennel_core.vocab.ids import WorkspaceId
 from fennel_core.vocab.schema import Schema
@@ -61,6 +62,8 @@ from fennel_core.wire.json_data import json_table
 from fennel_core.wire.json_encode import encode_column
 
 MESSAGES: Final = 5
+TRIED_S: Final = 90.0
+"""How long a source may take; each kind has shorter limits for what it does."""
 OpenSecret = Callable[[WorkspaceId, SealedSecret], str]
 """Returns the text of a sealed secret; raises `secrets.SecretUnreadable`."""
 ReadNewest = Callable[[ExternalKafka, str, int], list[ExternalMessage]]
@@ -146,9 +149,12 @@ class SourceTrials:
             ),
         )
         try:
-            places, decoded = await asyncio.to_thread(read)
+            # A system that does not respond has a thread of its own, and none of those all share.
+            places, decoded = await asyncio.wait_for(in_daemon_thread(read, "try"), TRIED_S)
         except unusables as unusable:
             raise SourceNotReadable(name, str(unusable)) from unusable
+        except TimeoutError as late:
+            raise SourceNotReadable(name, f"nothing came in {TRIED_S:.0f} s") from late
         code = f"sources@{branches.version}"
         callbacks = Callbacks(
             secret=lambda secret: self._secret(workspace, code, secret),

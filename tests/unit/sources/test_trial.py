@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from dataclasses import replace
 
 import polars as pl
@@ -14,6 +15,7 @@ from fennel_core.connections.external_kafka import (
     ExternalMessage,
 )
 from fennel_core.ingest.store import MemoryDirectory
+from fennel_core.sources import trial
 from fennel_core.sources.api_errors import SourceIsSent, SourceNotReadable
 from fennel_core.sources.controls import MemorySourceControls
 from fennel_core.sources.file_trial import FileRow
@@ -165,3 +167,25 @@ async def test_a_stream_that_cannot_be_read_is_named_with_the_reason() -> None:
         await trials().run(WORKSPACE, "kafka/orders")
     with pytest.raises(SourceIsSent, match="cannot test it"):
         await trials().run(WORKSPACE, "hook/e")
+
+
+async def test_a_system_that_does_not_respond_holds_up_nothing_else(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(trial, "TRIED_S", 0.05)
+    hangs = threading.Event()
+    tried = trials(reads=[])
+
+    def read(*_: object) -> list[ExternalMessage]:
+        hangs.wait(60)
+        return []
+
+    tried._read = read
+    try:
+        with pytest.raises(SourceNotReadable, match="nothing came in 0 s"):
+            await tried.run(WORKSPACE, "kafka/orders")
+        names = [each.name for each in threading.enumerate() if not each.daemon]
+        assert "try" not in names, "a thread that does not end would keep the process alive"
+        assert "try" in [each.name for each in threading.enumerate()]
+    finally:
+        hangs.set()
