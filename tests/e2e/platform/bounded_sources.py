@@ -34,7 +34,20 @@ ends = {{"disorder": "14d", "cdc": "append", "bounded": True, "idleness": "6s"}}
 @source(postgres.table("orders", cursor="id"), every="2s", **ends)
 @source(folder, every="1s", **ends)""",
 )
-STREAMS = ("topics/", "tables/", "files/")
+PEOPLE = """
+
+@source(
+    postgres.table("people", cursor=""), disorder="14d", cdc="debezium", bounded=True, idleness="6s"
+)
+@meta(owner="tests@example.com")
+@index
+@dataset
+class Person:
+    id: int = field(key=True)
+    at: datetime = field(timestamp=True)
+"""
+SOURCES = ("topics/", "tables/orders", "tables/people?changes", "files/")
+"""All but the webhook, by their beginning."""
 
 
 class Shop:
@@ -43,6 +56,7 @@ class Shop:
     def __init__(self, systems: UserSystems) -> None:
         self.systems, self.orders = systems, 0
         systems.execute("CREATE TABLE orders (id bigserial, city text, amount int, at timestamptz)")
+        systems.execute("CREATE TABLE people (id bigserial PRIMARY KEY, at timestamptz)")
 
     def row(self) -> dict[str, Any]:
         self.orders += 1
@@ -52,6 +66,7 @@ class Shop:
         self.systems.send([json.dumps(self.row()).encode()])
         insert = "INSERT INTO orders (city, amount, at) VALUES (%(city)s, %(amount)s, %(at)s)"
         self.systems.execute(insert, self.row())
+        self.systems.execute("INSERT INTO people (at) VALUES (%(at)s)", {"at": NOW})
         self.systems.put(f"{self.orders}.json", json.dumps(self.row()).encode())
 
 
@@ -66,6 +81,13 @@ async def listed(api: Api) -> dict[str, dict[str, Any]]:
     return {each["source"]: each for each in (await api.good("GET", "/sources"))["sources"]}
 
 
+async def people(api: Api) -> list[bool]:
+    """Return which of the two people there are."""
+    body = {"keys": [{"id": 1}, {"id": 2}], "fields": []}
+    found: list[bool] = (await api.good("POST", "/dataset/Person/lookup", body))["found"]
+    return found
+
+
 def log(api: Api, shop: Shop) -> Awaitable[Any]:
     rows = {"webhook": "hook", "endpoint": "orders", "data": [shop.row()]}
     return api.good("POST", "/log", rows)
@@ -77,7 +99,7 @@ async def test_sources_end_and_are_read_on(
     api = await make()
     shop.sell()
     values = shop.systems.addresses() | {"bucket": BUCKET}
-    (tmp_path / "orders.py").write_text(DEFINITIONS.format(**values))
+    (tmp_path / "orders.py").write_text(DEFINITIONS.format(**values) + PEOPLE)
     definitions = await commit_of(str(tmp_path / "orders.py"), folder=tmp_path)
     await api.good("POST", "/commit", definitions, **INLINE)
     await log(api, shop)
@@ -95,15 +117,16 @@ async def test_sources_end_and_are_read_on(
     await eventually(all_ended, within_s=240, interval_s=0.5, what=lambda: seen)
     await api.settled(within_s=60)
     assert await counted() == shop.orders == 4
+    assert await people(api) == [True, False]
     reported = [
         each["ended"]
         for each in status_requests.read(settings).sources or ()
         if each["workspace"] == api.workspace
     ]
-    assert reported == [True, True, True]
+    assert reported == [True] * len(SOURCES)
     shop.sell()
     for name in await listed(api):
-        if name.startswith(STREAMS):
+        if name.startswith(SOURCES):
             await api.good("POST", "/sources/resume", {"source": name})
 
     async def all_there() -> bool:
@@ -114,3 +137,4 @@ async def test_sources_end_and_are_read_on(
     await log(api, shop)
     await api.settled(within_s=60)
     assert await counted() == 7, "a webhook that has ended takes no row"
+    assert await people(api) == [True, True]
