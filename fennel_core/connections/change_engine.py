@@ -71,7 +71,7 @@ COMMON: Final[Mapping[str, str]] = {
     "max.queue.size.in.bytes": str(16 * 1024 * 1024),
 }
 _TASK, _AHEAD, _LAST, _FORMAT, _VALUE, _JOIN = "task", "ahead", "last", "format", "value", "join"
-_OFFSET, _TEXT, _STORE = "offset", "text", "store"
+_OFFSET, _TEXT, _STORE, _ROUND = "offset", "text", "store", "round"
 POSTGRES_JARS: Final = "changes"
 BINLOG_JARS: Final = "mysql-changes"
 """Folders of jars, one for each JVM: the connectors of MySQL and MariaDB have another version."""
@@ -107,6 +107,19 @@ class ChangeTask:
         self.name, self._address = name, address
         self._jvm: Any = _gateway(address).jvm
 
+    def enter(self, number: int) -> None:
+        """Begin a round, which takes changes; raise if it was begun before.
+
+        Spark runs the task of a round again if its worker dies. What that had taken is not in the
+        engine any more, and the changes after it must not be written without it.
+        """
+        with self._failures():
+            before = self._table.put(self._key(_ROUND), number)
+        if before == number:
+            raise ChangeEngineFailed(
+                f"a worker has ended while it read `{self.name}`; what it had taken is read again"
+            )
+
     def look(self) -> bool:
         """Return whether there are changes that were not taken; wait a moment for some."""
         with self._failures():
@@ -140,7 +153,7 @@ class ChangeTask:
         with self._failures():
             task = self._table.remove(self._key(_TASK))
             store = self._table.remove(self._key(_STORE))
-            for each in (_AHEAD, _LAST, _FORMAT, _VALUE, _JOIN, _OFFSET, _TEXT):
+            for each in (_AHEAD, _LAST, _FORMAT, _VALUE, _JOIN, _OFFSET, _TEXT, _ROUND):
                 self._table.remove(self._key(each))
             try:
                 if task is not None:

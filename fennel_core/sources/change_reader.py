@@ -1,8 +1,9 @@
 """Write the changes that an engine delivers, in the worker of a round.
 
 What was taken of the engine and not written is gone with the round: its source is broken then, and
-a new engine begins at the position. Each batch is written by compare-and-set on the cursor, so
-readers at once, kills and lost responses repeat nothing (decision 0100).
+a new task of the engine begins at the position. So it is if Spark repeats a round. Each batch is
+written by compare-and-set on the cursor, so readers at once, kills and lost responses repeat
+nothing (decision 0100).
 """
 
 from __future__ import annotations
@@ -24,6 +25,8 @@ from fennel_core.sources.writer import PartitionWriter
 
 class TakeChanges(Protocol):
     """What delivers changes; see `connections.change_engine.ChangeTask`. The calls block."""
+
+    def enter(self, number: int) -> None: ...
 
     def take(self) -> list[str]: ...
 
@@ -59,7 +62,7 @@ class ChangeRoundEnd(Generic[P]):
     """How far a round came. `stream`: the position; `at`: the engine.
 
     `more`: time ended the round. `token`: of the last mark. `newest_ms`: when the last change was
-    made that was read.
+    made that was read. `number`: of the next round.
     """
 
     stream: StreamPlace
@@ -68,6 +71,7 @@ class ChangeRoundEnd(Generic[P]):
     more: bool = False
     token: str | None = None
     newest_ms: int | None = None
+    number: int = 0
 
 
 @dataclass(slots=True)
@@ -104,6 +108,8 @@ class LoggedChangeReader(Generic[P]):
         """
         deadline_s, begun = self._clock() + seconds, end.at
         pending = _Pending([], [])
+        await asyncio.to_thread(self.changes.enter, end.number)
+        end = replace(end, number=end.number + 1)
         # The slot counts from here on: a reader that begins at the same time writes nothing.
         end = await self._flush(replace(end, rows=0, more=False), pending)
         while True:

@@ -39,6 +39,8 @@ READER = "reader"
 RIGHTS = "SELECT, REPLICATION SLAVE, REPLICATION CLIENT"
 USERS = MySQLChanges(MySQL("shop", "db", 3306, "shop", None, Login(None, None)), "users")
 BINDING = stream_source(cdc=Cdc.DEBEZIUM, disorder_us=0, table=USERS)
+LOOKS = 5
+"""How often a worker that will be lost asks for changes; each time it waits for a moment."""
 _numbers = itertools.count()
 
 
@@ -94,6 +96,14 @@ class TableReader:
     reader: LoggedChangeReader[BinlogPlace]
     end: ChangeRoundEnd[BinlogPlace]
     task: ChangeTask
+
+    async def lose_worker(self) -> None:
+        """Begin a round whose worker is killed behind the first changes that it has taken."""
+        await asyncio.to_thread(self.task.enter, self.end.number)
+        for _ in range(LOOKS):
+            if await asyncio.to_thread(self.task.look):
+                break
+        await asyncio.to_thread(self.task.take)
 
     async def round(self, seconds: float, rows: float, wait_s: float = 0.0) -> None:
         """Read; behind the last row of the first read, let the changes follow.

@@ -6,6 +6,7 @@ its engine goes on, as one of a frozen process does, until the next reader takes
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import shutil
 import tempfile
@@ -38,6 +39,8 @@ DROP_SLOTS = """
     SELECT pg_terminate_backend(active_pid) FROM pg_replication_slots
     WHERE database = current_database() AND active_pid IS NOT NULL
 """
+LOOKS = 5
+"""How often a worker that will be lost asks for changes; each time it waits for a moment."""
 _numbers = itertools.count()
 
 
@@ -100,6 +103,14 @@ class TableReader:
     reader: LoggedChangeReader[ChangePlace]
     end: ChangeRoundEnd[ChangePlace]
     task: ChangeTask
+
+    async def lose_worker(self) -> None:
+        """Begin a round whose worker is killed behind the first changes that it has taken."""
+        await asyncio.to_thread(self.task.enter, self.end.number)
+        for _ in range(LOOKS):
+            if await asyncio.to_thread(self.task.look):
+                break
+        await asyncio.to_thread(self.task.take)
 
     async def round(self, seconds: float, rows: float) -> ChangeRoundEnd[ChangePlace]:
         """Read; behind the last row of the first read, let the changes follow."""

@@ -287,7 +287,8 @@ async def check_history(
         at = alive[-1].end.at.cursor.at
         begun.setdefault(str(at), (len(users.changes), set(users.content)))
 
-    kinds = ["commit", "commit", "commit", "roll back", "define", "read", "read", "kill", "start"]
+    kinds = ["commit", "commit", "commit", "roll back", "define", "read", "read", "kill"]
+    kinds += ["repeat", "start"]
     for _ in range(steps):
         match random_.choice(kinds):
             case "commit":
@@ -300,6 +301,12 @@ async def check_history(
                 await read(random_.choice(alive), alive, random_.choice([1, 2, 5, 1000]))
             case "kill" if alive:
                 alive.pop(random_.randrange(len(alive)))
+            case "repeat" if alive:
+                # Spark runs the round again, in another worker.
+                again = random_.choice(alive)
+                with suppress(ChangeEngineFailed):
+                    await again.lose_worker()
+                await read(again, alive, 1000)
             case "start":
                 await start()
     faults.clear()

@@ -195,8 +195,9 @@ async def check_history(
         alive.append(await world.reader())
         begun.setdefault(alive[-1].end.at.cursor.slot, (len(users.changes), set(users.content)))
 
+    kinds = ["commit", "commit", "roll back", "read", "read", "kill", "repeat", "start"]
     for _ in range(steps):
-        match random_.choice(["commit", "commit", "roll back", "read", "read", "kill", "start"]):
+        match random_.choice(kinds):
             case "commit":
                 users.commit(random_.choice([1, 1, 2, 12]))
             case "roll back":
@@ -205,6 +206,12 @@ async def check_history(
                 await read(random_.choice(alive), alive, random_.choice([1, 2, 5, 1000]))
             case "kill" if alive:
                 alive.pop(random_.randrange(len(alive)))
+            case "repeat" if alive:
+                # Spark runs the round again, in another worker.
+                again = random_.choice(alive)
+                with suppress(ChangeEngineFailed):
+                    await again.lose_worker()
+                await read(again, alive, 1000)
             case "start":
                 await start()
     faults.clear()
@@ -257,6 +264,28 @@ async def read_to_end(world: ChangeWorld) -> ChangeRoundEnd[ChangePlace]:
 
 
 # --- what a server must have ----------------------------------------------------------------------
+
+
+async def test_a_round_that_is_run_again_loses_nothing(
+    shop: ExternalPostgres, owner: Connection, engine: ChangeEngine
+) -> None:
+    """As Spark does with one whose worker was killed."""
+    sources = SourceWorld()
+    sources.world.commit(main=catalog(BINDING))
+    owner.execute('CREATE TABLE users ("user" text PRIMARY KEY, at timestamptz)')
+    world = ChangeWorld(shop, engine, "users", sources)
+    reader = await world.reader()
+    while reader.end.at.is_first:
+        await reader.round(0.3, 1e9)
+    owner.execute("INSERT INTO users VALUES ('a', now())")
+    await reader.lose_worker()
+    with pytest.raises(ChangeEngineFailed, match="a worker has ended while it read"):
+        await reader.round(0.3, 1e9)
+    engine.stop(reader.task)
+    owner.execute("INSERT INTO users VALUES ('b', now())")
+    await read_to_end(world)
+    await sources.world.close()
+    assert [row["after"]["user"] for row in read_rows(sources)] == ["a", "b"]
 
 
 def described(shop: ExternalPostgres, name: str = "users") -> None:
