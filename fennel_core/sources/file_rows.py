@@ -52,6 +52,8 @@ READ_BYTES: Final = 4 * 1024 * 1024
 """What a request for a part of a file transfers."""
 GZIP: Final = ".gz"
 Plain = io.BufferedReader | gzip.GzipFile
+BREAKS_OFF: Final = (ConnectionsError, EOFError, OSError, zlib.error)
+"""What reading raises in the middle of a file: the rows before are read all the same."""
 
 
 class FileUnreadable(SourceError):
@@ -115,7 +117,7 @@ def _plain(name: str, body: io.BufferedReader) -> Plain:
 
 
 def _parquet(title: str, body: io.RawIOBase, first: int) -> Iterator[FilePiece]:
-    with pq.ParquetFile(pa.PythonFile(body, mode="r"), buffer_size=READ_BYTES) as file:
+    with open_parquet(body) as file:
         json_columns(_none(file))
         at = 0
         for group in range(file.num_row_groups):
@@ -131,6 +133,17 @@ def _parquet(title: str, body: io.RawIOBase, first: int) -> Iterator[FilePiece]:
                 at += rows.num_rows
                 if kept.num_rows:
                     yield from _arrow_pieces(title, kept, at - kept.num_rows)
+
+
+def open_parquet(body: io.RawIOBase) -> pq.ParquetFile:
+    """Return a file of Parquet, which is read in small parts.
+
+    INT96, the timestamps of Spark and Hive, has all years: as nanoseconds, those outside of 1677
+    to 2262 would become other times.
+    """
+    return pq.ParquetFile(
+        pa.PythonFile(body, mode="r"), buffer_size=READ_BYTES, coerce_int96_timestamp_unit="us"
+    )
 
 
 def _none(file: pq.ParquetFile) -> pa.RecordBatch:
@@ -154,14 +167,20 @@ def _lines(title: str, body: Plain, first: int) -> Iterator[FilePiece]:
     numbered = itertools.islice(enumerate(_split(body)), first, None)
     values: list[bytes] = []
     start, size = first, 0
-    for number, line in numbered:
-        if values and (len(values) == TRANSACTION_ROWS or size + len(line) > TRANSACTION_BYTES):
-            yield _line_piece(title, values, start, size)
-            values, start, size = [], number, 0
-        values.append(line)
-        size += len(line)
+    failure: Exception | None = None
+    try:
+        for number, line in numbered:
+            if values and (len(values) == TRANSACTION_ROWS or size + len(line) > TRANSACTION_BYTES):
+                yield _line_piece(title, values, start, size)
+                values, start, size = [], number, 0
+            values.append(line)
+            size += len(line)
+    except BREAKS_OFF as failed:
+        failure = failed
     if values:
         yield _line_piece(title, values, start, size)
+    if failure is not None:
+        raise failure
 
 
 def _line_piece(title: str, values: list[bytes], first: int, size: int) -> FilePiece:
@@ -274,7 +293,7 @@ class _CsvText(io.RawIOBase):
             more = b""
             try:
                 more = self._body.read1(READ_BYTES)
-            except (ConnectionsError, EOFError, OSError, zlib.error) as failed:
+            except BREAKS_OFF as failed:
                 self.failed = failed
             self._left += more
             self._ended = not more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gzip
 import io
 from itertools import pairwise
@@ -243,8 +244,31 @@ def test_rows_of_csv_before_damage_are_read(cut: int) -> None:
     assert rows(found) == expected
 
 
+@pytest.mark.parametrize("damage", ["cut", "garbage"])
+def test_rows_of_json_before_damage_are_read(damage: str) -> None:
+    whole = gzip.compress(b"".join(b'{"n":%d,"m":"%d"}\n' % (n, -n) for n in range(9_000)))
+    content = whole[:-2_000] if damage == "cut" else whole + b"garbage"
+    found: list[FilePiece] = []
+    with pytest.raises(FileUnreadable):
+        found += file_pieces(JSON, "file", "f.gz", Content(content), 0)
+    read_rows = rows(found)
+    assert read_rows == {n: b'{"n":%d,"m":"%d"}' % (n, -n) for n in range(len(read_rows))}
+    assert len(read_rows) > 5_000
+    assert len(read_rows) == 9_000 or damage == "cut"
+
+
 def test_a_byte_order_mark_is_no_part_of_json() -> None:
     assert rows(read(JSON, b'\xef\xbb\xbf{"n":0}\n{"n":1}\n')) == {0: b'{"n":0}', 1: b'{"n":1}'}
+
+
+def test_timestamps_of_int96_have_all_years() -> None:
+    noon = dt.datetime(2024, 1, 2, 12, 0, 0, 6, dt.UTC).replace(tzinfo=None)
+    times = [noon.replace(year=year) for year in (1, 1600, 2024, 2300, 9999)]
+    sink = io.BytesIO()
+    table = pa.table({"at": pa.array([*times, None], pa.timestamp("us"))})
+    pq.write_table(table, sink, use_deprecated_int96_timestamps=True)
+    found = rows(read(PARQUET, sink.getvalue()))
+    assert [row["at"] for row in found.values()] == [*times, None]
 
 
 def test_rows_of_parquet_that_are_large_are_read_in_small_batches() -> None:
