@@ -10,7 +10,7 @@ import fastavro
 import pytest
 
 from fennel_core.connections.schema_registry import RegisteredSchema, SchemaReference
-from fennel_core.sources.avro import compile_avro
+from fennel_core.sources.avro import DECIMAL_BYTES, compile_avro
 from fennel_core.sources.errors import SchemaRefused
 from fennel_core.sources.framed import FramedDecoder
 from tests.support.schema_registry import MemoryRegistry, framed
@@ -104,6 +104,39 @@ def test_numbers_of_connect_have_their_meaning(kind, connect, number, meant) -> 
     at = registry.add(schema)
     body = written(record(x=["null", kind]), {"x": number})
     assert FramedDecoder(registry, compile_avro)([framed(at, body)]).rows == [{"x": meant}]
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "meant"),
+    [
+        ({"type": "bytes", "precision": 4, "scale": 2}, 123_456_789, "1234567.89"),
+        ({"type": "bytes", "precision": 4, "scale": 2}, -(10**40), "-" + "1" + "0" * 38 + ".00"),
+        ({"type": "bytes", "precision": 64, "scale": 127}, 5, "5E-127"),
+        ({"type": "bytes", "precision": 9}, 7, "7"),
+        ({"type": "bytes", "scale": 1}, 75, "7.5"),
+        ({"type": "fixed", "name": "F", "size": 5, "precision": 40, "scale": 2}, -150, "-1.50"),
+    ],
+)
+def test_a_decimal_has_all_its_digits_whatever_its_schema_says(kind, number, meant) -> None:
+    size = kind.get("size", 20)
+    raw = number.to_bytes(size, "big", signed=True)
+    plain = {key: value for key, value in kind.items() if key not in ("precision", "scale")}
+    registry = MemoryRegistry()
+    at = registry.add(record(x=["null", kind | {"logicalType": "decimal"}]))
+    body = written(record(x=["null", plain]), {"x": raw})
+    found = FramedDecoder(registry, compile_avro)([framed(at, body)])
+    assert (found.rows, found.unreadable) == ([{"x": meant}], ())
+
+
+def test_a_decimal_that_is_too_long_does_not_fit() -> None:
+    registry = MemoryRegistry()
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+    at = registry.add(record(x=kind))
+    body = written(record(x="bytes"), {"x": b"\1" * (DECIMAL_BYTES + 1)})
+    found = FramedDecoder(registry, compile_avro)([framed(at, body)])
+    assert [each.reason for each in found.unreadable] == [
+        "the message does not fit its Avro schema"
+    ]
 
 
 def test_a_message_with_bytes_left_over_or_missing_does_not_fit() -> None:
