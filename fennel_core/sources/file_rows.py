@@ -214,7 +214,6 @@ class _InvalidLines:
     found: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def __call__(self, row: Any) -> str:
-        # Arrow stops at a text that is not UTF-8, so it is given the file as Latin-1.
         line = row.text.encode("latin-1")
         reason = f"the line has {row.actual_columns} fields, not {row.expected_columns}"
         # Arrow counts from 1, and the first row is none of the file, or its header.
@@ -254,6 +253,10 @@ class _InvalidLines:
 class _CsvText(io.RawIOBase):
     """A csv file for Arrow: from its first line on, and with a mark behind its end.
 
+    Arrow stops at a text that is not UTF-8, so each byte is given as the character of Latin-1. It
+    takes a line feed that begins a block for a part of the line end before, and drops it, also
+    inside of a field: so no block ends between the two.
+
     Arrow takes what follows an open quote for one row, whatever it is: the mark is a line of its
     own only if all quotes are closed. Where reading fails, the rows before are read all the same:
     the mark is then in the row that was cut. `failed`: what happened.
@@ -279,13 +282,16 @@ class _CsvText(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         assert size >= 0, "Arrow reads blocks"
-        while len(self._left) < size and self._fill():
+        while len(self._left) <= size and self._fill():
             pass
         if self._ended and not self._marked:
             self._marked = True
             self._left += self.mark if self.failed is not None else b"\n" + self.mark
-        found, self._left = self._left[:size], self._left[size:]
-        return found
+        at = size if self._left[:size].isascii() else size // 2
+        if self._left[at - 1 : at + 1] == b"\r\n":
+            at -= 1
+        found, self._left = self._left[:at], self._left[at:]
+        return found if found.isascii() else found.decode("latin-1").encode()
 
     def _fill(self) -> bool:
         """Read on; return False at the end."""
@@ -343,7 +349,6 @@ def _arrow_csv(
             use_threads=False,
             block_size=block_bytes,
             column_names=names,
-            encoding="latin-1",
         ),
         parse_options=pcsv.ParseOptions(
             delimiter=form.delimiter, newlines_in_values=True, invalid_row_handler=invalid

@@ -13,7 +13,13 @@ import pytest
 
 from fennel_core.connections.external_s3 import FileChanged
 from fennel_core.connections.ranged_file import RangedFile
-from fennel_core.sources.file_rows import FileFormat, FilePiece, FileUnreadable, file_pieces
+from fennel_core.sources.file_rows import (
+    BLOCK_BYTES,
+    FileFormat,
+    FilePiece,
+    FileUnreadable,
+    file_pieces,
+)
 from fennel_core.sources.messages import TRANSACTION_ROWS
 from fennel_core.sources.read_rows import ArrowRows, MessageRows, UnreadableRows
 
@@ -231,6 +237,15 @@ def test_lines_of_csv_that_are_all_invalid_come_in_pieces() -> None:
     assert all(0 < b - a <= TRANSACTION_ROWS for a, b in pairwise(ends))
     assert ends[-1] == 1_200_000
     assert sum(len(part.places) for piece in pieces for part in piece.parts) == 1_200_000
+
+
+@pytest.mark.parametrize("before", range(BLOCK_BYTES - 12, BLOCK_BYTES + 1))
+def test_a_line_end_in_a_field_is_kept_where_blocks_meet(before: int) -> None:
+    lines = b"a,b\r\n" + b"1,2\r\n" * (before // 5 - 20)
+    filler = b"x" * (before - len(lines) - 4)
+    content = lines + filler + b',"y\r\n\r\nz"\r\n3,4\r\n'
+    found = list(rows(read(CSV, content)).values())
+    assert found[-2:] == [{"a": filler, "b": b"y\r\n\r\nz"}, {"a": b"3", "b": b"4"}]
 
 
 @pytest.mark.parametrize("cut", range(9_000, 9_012))
