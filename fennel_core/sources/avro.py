@@ -14,6 +14,7 @@ no dataset has a type for.
 
 from __future__ import annotations
 
+import datetime as dt
 import decimal
 import io
 import json
@@ -23,16 +24,18 @@ from functools import partial
 from typing import Any, Final
 
 import fastavro
+import numpy as np
 from fastavro.schema import SchemaParseException, UnknownType
 
 from fennel_core.connections.schema_registry import RegisteredSchema, SchemaReader, imports_of
 from fennel_core.sources.errors import SchemaRefused
-from fennel_core.sources.times import texts_of_days, texts_of_times
+from fennel_core.sources.times import EPOCH, MICROS, texts_of_days, texts_of_times
 
 KIND: Final = "AVRO"
 CONNECT: Final = {
     ("long", "io.debezium.time.Timestamp"): "timestamp-millis",
     ("long", "io.debezium.time.MicroTimestamp"): "timestamp-micros",
+    ("long", "io.debezium.time.NanoTimestamp"): "timestamp-nanos",
     ("int", "io.debezium.time.Date"): "date",
     ("long", "org.apache.kafka.connect.data.Timestamp"): "timestamp-millis",
     ("int", "org.apache.kafka.connect.data.Date"): "date",
@@ -58,9 +61,20 @@ UNREADABLE: Final = (
 _FAILED: Final = "the message does not fit its Avro schema"
 
 
+def _texts_of_nanos(values: Sequence[int]) -> list[str | None]:
+    return texts_of_times(np.array(values, dtype=np.int64) // 1_000, units_per_s=MICROS)
+
+
+def _time_of_nanos(value: int, *_: object) -> dt.datetime:
+    return EPOCH + dt.timedelta(microseconds=value // 1_000)
+
+
+fastavro.read.LOGICAL_READERS["long-timestamp-nanos"] = _time_of_nanos
+
 CONVERTED: Final[Mapping[str, Callable[[Sequence[int]], list[str | None]]]] = {
     "timestamp-millis": partial(texts_of_times, units_per_s=1_000),
     "timestamp-micros": partial(texts_of_times, units_per_s=1_000_000),
+    "timestamp-nanos": _texts_of_nanos,
     "date": texts_of_days,
 }
 """Logical types that are converted many at once; the library takes a time for each value."""

@@ -94,6 +94,7 @@ def test_not_a_number_stays_one() -> None:
     [
         ("long", "io.debezium.time.MicroTimestamp", 1_000_000, "1970-01-01T00:00:01Z"),
         ("long", "io.debezium.time.Timestamp", 1_000, "1970-01-01T00:00:01Z"),
+        ("long", "io.debezium.time.NanoTimestamp", -1_500, "1969-12-31T23:59:59.999998Z"),
         ("int", "io.debezium.time.Date", 1, "1970-01-02"),
         ("long", "io.debezium.time.MicroTime", 1, 1),
     ],
@@ -104,6 +105,19 @@ def test_numbers_of_connect_have_their_meaning(kind, connect, number, meant) -> 
     at = registry.add(schema)
     body = written(record(x=["null", kind]), {"x": number})
     assert FramedDecoder(registry, compile_avro)([framed(at, body)]).rows == [{"x": meant}]
+
+
+@pytest.mark.parametrize("number", [0, 1_000_000_000, 1_704_196_800_123_456_789, -(2**63)])
+def test_nanoseconds_are_a_time_whatever_their_magnitude(number: int) -> None:
+    kind = {"type": "long", "logicalType": "timestamp-nanos"}
+    schema = record(x=kind, y={"type": "array", "items": ["null", kind]})
+    at = (registry := MemoryRegistry()).add(schema)
+    plain = record(x="long", y={"type": "array", "items": ["null", "long"]})
+    body = written(plain, {"x": number, "y": [number, None]})
+    row = FramedDecoder(registry, compile_avro)([framed(at, body)]).rows[0]
+    meant = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=number // 1000)
+    assert row["y"] == [row["x"], None]
+    assert dt.datetime.fromisoformat(row["x"]) == meant
 
 
 @pytest.mark.parametrize(
