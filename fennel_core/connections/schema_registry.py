@@ -203,9 +203,9 @@ class RegistryClient:
                 status, body = self._attempt(path, end_s - time.monotonic())
             except httpx.ProtocolError as failed:
                 reason = type(failed).__name__  # its text may have a header, with the secret
-            except (httpx.TransportError, ssl.SSLError) as failed:
+            except (httpx.RequestError, ssl.SSLError) as failed:
                 reason = f"{type(failed).__name__}: {failed}"
-            except httpx.InvalidURL as wrong:
+            except (httpx.InvalidURL, UnicodeError) as wrong:  # no name of a host is so long
                 raise self._unusable(f"its address is not valid ({wrong})") from wrong
             else:
                 if status == httpx.codes.OK:

@@ -4,7 +4,8 @@ A field that a schema does not have is missing in its rows, and is null where ot
 have it, as in JSON: what a newer schema adds or drops needs no agreement. Values become what JSON
 has for them: timestamps, dates, decimals and UUIDs their text, enums their symbol, a union its
 value, bytes base64. Numbers of Kafka Connect and Debezium whose meaning is in `connect.name` are
-read as the logical types of Avro.
+read as the logical types of Avro. A decimal has all digits of its message, whatever precision the
+schema has: producers do not all check theirs, and Kafka Connect writes scales that are larger.
 
 Schemas and messages are the user's. Refused are schemas that need unbounded memory for a short
 message (values without bytes, as arrays of nulls) and schemas that contain themselves, whose rows
@@ -13,6 +14,8 @@ no dataset has a type for.
 
 from __future__ import annotations
 
+import datetime as dt
+import decimal
 import io
 import json
 import struct
@@ -21,21 +24,27 @@ from functools import partial
 from typing import Any, Final
 
 import fastavro
+import numpy as np
 from fastavro.schema import SchemaParseException, UnknownType
 
 from fennel_core.connections.schema_registry import RegisteredSchema, SchemaReader, imports_of
 from fennel_core.sources.errors import SchemaRefused
-from fennel_core.sources.times import texts_of_days, texts_of_times
+from fennel_core.sources.times import EPOCH, MICROS, texts_of_days, texts_of_times
 
 KIND: Final = "AVRO"
 CONNECT: Final = {
     ("long", "io.debezium.time.Timestamp"): "timestamp-millis",
     ("long", "io.debezium.time.MicroTimestamp"): "timestamp-micros",
+    ("long", "io.debezium.time.NanoTimestamp"): "timestamp-nanos",
     ("int", "io.debezium.time.Date"): "date",
     ("long", "org.apache.kafka.connect.data.Timestamp"): "timestamp-millis",
     ("int", "org.apache.kafka.connect.data.Date"): "date",
 }
 """The logical type of a number of Kafka Connect, by its type and name."""
+DECIMAL: Final = "fennel-decimal"
+"""The name under which the library reads decimals without their precision."""
+DECIMAL_BYTES: Final = 1024
+"""Longest decimal: time and memory of its digits grow with the square, and no type has so many."""
 NAMED: Final = ("record", "error", "enum", "fixed")
 PARTS: Final = {"array": "items", "map": "values"}
 WITHOUT_FLOATS: Final = ("null", "boolean", "int", "long", "bytes", "string")
@@ -52,12 +61,35 @@ UNREADABLE: Final = (
 _FAILED: Final = "the message does not fit its Avro schema"
 
 
+def _texts_of_nanos(values: Sequence[int]) -> list[str | None]:
+    return texts_of_times(np.array(values, dtype=np.int64) // 1_000, units_per_s=MICROS)
+
+
+def _time_of_nanos(value: int, *_: object) -> dt.datetime:
+    return EPOCH + dt.timedelta(microseconds=value // 1_000)
+
+
+fastavro.read.LOGICAL_READERS["long-timestamp-nanos"] = _time_of_nanos
+
 CONVERTED: Final[Mapping[str, Callable[[Sequence[int]], list[str | None]]]] = {
     "timestamp-millis": partial(texts_of_times, units_per_s=1_000),
     "timestamp-micros": partial(texts_of_times, units_per_s=1_000_000),
+    "timestamp-nanos": _texts_of_nanos,
     "date": texts_of_days,
 }
 """Logical types that are converted many at once; the library takes a time for each value."""
+
+
+def _decimal(value: bytes, schema: Mapping[str, Any], _: object = None) -> decimal.Decimal:
+    """Return a decimal; raises `ValueError` for one that is too long."""
+    if len(value) > DECIMAL_BYTES:
+        raise ValueError(f"the decimal has more than {DECIMAL_BYTES} bytes")
+    sign, digits, _exponent = decimal.Decimal(int.from_bytes(value, "big", signed=True)).as_tuple()
+    return decimal.Decimal((sign, digits, -schema.get("scale", 0)))
+
+
+for _kind in ("bytes", "fixed"):
+    fastavro.read.LOGICAL_READERS[f"{_kind}-{DECIMAL}"] = _decimal
 
 
 class AvroRows:
@@ -193,7 +225,13 @@ def _copied(node: Any) -> Any:
     logical = CONNECT.get((kind, str(own.get("connect.name"))))
     if logical is not None:
         own["logicalType"] = logical
+    if own.get("logicalType") == "decimal" and _is_scale(own.get("scale", 0)):
+        own["logicalType"] = DECIMAL
     return {"type": kind, **own}
+
+
+def _is_scale(scale: Any) -> bool:
+    return type(scale) is int and scale >= 0
 
 
 class _Check:

@@ -26,7 +26,6 @@ import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
-import pyarrow.parquet as pq
 
 from fennel_core.connections.delta_log import (
     FEED,
@@ -40,7 +39,12 @@ from fennel_core.connections.delta_log import (
 from fennel_core.connections.external_s3 import FileChanged
 from fennel_core.sources.delta_keys import PutKeys, partitioned
 from fennel_core.sources.errors import StreamReplaced, TableVersionsGone, TableVersionUnfit
-from fennel_core.sources.file_rows import READ_BYTES, FileFormat, FileUnreadable, file_pieces
+from fennel_core.sources.file_rows import (
+    FileFormat,
+    FileUnreadable,
+    file_pieces,
+    open_parquet,
+)
 from fennel_core.sources.read_rows import ArrowRows
 from fennel_core.vocab.delta_feed import (
     CHANGE_TYPE,
@@ -268,7 +272,7 @@ class DeltaChanges:
         """Yield what of a file says which rows it has, and what became of them."""
         with self._file(commit, file) as body:
             try:
-                parquet = pq.ParquetFile(pa.PythonFile(body, mode="r"), buffer_size=READ_BYTES)
+                parquet = open_parquet(body)
                 there = parquet.schema_arrow.names
                 names = {*self._keys, *([] if file.change else [CHANGE_TYPE])}
                 own = [name for name in there if name in names]

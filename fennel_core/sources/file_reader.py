@@ -100,6 +100,8 @@ class FileReader:
         self._store, self._presorted, self._clock = store, presorted, clock
         self.unread: dict[str, str] = {}
         self.rows = 0
+        self._deadline_s = 0.0
+        """When the round is over."""
         self._refused: set[ListedFile] = set()
         self._known: dict[str, bytes] | None = None
         self._place = StreamPlace()
@@ -111,7 +113,9 @@ class FileReader:
         """Read for about so long, about so many rows, or until no file is left; return how many
         files are left.
 
-        A listing that takes longer is followed by as much reading. Raises what
+        A listing that takes longer is followed by as much reading, and so is the way to the row at
+        which a file is read on: a file has no index, and the next round may be in another process.
+        Raises what
         `PartitionWriter.write_rows` raises, `ExternalBucketUnusable` and `TooManyFiles`. What was
         written by then stays.
         """
@@ -150,14 +154,14 @@ class FileReader:
         self._refused = set()
         files = (*going_on, *sorted(left.files, key=lambda file: file in again))
         now_s = self._clock()
-        deadline_s = now_s + max(seconds, now_s - begun_s)
+        self._deadline_s = now_s + max(seconds, now_s - begun_s)
         for number, file in enumerate(files):
             never_late = file.modified_us <= self._pending.cursor.first_until_us
             if self._pending.never_late != never_late or len(self._pending.notes) >= FILES_TOGETHER:
                 await self._flush()
                 self._pending.never_late = never_late
-            ended = await self._read(file, deadline_s, rows)
-            if not ended or self._is_over(deadline_s, rows):
+            ended = await self._read(file, rows)
+            if not ended or self._is_over(rows):
                 await self._flush()
                 self._refused |= again.intersection(files[number + 1 :])
                 return len(files) - number - ended + len(self.unread)
@@ -177,15 +181,18 @@ class FileReader:
         self._known = dict(self._writer.notes())
         return self._known
 
-    def _is_over(self, deadline_s: float, rows: float) -> bool:
-        return self.rows >= rows or self._clock() >= deadline_s
+    def _is_over(self, rows: float) -> bool:
+        return self.rows >= rows or self._clock() >= self._deadline_s
 
-    async def _read(self, file: ListedFile, deadline_s: float, rows: float) -> bool:
+    async def _read(self, file: ListedFile, rows: float) -> bool:
         """Read a file; return False if the round was over before its end."""
         cursor = self._pending.cursor
         row = 0 if cursor.done or (cursor.key, cursor.etag) != (file.key, file.etag) else cursor.row
+        passes = False
         if self._open is None or self._open[:2] != (file, row):
             self._open = file, row, self._store.pieces(file, row)
+            passes = row > 0
+        begun_s = self._clock() if passes else 0.0
         pieces = self._open[2]
         while True:
             try:
@@ -213,10 +220,13 @@ class FileReader:
             if piece is None:
                 self._ended(file, row)
                 return True
+            if passes:
+                now_s, passes = self._clock(), False
+                self._deadline_s = max(self._deadline_s, now_s + now_s - begun_s)
             await self._add(file, row, piece)
             row = piece.end
             self._open = file, row, pieces
-            if self._is_over(deadline_s, rows):
+            if self._is_over(rows):
                 return False
 
     async def _add(self, file: ListedFile, row: int, piece: FilePiece) -> None:

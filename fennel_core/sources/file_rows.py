@@ -52,6 +52,8 @@ READ_BYTES: Final = 4 * 1024 * 1024
 """What a request for a part of a file transfers."""
 GZIP: Final = ".gz"
 Plain = io.BufferedReader | gzip.GzipFile
+BREAKS_OFF: Final = (ConnectionsError, EOFError, OSError, zlib.error)
+"""What reading raises in the middle of a file: the rows before are read all the same."""
 
 
 class FileUnreadable(SourceError):
@@ -115,7 +117,7 @@ def _plain(name: str, body: io.BufferedReader) -> Plain:
 
 
 def _parquet(title: str, body: io.RawIOBase, first: int) -> Iterator[FilePiece]:
-    with pq.ParquetFile(pa.PythonFile(body, mode="r"), buffer_size=READ_BYTES) as file:
+    with open_parquet(body) as file:
         json_columns(_none(file))
         at = 0
         for group in range(file.num_row_groups):
@@ -131,6 +133,17 @@ def _parquet(title: str, body: io.RawIOBase, first: int) -> Iterator[FilePiece]:
                 at += rows.num_rows
                 if kept.num_rows:
                     yield from _arrow_pieces(title, kept, at - kept.num_rows)
+
+
+def open_parquet(body: io.RawIOBase) -> pq.ParquetFile:
+    """Return a file of Parquet, which is read in small parts.
+
+    INT96, the timestamps of Spark and Hive, has all years: as nanoseconds, those outside of 1677
+    to 2262 would become other times.
+    """
+    return pq.ParquetFile(
+        pa.PythonFile(body, mode="r"), buffer_size=READ_BYTES, coerce_int96_timestamp_unit="us"
+    )
 
 
 def _none(file: pq.ParquetFile) -> pa.RecordBatch:
@@ -154,14 +167,20 @@ def _lines(title: str, body: Plain, first: int) -> Iterator[FilePiece]:
     numbered = itertools.islice(enumerate(_split(body)), first, None)
     values: list[bytes] = []
     start, size = first, 0
-    for number, line in numbered:
-        if values and (len(values) == TRANSACTION_ROWS or size + len(line) > TRANSACTION_BYTES):
-            yield _line_piece(title, values, start, size)
-            values, start, size = [], number, 0
-        values.append(line)
-        size += len(line)
+    failure: Exception | None = None
+    try:
+        for number, line in numbered:
+            if values and (len(values) == TRANSACTION_ROWS or size + len(line) > TRANSACTION_BYTES):
+                yield _line_piece(title, values, start, size)
+                values, start, size = [], number, 0
+            values.append(line)
+            size += len(line)
+    except BREAKS_OFF as failed:
+        failure = failed
     if values:
         yield _line_piece(title, values, start, size)
+    if failure is not None:
+        raise failure
 
 
 def _line_piece(title: str, values: list[bytes], first: int, size: int) -> FilePiece:
@@ -195,7 +214,6 @@ class _InvalidLines:
     found: dict[int, tuple[str, str]] = field(default_factory=dict)
 
     def __call__(self, row: Any) -> str:
-        # Arrow stops at a text that is not UTF-8, so it is given the file as Latin-1.
         line = row.text.encode("latin-1")
         reason = f"the line has {row.actual_columns} fields, not {row.expected_columns}"
         # Arrow counts from 1, and the first row is none of the file, or its header.
@@ -235,6 +253,10 @@ class _InvalidLines:
 class _CsvText(io.RawIOBase):
     """A csv file for Arrow: from its first line on, and with a mark behind its end.
 
+    Arrow stops at a text that is not UTF-8, so each byte is given as the character of Latin-1. It
+    takes a line feed that begins a block for a part of the line end before, and drops it, also
+    inside of a field: so no block ends between the two.
+
     Arrow takes what follows an open quote for one row, whatever it is: the mark is a line of its
     own only if all quotes are closed. Where reading fails, the rows before are read all the same:
     the mark is then in the row that was cut. `failed`: what happened.
@@ -260,13 +282,16 @@ class _CsvText(io.RawIOBase):
 
     def read(self, size: int = -1) -> bytes:
         assert size >= 0, "Arrow reads blocks"
-        while len(self._left) < size and self._fill():
+        while len(self._left) <= size and self._fill():
             pass
         if self._ended and not self._marked:
             self._marked = True
             self._left += self.mark if self.failed is not None else b"\n" + self.mark
-        found, self._left = self._left[:size], self._left[size:]
-        return found
+        at = size if self._left[:size].isascii() else size // 2
+        if self._left[at - 1 : at + 1] == b"\r\n":
+            at -= 1
+        found, self._left = self._left[:at], self._left[at:]
+        return found if found.isascii() else found.decode("latin-1").encode()
 
     def _fill(self) -> bool:
         """Read on; return False at the end."""
@@ -274,7 +299,7 @@ class _CsvText(io.RawIOBase):
             more = b""
             try:
                 more = self._body.read1(READ_BYTES)
-            except (ConnectionsError, EOFError, OSError, zlib.error) as failed:
+            except BREAKS_OFF as failed:
                 self.failed = failed
             self._left += more
             self._ended = not more
@@ -324,7 +349,6 @@ def _arrow_csv(
             use_threads=False,
             block_size=block_bytes,
             column_names=names,
-            encoding="latin-1",
         ),
         parse_options=pcsv.ParseOptions(
             delimiter=form.delimiter, newlines_in_values=True, invalid_row_handler=invalid

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from fennel_core.connections.external_kafka import describe_topic, opened
+from collections.abc import Mapping
+
+from fennel_core.connections.external_kafka import ExternalTopic, describe_topic, opened
 from fennel_core.connections.stored_connectors import required
 from fennel_core.sources.errors import StreamReplaced
-from fennel_core.sources.kafka import read_positions
+from fennel_core.sources.feeds import Feed
+from fennel_core.sources.kafka import positions_of_feeds
 from fennel_core.sources.kinds import StartedBy
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.spark import EARLIEST, FeedQuery, start_query
@@ -20,17 +23,27 @@ def start(by: StartedBy, table: KafkaTopic) -> FeedQuery:
     feed = by.feed
     kafka = opened(required(Kafka, table.db), lambda secret: by.open_secret(feed.workspace, secret))
     topic = describe_topic(kafka, table.topic)
-    positions: dict[bytes, SourcePosition] = {}
-    for number in range(min(feed.partitions, topic.partitions)):
-        positions |= read_positions(by.settings, feed.positions, number)
-    starts: dict[int, int] = {}
-    rewinds: dict[int, int] = {}
-    for number in range(topic.partitions):
-        position = positions.get(feed.partition(number).key)
-        if position is not None and position.origin != topic.origin:
-            raise StreamReplaced(feed.title, position.origin, topic.origin)
-        starts[number] = EARLIEST if position is None else position.next
-        rewinds[number] = 0 if position is None else position.rewinds
+    positions = positions_of_feeds(by.settings, [feed])[feed.raw_topic]
+    starts, rewinds = starts_of(feed, topic, positions)
     return start_query(
         by.spark, by.settings, feed, kafka, topic.origin, starts, rewinds, by.count_rows
     )
+
+
+def starts_of(
+    feed: Feed, topic: ExternalTopic, positions: Mapping[int, SourcePosition]
+) -> tuple[dict[int, int], dict[int, int]]:
+    """Return the next offset of each partition of a topic, and the rewinds of its position.
+
+    `positions`: all of the feed, by partition. A partition without messages has none, and a topic
+    that is created again may have fewer partitions, so each of them names the stream that was read.
+    Raises `StreamReplaced`.
+    """
+    for position in positions.values():
+        if position.origin != topic.origin:
+            raise StreamReplaced(feed.title, position.origin, topic.origin)
+    starts = dict.fromkeys(range(topic.partitions), EARLIEST)
+    rewinds = dict.fromkeys(starts, 0)
+    for number in starts.keys() & positions.keys():
+        starts[number], rewinds[number] = positions[number].next, positions[number].rewinds
+    return starts, rewinds

@@ -331,7 +331,8 @@ class _Conversion:
         if field.message_type is not None:
             return self.values(field.message_type, values)
         if field.enum_type is not None:
-            names = {each.number: each.name for each in field.enum_type.values}
+            # Of names for one number the first, as Protobuf's own JSON has it.
+            names = {each.number: each.name for each in reversed(field.enum_type.values)}
             return [names.get(value, value) for value in values]
         return values
 

@@ -73,6 +73,8 @@ class HttpRegistry:
     auth: str | None = None
     statuses: list[int] = field(default_factory=list)
     body: bytes | None = None
+    encoding: str | None = None
+    """What its responses say about how they are compressed."""
     requests: list[str] = field(default_factory=list)
 
     def response(self, path: str, authorization: str | None) -> tuple[int, Any]:
@@ -129,6 +131,8 @@ def http_registry(memory: MemoryRegistry | None = None) -> Iterator[HttpRegistry
             self.send_response(status)
             if 300 <= status < 400:
                 self.send_header("Location", "/schemas/types")
+            if registry.encoding is not None:
+                self.send_header("Content-Encoding", registry.encoding)
             self.send_header("Content-Length", str(len(body)))
             self.end_headers()
             self.wfile.write(body)

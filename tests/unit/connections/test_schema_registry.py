@@ -77,6 +77,20 @@ def test_a_registry_that_is_away_is_given_up_within_the_deadline() -> None:
     assert time.monotonic() - began < 2
 
 
+def test_a_response_that_cannot_be_decoded_says_nothing_about_messages() -> None:
+    with http_registry() as registry:
+        registry.memory.add(SCHEMA)
+        registry.body, registry.encoding = b"no gzip", "gzip"
+        with pytest.raises(SchemaRegistryUnusable, match="DecodingError"):
+            client(registry.url).by_id(1)
+
+
+@pytest.mark.parametrize("host", ["a" * 64, "registry..example"])
+def test_a_name_that_no_host_has_is_an_address_that_is_not_valid(host: str) -> None:
+    with pytest.raises(SchemaRegistryUnusable, match="address is not valid"):
+        client(f"http://{host}:8081").by_id(1)
+
+
 @pytest.mark.parametrize(
     ("auth", "header"),
     [

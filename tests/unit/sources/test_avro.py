@@ -10,7 +10,7 @@ import fastavro
 import pytest
 
 from fennel_core.connections.schema_registry import RegisteredSchema, SchemaReference
-from fennel_core.sources.avro import compile_avro
+from fennel_core.sources.avro import DECIMAL_BYTES, compile_avro
 from fennel_core.sources.errors import SchemaRefused
 from fennel_core.sources.framed import FramedDecoder
 from tests.support.schema_registry import MemoryRegistry, framed
@@ -94,6 +94,7 @@ def test_not_a_number_stays_one() -> None:
     [
         ("long", "io.debezium.time.MicroTimestamp", 1_000_000, "1970-01-01T00:00:01Z"),
         ("long", "io.debezium.time.Timestamp", 1_000, "1970-01-01T00:00:01Z"),
+        ("long", "io.debezium.time.NanoTimestamp", -1_500, "1969-12-31T23:59:59.999998Z"),
         ("int", "io.debezium.time.Date", 1, "1970-01-02"),
         ("long", "io.debezium.time.MicroTime", 1, 1),
     ],
@@ -104,6 +105,52 @@ def test_numbers_of_connect_have_their_meaning(kind, connect, number, meant) -> 
     at = registry.add(schema)
     body = written(record(x=["null", kind]), {"x": number})
     assert FramedDecoder(registry, compile_avro)([framed(at, body)]).rows == [{"x": meant}]
+
+
+@pytest.mark.parametrize("number", [0, 1_000_000_000, 1_704_196_800_123_456_789, -(2**63)])
+def test_nanoseconds_are_a_time_whatever_their_magnitude(number: int) -> None:
+    kind = {"type": "long", "logicalType": "timestamp-nanos"}
+    schema = record(x=kind, y={"type": "array", "items": ["null", kind]})
+    at = (registry := MemoryRegistry()).add(schema)
+    plain = record(x="long", y={"type": "array", "items": ["null", "long"]})
+    body = written(plain, {"x": number, "y": [number, None]})
+    row = FramedDecoder(registry, compile_avro)([framed(at, body)]).rows[0]
+    meant = dt.datetime(1970, 1, 1, tzinfo=dt.UTC) + dt.timedelta(microseconds=number // 1000)
+    assert row["y"] == [row["x"], None]
+    assert dt.datetime.fromisoformat(row["x"]) == meant
+
+
+@pytest.mark.parametrize(
+    ("kind", "number", "meant"),
+    [
+        ({"type": "bytes", "precision": 4, "scale": 2}, 123_456_789, "1234567.89"),
+        ({"type": "bytes", "precision": 4, "scale": 2}, -(10**40), "-" + "1" + "0" * 38 + ".00"),
+        ({"type": "bytes", "precision": 64, "scale": 127}, 5, "5E-127"),
+        ({"type": "bytes", "precision": 9}, 7, "7"),
+        ({"type": "bytes", "scale": 1}, 75, "7.5"),
+        ({"type": "fixed", "name": "F", "size": 5, "precision": 40, "scale": 2}, -150, "-1.50"),
+    ],
+)
+def test_a_decimal_has_all_its_digits_whatever_its_schema_says(kind, number, meant) -> None:
+    size = kind.get("size", 20)
+    raw = number.to_bytes(size, "big", signed=True)
+    plain = {key: value for key, value in kind.items() if key not in ("precision", "scale")}
+    registry = MemoryRegistry()
+    at = registry.add(record(x=["null", kind | {"logicalType": "decimal"}]))
+    body = written(record(x=["null", plain]), {"x": raw})
+    found = FramedDecoder(registry, compile_avro)([framed(at, body)])
+    assert (found.rows, found.unreadable) == ([{"x": meant}], ())
+
+
+def test_a_decimal_that_is_too_long_does_not_fit() -> None:
+    registry = MemoryRegistry()
+    kind = {"type": "bytes", "logicalType": "decimal", "precision": 4, "scale": 2}
+    at = registry.add(record(x=kind))
+    body = written(record(x="bytes"), {"x": b"\1" * (DECIMAL_BYTES + 1)})
+    found = FramedDecoder(registry, compile_avro)([framed(at, body)])
+    assert [each.reason for each in found.unreadable] == [
+        "the message does not fit its Avro schema"
+    ]
 
 
 def test_a_message_with_bytes_left_over_or_missing_does_not_fit() -> None:

@@ -258,6 +258,30 @@ async def test_a_long_listing_is_followed_by_as_much_reading(
     assert await own.round(20) == 200 - files + 1
 
 
+async def test_a_long_way_into_a_file_is_followed_by_as_much_reading(sources: SourceWorld) -> None:
+    bucket = Bucket()
+    bucket.put("a", *[1] * 200)
+    now = 0.0
+    store = bucket.store()
+
+    def pieces(file: ListedFile, first: int) -> Iterator[FilePiece]:
+        nonlocal now
+        now += first  # what was read is passed again
+        for piece in store.pieces(file, first):
+            now += 1
+            yield piece
+
+    slow = replace(store, pieces=pieces)
+    ends = []
+    for _ in range(4):  # each in another process
+        path = file_path("", "")
+        own = FileReader(sources.writer(), partition(), path, slow, clock=lambda: now)
+        await own.round(20)
+        ends.append(len(sources.read()))
+    # The first row behind those that were passed takes a second, too.
+    assert ends == [20, 42, 86, 174]
+
+
 REFUSED = FileRefused("InvalidObjectState")
 
 

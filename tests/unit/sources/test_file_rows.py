@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime as dt
 import gzip
 import io
 from itertools import pairwise
@@ -12,7 +13,13 @@ import pytest
 
 from fennel_core.connections.external_s3 import FileChanged
 from fennel_core.connections.ranged_file import RangedFile
-from fennel_core.sources.file_rows import FileFormat, FilePiece, FileUnreadable, file_pieces
+from fennel_core.sources.file_rows import (
+    BLOCK_BYTES,
+    FileFormat,
+    FilePiece,
+    FileUnreadable,
+    file_pieces,
+)
 from fennel_core.sources.messages import TRANSACTION_ROWS
 from fennel_core.sources.read_rows import ArrowRows, MessageRows, UnreadableRows
 
@@ -232,6 +239,15 @@ def test_lines_of_csv_that_are_all_invalid_come_in_pieces() -> None:
     assert sum(len(part.places) for piece in pieces for part in piece.parts) == 1_200_000
 
 
+@pytest.mark.parametrize("before", range(BLOCK_BYTES - 12, BLOCK_BYTES + 1))
+def test_a_line_end_in_a_field_is_kept_where_blocks_meet(before: int) -> None:
+    lines = b"a,b\r\n" + b"1,2\r\n" * (before // 5 - 20)
+    filler = b"x" * (before - len(lines) - 4)
+    content = lines + filler + b',"y\r\n\r\nz"\r\n3,4\r\n'
+    found = list(rows(read(CSV, content)).values())
+    assert found[-2:] == [{"a": filler, "b": b"y\r\n\r\nz"}, {"a": b"3", "b": b"4"}]
+
+
 @pytest.mark.parametrize("cut", range(9_000, 9_012))
 def test_rows_of_csv_before_damage_are_read(cut: int) -> None:
     content = gzip.compress(b"a,b\n" + b"".join(b"%d,%d\n" % (n, -n) for n in range(9_000)))
@@ -243,8 +259,31 @@ def test_rows_of_csv_before_damage_are_read(cut: int) -> None:
     assert rows(found) == expected
 
 
+@pytest.mark.parametrize("damage", ["cut", "garbage"])
+def test_rows_of_json_before_damage_are_read(damage: str) -> None:
+    whole = gzip.compress(b"".join(b'{"n":%d,"m":"%d"}\n' % (n, -n) for n in range(9_000)))
+    content = whole[:-2_000] if damage == "cut" else whole + b"garbage"
+    found: list[FilePiece] = []
+    with pytest.raises(FileUnreadable):
+        found += file_pieces(JSON, "file", "f.gz", Content(content), 0)
+    read_rows = rows(found)
+    assert read_rows == {n: b'{"n":%d,"m":"%d"}' % (n, -n) for n in range(len(read_rows))}
+    assert len(read_rows) > 5_000
+    assert len(read_rows) == 9_000 or damage == "cut"
+
+
 def test_a_byte_order_mark_is_no_part_of_json() -> None:
     assert rows(read(JSON, b'\xef\xbb\xbf{"n":0}\n{"n":1}\n')) == {0: b'{"n":0}', 1: b'{"n":1}'}
+
+
+def test_timestamps_of_int96_have_all_years() -> None:
+    noon = dt.datetime(2024, 1, 2, 12, 0, 0, 6, dt.UTC).replace(tzinfo=None)
+    times = [noon.replace(year=year) for year in (1, 1600, 2024, 2300, 9999)]
+    sink = io.BytesIO()
+    table = pa.table({"at": pa.array([*times, None], pa.timestamp("us"))})
+    pq.write_table(table, sink, use_deprecated_int96_timestamps=True)
+    found = rows(read(PARQUET, sink.getvalue()))
+    assert [row["at"] for row in found.values()] == [*times, None]
 
 
 def test_rows_of_parquet_that_are_large_are_read_in_small_batches() -> None:

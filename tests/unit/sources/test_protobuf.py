@@ -213,6 +213,14 @@ def test_short_messages_do_not_become_many_values() -> None:
     assert "too many values" in found.unreadable[0].reason
 
 
+def test_of_names_for_one_number_the_first_counts() -> None:
+    registry = MemoryRegistry()
+    kinds = "enum Kind { option allow_alias = true; A = 0; B = 1; C = 1; D = 1; }"
+    registry.add(f'syntax = "proto3"; message M {{ Kind kind = 1; }} {kinds}', "PROTOBUF")
+    found = FramedDecoder(registry, compile_protobuf)([framed(1, b"\0\x08\x01")])
+    assert found.rows == [{"kind": "B"}]
+
+
 def test_the_entry_of_a_map_has_no_index() -> None:
     registry = MemoryRegistry()
     text = "message M { map<string, int32> m = 1; message In { int32 y = 1; } }"
