@@ -46,6 +46,11 @@ KEEPALIVE_S: Final = 60
 SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 SSL_MODE: Final = "sslmode"
 """The parameter of a connection that may be given in `jdbc_params`."""
+FORMS: Final = (
+    "-c timezone=UTC -c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=1 "
+    "-c lc_monetary=C -c quote_all_identifiers=off"
+)
+"""The forms of values and names as text, whatever the server, a database or a user has set."""
 OWN_PREFIX: Final = "__fennel_"
 """How the names of the platform's own columns of a query begin."""
 INDEX_ROWS: Final = 100_000
@@ -196,7 +201,7 @@ class ExternalPostgres:
             keepalives_idle=KEEPALIVE_S,
             options=f"-c statement_timeout={statement_ms} "
             f"-c default_transaction_read_only={reads_only} "
-            f"-c timezone=UTC -c lock_timeout={LOCK_S}s -c synchronous_commit=local",
+            f"-c lock_timeout={LOCK_S}s -c synchronous_commit=local {FORMS}",
             **self.parameters,
         )
 

@@ -37,7 +37,10 @@ VALUES = {
     "bigint[]": ("'{1,NULL,3}'", [1, None, 3]),
     "smallint[]": ("'[5:6]={7,8}'", [7, 8]),
     "text[]": ("""'{a,NULL,"b,c",""}'""", ["a", None, "b,c", ""]),
-    "real[]": ("'{0.5,NaN}'", [0.5, None]),
+    "real[]": ("'{0.1,NaN}'", [0.1, None]),
+    "numeric[]": ("'{12345678901234567890.123}'", ["12345678901234567890.123"]),
+    "interval": ("'1 day 2 hours'", "1 day 02:00:00"),
+    "money": ("12.5", "$12.50"),
     "boolean[]": ("'{true,NULL}'", [True, None]),
     "date[]": ("'{}'", []),
 }
@@ -84,6 +87,41 @@ def test_a_page_has_the_values_of_each_type(shop: ExternalPostgres, owner: Conne
     assert dict(zip(VALUES, found.values(), strict=True)) == dict(
         zip(VALUES, expected, strict=True)
     )
+
+
+def test_what_is_no_time_or_number_is_null(shop: ExternalPostgres, owner: Connection) -> None:
+    owner.execute(
+        "CREATE TABLE kinds AS SELECT 1::bigint AS id, 'infinity'::date AS day, "
+        "'-infinity'::timestamptz AS at, 'NaN'::numeric AS price, 'NaN'::real AS weight"
+    )
+    assert carried(shop, "kinds") == {
+        "id": [1],
+        "day": [None],
+        "at": [None],
+        "price": [None],
+        "weight": [None],
+    }
+
+
+def test_settings_of_a_database_change_no_values(shop: ExternalPostgres, owner: Connection) -> None:
+    """Those of a user have the same rank: below what a connection asks for."""
+    make_values(owner)
+    expected = carried(shop, "kinds")
+    settings = {
+        "datestyle": "SQL, DMY",
+        "intervalstyle": "sql_standard",
+        "extra_float_digits": "-15",
+        "lc_monetary": "C.utf8",
+        "quote_all_identifiers": "on",
+        "timezone": "Asia/Tokyo",
+    }
+    for name, value in settings.items():
+        owner.execute(
+            sql.SQL("ALTER DATABASE {} SET {} = {}").format(
+                sql.Identifier(shop.database), sql.Identifier(name), sql.Literal(value)
+            )
+        )
+    assert carried(shop, "kinds") == expected
 
 
 def test_text_of_another_encoding_is_read(shop: ExternalPostgres, owner: Connection) -> None:
