@@ -241,7 +241,8 @@ def describe_table(database: ExternalMySQL, connection: Connection, table: str) 
 def time_clock(database: ExternalMySQL, connection: Connection) -> TransactionClock:
     """Return as the horizon the time (µs since 1970) before which all rows are there; blocks.
 
-    It is `DELAY_US` before the oldest transaction or statement that runs, of any user. Raises
+    It is `DELAY_US` before the oldest transaction or statement that runs, of any user; `end` is so
+    long before now, so they differ while something holds rows back. Raises
     `ExternalMySQLUnusable` of a replica, whose transactions run on another server.
     """
     [(now_us, started_us, statement_s, read_only)] = rows_of(connection, CLOCK)
@@ -254,8 +255,7 @@ def time_clock(database: ExternalMySQL, connection: Connection) -> TransactionCl
     oldest = min(now_us, now_us if started_us is None else started_us)
     if statement_s is not None:
         oldest = min(oldest, now_us - int(statement_s) * 1_000_000)
-    horizon = oldest - DELAY_US
-    return TransactionClock(horizon, horizon, now_us)
+    return TransactionClock(oldest - DELAY_US, now_us - DELAY_US, now_us)
 
 
 def require_readable(connection: Connection, table: ExternalTable) -> None:

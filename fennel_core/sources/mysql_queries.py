@@ -120,6 +120,8 @@ def _beyond(
 
 
 def _moment(value_us: int) -> sa.ColumnElement[object]:
+    if not value_us:  # no TIMESTAMP but the zero one has this number, and it is below 1970
+        return sa.literal("0000-00-00 00:00:00")
     seconds, micros = divmod(value_us, 1_000_000)
     return sa.func.from_unixtime(sa.literal_column(f"{seconds}.{micros:06d}"))
 

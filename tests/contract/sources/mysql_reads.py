@@ -24,7 +24,7 @@ from fennel_core.connections.external_mysql import (
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.table_databases import MySQLDatabase
 from fennel_core.sources.table_pages import short_floats
-from fennel_core.sources.table_reads import HorizonWentBack
+from fennel_core.sources.table_reads import HorizonWentBack, TableRead
 from tests.support.mariadb import WORDS, connected, maria, mariadb_server, running_mariadb
 from tests.support.table_reader import Reader
 
@@ -252,6 +252,35 @@ def test_a_row_is_not_read_before_its_delay(
     assert found.rows == [1]
 
 
+def test_rows_of_the_zero_time_are_read_across_pages(
+    maria: ExternalMySQL, owner: Connection
+) -> None:
+    do(owner, "SET sql_mode = ''")
+    do(owner, "CREATE TABLE orders (id int PRIMARY KEY, at timestamp NOT NULL DEFAULT 0)")
+    do(owner, "INSERT INTO orders (id) SELECT seq FROM seq_1_to_5")
+    do(owner, "INSERT INTO orders VALUES (6, '1970-01-01 00:00:01')")
+    found = reader(maria)
+    found.run(2, 2)
+    found.run(2, 2)
+    assert found.rows == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_clock_shows_that_something_holds_rows_back(
+    maria: ExternalMySQL, owner: Connection
+) -> None:
+    """A bounded source does not end meanwhile."""
+    do(owner, ORDERS)
+    do(owner, "DO SLEEP(0.2)")
+    clock = begin(MySQLDatabase(maria)).clock
+    assert clock.horizon == clock.end
+    with connected(maria.port, database="shop") as late:
+        late.autocommit(False)
+        do(late, "INSERT INTO orders (n) VALUES (1)")
+        do(owner, "DO SLEEP(1.2)")
+        clock = begin(MySQLDatabase(maria)).clock
+    assert clock.end - clock.horizon > 1_000_000
+
+
 def test_a_clock_that_went_back_is_an_error(maria: ExternalMySQL, owner: Connection) -> None:
     do(owner, ORDERS)
     do(owner, "INSERT INTO orders (n) VALUES (1)")
@@ -303,9 +332,9 @@ def test_values_are_carried_as_they_are(maria: ExternalMySQL, owner: Connection)
     }
 
 
-def begin(database: MySQLDatabase, cursor: str = "at") -> None:
+def begin(database: MySQLDatabase, cursor: str = "at") -> TableRead:
     with database.connect() as connection:
-        database.begun(connection, "orders", cursor, 0)
+        return database.begun(connection, "orders", cursor, 0)
 
 
 @pytest.mark.parametrize(

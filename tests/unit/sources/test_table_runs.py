@@ -52,7 +52,14 @@ from fennel_core.sources.table_schedule import (
     scheduled_feeds,
 )
 from fennel_core.vocab.ids import TopicName
-from fennel_core.wire.connectors import Login, PlainSecret, Postgres, PostgresTable
+from fennel_core.wire.connectors import (
+    Login,
+    MySQL,
+    MySQLTable,
+    PlainSecret,
+    Postgres,
+    PostgresTable,
+)
 from tests.support.ingest_world import branches, catalog
 from tests.support.source_world import RAW, stream_source
 
@@ -443,6 +450,20 @@ async def test_a_table_that_is_resumed_while_its_end_is_noticed_is_read_on() -> 
     assert await ended_sources(runs, feeds, controls) == set(), "its idleness begins again"
     runs.now += hour
     runs.rows[RAW] = replace(first, started_at=runs.now)
+    assert await ended_sources(runs, feeds, controls) == {RAW}
+
+
+async def test_a_table_of_mysql_ends_later_by_the_age_of_its_newest_rows() -> None:
+    """Rows enter a minute after they were written: a run that finds none says nothing of later."""
+    mysql = MySQLTable(MySQL("shop", "db", 3306, "shop", None, Login(None, None)), "users")
+    source = table_source(bounded=True, idleness_us=30_000_000, table=mysql)
+    feeds = scheduled_feeds([catalog(source)])
+    first = completed(claimed(None, "r1", EVERY, NOW), NONE, NOW)
+    runs = MemoryTableRuns(NOW + timedelta(minutes=5), {RAW})
+    controls = MemorySourceControls(lambda: runs.now, {RAW})
+    runs.rows[RAW] = replace(first, started_at=NOW + timedelta(seconds=80))
+    assert await ended_sources(runs, feeds, controls) == set()
+    runs.rows[RAW] = replace(first, started_at=NOW + timedelta(seconds=91))
     assert await ended_sources(runs, feeds, controls) == {RAW}
 
 
