@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -11,11 +15,13 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
+from fennel_core.connections import external_postgres
 from fennel_core.connections.external_postgres import ExternalPostgres, ExternalPostgresUnusable
 from fennel_core.sources.table_databases import ArrowQuery, PostgresDatabase
 from fennel_core.sources.table_reads import OWN
 from fennel_core.wire.arrow_json import json_columns
-from tests.support.table_reader import Connection, owner, shop
+from tests.support.postgres import make_cluster, running
+from tests.support.table_reader import Connection, external, owner, shop
 
 __all__ = ["owner", "shop"]
 
@@ -168,6 +174,31 @@ def test_a_page_that_breaks_off_is_an_error_and_no_end(
     )
     with pytest.raises(ExternalPostgresUnusable, match=r"terminating|closed the connection"):
         seen.extend(batches)
+
+
+def test_a_server_that_does_not_answer_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own limit of a statement needs a process that runs, and its kernel is alive."""
+    monkeypatch.setattr(external_postgres, "CONNECT_S", 1)
+    make_cluster(tmp_path / "data")
+    with (
+        running(tmp_path / "data") as dsn,  # of this test, as it is stopped
+        pytest.raises(ExternalPostgresUnusable, match="the server does not answer"),
+        external(dsn).connect(100) as connection,
+        stopped(connection.info.backend_pid),
+    ):
+        connection.execute("SELECT 1")
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop the process of a connection meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("rows", [1, 10, 10_000])
