@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from threading import Event
+from types import SimpleNamespace
 from typing import cast
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.postgres import Pool
@@ -427,6 +431,25 @@ async def test_a_limited_run_that_fails_reports_its_rows_and_owes_a_rest(
     runs.rows[RAW] = RUN
     assert await TableJob(Settings(), view, runs, "r1").run(is_paused) is RunEnd.FAILED
     assert runs.rows[RAW].retry_at == NOW + FIRST_PAUSE
+
+
+def test_a_page_of_a_server_that_does_not_answer_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its worker waits without limit; Spark ends it with the jobs."""
+    monkeypatch.setattr("fennel_core.sources.table_job.PAGE_LATE_S", 0.01)
+    (view,) = source_views(branches(main=catalog(table_source())))
+    job, cancelled = TableJob(Settings(), view, MemoryTableRuns(NOW, {RAW}), "r1"), Event()
+    context = SimpleNamespace(cancelAllJobs=cancelled.set)
+    job._spark = cast("SparkSession", SimpleNamespace(sparkContext=context))
+
+    def page() -> None:
+        with job._bounded():
+            assert cancelled.wait(30)
+            raise PySparkException("the job was cancelled")
+
+    with pytest.raises(SourceError, match="see whether the server answers"):
+        page()
 
 
 async def test_a_table_that_is_resumed_while_its_end_is_noticed_is_read_on() -> None:
