@@ -12,7 +12,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, Final
-from urllib.parse import quote
 
 import pymysql
 import sqlalchemy as sa
@@ -59,14 +58,28 @@ INDEXES: Final = """
 """
 CLOCK: Final = """
     SELECT CAST(UNIX_TIMESTAMP(SYSDATE(6)) * 1000000 AS SIGNED),
-        (SELECT CAST(UNIX_TIMESTAMP(MIN(trx_started)) * 1000000 AS SIGNED)
-         FROM information_schema.INNODB_TRX),
+        (SELECT CAST(UNIX_TIMESTAMP(MIN(IF(
+             CONVERT_TZ(begun.utc - INTERVAL 1 HOUR, '+00:00', 'SYSTEM') = begun.local,
+             begun.utc - INTERVAL 1 HOUR, begun.utc))) * 1000000 AS SIGNED)
+         FROM (SELECT trx_started AS local, CONVERT_TZ(trx_started, 'SYSTEM', '+00:00') AS utc
+               FROM information_schema.INNODB_TRX) begun),
         (SELECT MAX(TIME) FROM information_schema.PROCESSLIST
          WHERE ID <> CONNECTION_ID() AND INFO IS NOT NULL
          AND COMMAND NOT IN ('Sleep', 'Daemon', 'Binlog Dump', 'Binlog Dump GTID')),
         @@global.read_only
 """
-"""Times of statements are whole seconds, which the delay covers."""
+"""Times of statements are whole seconds, which the delay covers. Those of transactions are in the
+zone of the server's machine, whatever a session has; of the two of an hour that the clocks repeat,
+the earlier one counts."""
+SESSION: Final = (
+    f"time_zone='+00:00',lock_wait_timeout={LOCK_S},sql_mode='',"
+    "sql_select_limit=18446744073709551615"
+)
+"""How sessions differ from what the server has set: a limit would cut a page, which would then be
+taken for the last one, and modes change values (`EMPTY_STRING_IS_NULL`)."""
+ISOLATION: Final = "READ-COMMITTED"
+"""A change that is rolled back later must not be seen: its row would not be read by its old time.
+"""
 TYPES: Final = {
     "tinyint": ("bigint", "N"),
     "smallint": ("bigint", "N"),
@@ -82,7 +95,10 @@ TYPES: Final = {
     "date": ("date", "D"),
     "time": ("time without time zone", "D"),
 }
-RAW: Final = ("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "bit")
+RAW: Final = (
+    *("binary", "varbinary", "tinyblob", "blob", "mediumblob", "longblob", "bit"),
+    "vector",  # is no text
+)
 SPATIAL: Final = (
     *("geometry", "point", "linestring", "polygon", "multipoint", "multilinestring"),
     *("multipolygon", "geometrycollection", "geomcollection"),
@@ -114,11 +130,11 @@ class ExternalMySQL:
     def jdbc_options(self) -> dict[str, str]:
         """Return the options of Spark's `jdbc` source that connect to the database.
 
-        Spark knows the SQL of MySQL by the scheme `mysql`.
+        Spark knows the SQL of MySQL by the scheme `mysql`. The address has no database, whose name
+        the driver would not decode: queries name it.
         """
         return {
-            "url": f"jdbc:mysql://{self.host}:{self.port}/{quote(self.database, safe='')}"
-            "?permitMysqlScheme",
+            "url": f"jdbc:mysql://{self.host}:{self.port}/?permitMysqlScheme",
             "driver": "org.mariadb.jdbc.Driver",
             "user": self.user,
             "password": self.password,
@@ -127,7 +143,8 @@ class ExternalMySQL:
             "tcpKeepAlive": "true",
             "sslMode": self.tls,
             "allowPublicKeyRetrieval": "true",
-            "sessionVariables": f"time_zone='+00:00',lock_wait_timeout={LOCK_S}",
+            "sessionVariables": SESSION,
+            "transactionIsolation": ISOLATION,
             "allowLocalInfile": "false",
         }
 
@@ -150,14 +167,15 @@ class ExternalMySQL:
                 connect_timeout=CONNECT_S,
                 read_timeout=CONNECT_S + statement_ms // 1000,
                 write_timeout=CONNECT_S,
-                init_command=f"SET time_zone = '+00:00', lock_wait_timeout = {LOCK_S}",
+                init_command=f"SET {SESSION}",
                 ssl_disabled=self.tls == "disable",
                 ssl_verify_cert=verified,
                 ssl_verify_identity=verified,
             )
             with connection:
                 with connection.cursor() as cursor:
-                    cursor.execute("SET SESSION TRANSACTION READ ONLY")
+                    level = ISOLATION.replace("-", " ")
+                    cursor.execute(f"SET SESSION TRANSACTION ISOLATION LEVEL {level}, READ ONLY")
                 yield connection
         except (pymysql.Error, OSError) as failed:
             raise ExternalMySQLUnusable(unreadable(self, failed)) from failed
@@ -223,7 +241,8 @@ def describe_table(database: ExternalMySQL, connection: Connection, table: str) 
 def time_clock(database: ExternalMySQL, connection: Connection) -> TransactionClock:
     """Return as the horizon the time (µs since 1970) before which all rows are there; blocks.
 
-    It is `DELAY_US` before the oldest transaction or statement that runs, of any user. Raises
+    It is `DELAY_US` before the oldest transaction or statement that runs, of any user; `end` is so
+    long before now, so they differ while something holds rows back. Raises
     `ExternalMySQLUnusable` of a replica, whose transactions run on another server.
     """
     [(now_us, started_us, statement_s, read_only)] = rows_of(connection, CLOCK)
@@ -236,8 +255,7 @@ def time_clock(database: ExternalMySQL, connection: Connection) -> TransactionCl
     oldest = min(now_us, now_us if started_us is None else started_us)
     if statement_s is not None:
         oldest = min(oldest, now_us - int(statement_s) * 1_000_000)
-    horizon = oldest - DELAY_US
-    return TransactionClock(horizon, horizon, now_us)
+    return TransactionClock(oldest - DELAY_US, now_us - DELAY_US, now_us)
 
 
 def require_readable(connection: Connection, table: ExternalTable) -> None:

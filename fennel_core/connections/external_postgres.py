@@ -21,6 +21,7 @@ import adbc_driver_postgresql
 import psycopg
 import pyarrow as pa
 from psycopg import sql
+from psycopg.abc import RV, PQGen
 from psycopg.conninfo import make_conninfo
 from psycopg.pq import ExecStatus
 
@@ -41,11 +42,18 @@ LOCK_S: Final = 30
 """How long a statement waits for a table that is written again: other sources need the worker."""
 PAGE_S: Final = 3_600
 """How long a page may take, and be silent."""
+LOOK_S: Final = 0.1
+"""How long a wait for a server lasts before signals are seen."""
 KEEPALIVE_S: Final = 60
 """After so long without data a connection is probed: a page may be sorted for long."""
 SSL_MODES: Final = ("disable", "allow", "prefer", "require", "verify-ca", "verify-full")
 SSL_MODE: Final = "sslmode"
 """The parameter of a connection that may be given in `jdbc_params`."""
+FORMS: Final = (
+    "-c timezone=UTC -c datestyle=ISO -c intervalstyle=postgres -c extra_float_digits=1 "
+    "-c lc_monetary=C -c quote_all_identifiers=off"
+)
+"""The forms of values and names as text, whatever the server, a database or a user has set."""
 OWN_PREFIX: Final = "__fennel_"
 """How the names of the platform's own columns of a query begin."""
 INDEX_ROWS: Final = 100_000
@@ -113,6 +121,20 @@ class ExternalPostgresUnusable(ConnectionsError):
     code: ClassVar[str] = "source-unreachable"
 
 
+class _BoundedConnection(psycopg.Connection[tuple[Any, ...]]):
+    """Ends a statement that a server does not answer: its own limit needs a process that runs."""
+
+    answered_s: float | None = None
+
+    def wait(self, gen: PQGen[RV], interval: float = LOOK_S, timeout: float | None = None) -> RV:
+        """See `psycopg.Connection`; all that it sends waits here."""
+        try:
+            return super().wait(gen, interval, self.answered_s if timeout is None else timeout)
+        except psycopg.errors._WaitTimeout as silent:
+            self.pgconn.finish()  # no order of it would be answered
+            raise psycopg.OperationalError("the server does not answer") from silent
+
+
 @dataclass(frozen=True, slots=True)
 class ExternalPostgres:
     """An external database with opened credentials."""
@@ -138,7 +160,8 @@ class ExternalPostgres:
         """
         try:
             address = self._address(statement_ms, writes=writes)
-            with psycopg.connect(address, autocommit=True) as connection:
+            with _BoundedConnection.connect(address, autocommit=True) as connection:
+                connection.answered_s = statement_ms / 1000 + CONNECT_S
                 yield connection
         except psycopg.Error as failed:
             raise ExternalPostgresUnusable(unreadable(self, failed)) from failed
@@ -196,7 +219,7 @@ class ExternalPostgres:
             keepalives_idle=KEEPALIVE_S,
             options=f"-c statement_timeout={statement_ms} "
             f"-c default_transaction_read_only={reads_only} "
-            f"-c timezone=UTC -c lock_timeout={LOCK_S}s -c synchronous_commit=local",
+            f"-c lock_timeout={LOCK_S}s -c synchronous_commit=local {FORMS}",
             **self.parameters,
         )
 

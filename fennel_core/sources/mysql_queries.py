@@ -37,21 +37,24 @@ def page_query(read: TableRead, before: TableCursor | None, rows: int) -> str:
     conditions = [at < _moment(read.clock.horizon)]
     if before is not None:
         conditions += [_beyond(at, by, level) for level in before.levels]
-    query = (
+    first = (
         sa.select(
             *_values(table, read),
             _number(at).label(VALUE),
             _signed(by).label(BLOCK),
             sa.literal(0).label(OFFSET),
-            _signed(sa.func.row_number().over(order_by=(at, by))).label(PLACE),
             sa.literal(read.table.file).label(FILE),
             sa.literal(0).label(WRITER),
         )
         .where(*conditions)
         .order_by(at, by)
         .limit(rows)
+        .subquery("first")
     )
-    return text_of(query)
+    # Of the rows of the page only: a window over all that follow would read and sort them.
+    order = (first.c[VALUE], first.c[BLOCK])
+    place = _signed(sa.func.row_number().over(order_by=order)).label(PLACE)
+    return text_of(sa.select(*first.c, place).order_by(*order).limit(rows))
 
 
 def newest_query(read: TableRead, rows: int) -> str:
@@ -93,11 +96,10 @@ def _carried(at: sa.ColumnElement[object], column: ExternalColumn) -> sa.ColumnE
     match column.type:
         case "boolean" | "double precision":
             return at
+        case "real":  # as a number, as its text has six digits; `short_floats` rounds it
+            return at + sa.literal_column("0e0", sa.Double())
         case "bigint":
             return _signed(at)
-        case "real":  # a cast would show digits that the column does not have
-            text = sa.func.concat(at, sa.literal(""))
-            return sa.type_coerce(text, sa.Double()) + sa.literal_column("0e0", sa.Double())
         case "timestamp with time zone" | "timestamp without time zone":
             return sa.func.date_format(at, MOMENT)
         case "date":
@@ -118,6 +120,8 @@ def _beyond(
 
 
 def _moment(value_us: int) -> sa.ColumnElement[object]:
+    if not value_us:  # no TIMESTAMP but the zero one has this number, and it is below 1970
+        return sa.literal("0000-00-00 00:00:00")
     seconds, micros = divmod(value_us, 1_000_000)
     return sa.func.from_unixtime(sa.literal_column(f"{seconds}.{micros:06d}"))
 

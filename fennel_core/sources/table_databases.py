@@ -238,6 +238,11 @@ class MySQLDatabase:
         return external_mysql.rows_of(connection, mysql_queries.newest_query(read, rows))
 
 
+def read_delay_us(table: object) -> int:
+    """Return how old rows of a table are at least when they are read."""
+    return external_mysql.DELAY_US if isinstance(table, MySQLTable) else 0
+
+
 def opened(table: ScheduledTable, open_secret: OpenSecret) -> TableDatabase:
     """Return the database of a table. Raises `SecretUnreadable`, and one of `TableUnusable`."""
     match table:

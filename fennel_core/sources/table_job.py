@@ -16,8 +16,8 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from enum import StrEnum
@@ -29,6 +29,7 @@ from pyspark.sql import SparkSession
 
 from fennel_core.connections import postgres, secrets
 from fennel_core.connections.errors import ConnectionsError, SystemUnavailable
+from fennel_core.connections.external_postgres import PAGE_S
 from fennel_core.connections.spark import (
     DRIVER_OPTIONS,
     JVM_EXIT_ERRORS,
@@ -87,6 +88,8 @@ FETCHED_ROWS: Final = 100
 """Rows that JDBC receives at once; its heap is 512 MB."""
 STATEMENT_MS: Final = 3_600_000
 """Of what is asked about a table: without an index, each looks at all rows."""
+PAGE_LATE_S: Final = PAGE_S + 60.0
+"""When a page is ended that its server has not ended at its limit."""
 log = logger(__name__)
 
 
@@ -343,8 +346,34 @@ class TableJob:
                 frame = rows.option("fetchsize", FETCHED_ROWS).load()
             case ArrowQuery() as asked:
                 frame, work = self._spark.range(0, 1, 1, 1), replace(work, query=asked)
-        written = frame.mapInArrow(page_task(work), WRITTEN_DDL).toArrow()
+        with self._bounded():
+            written = frame.mapInArrow(page_task(work), WRITTEN_DDL).toArrow()
         return page_of(written, at.place)
+
+    @contextmanager
+    def _bounded(self) -> Iterator[None]:
+        """End a page that is late: its worker waits without limit for a server that is silent."""
+        assert self._spark is not None, "Spark is started before the first page"
+        cancel, late = self._spark.sparkContext.cancelAllJobs, threading.Event()
+
+        def end() -> None:
+            late.set()
+            with suppress(*JVM_EXIT_ERRORS):
+                cancel()
+
+        timer = threading.Timer(PAGE_LATE_S, end)
+        timer.start()
+        try:
+            yield
+        except (PySparkException, *JVM_EXIT_ERRORS) as cancelled:
+            if not late.is_set():
+                raise
+            raise SourceError(
+                f"{self._feed.title}: a page was not read in {PAGE_LATE_S:.0f} s, and its server "
+                "did not end it; see whether the server answers. What was read is kept"
+            ) from cancelled
+        finally:
+            timer.cancel()
 
     def _settle(self, at: BegunRead) -> None:
         """Store what the read has left to the next one, and note what could not be read."""

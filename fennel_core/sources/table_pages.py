@@ -8,13 +8,14 @@ says whether a value was read in part: only then does the place in the file matt
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 
 import numpy as np
 import pyarrow as pa
 
+from fennel_core.connections.external_postgres import ExternalColumn
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.read_rows import ArrowRows, RowBatch, StreamPlace
 from fennel_core.sources.table_reads import (
@@ -51,6 +52,16 @@ class PageChunk:
     rows: pa.RecordBatch
     complete: bool
     parted: bool
+
+
+def short_floats(rows: pa.RecordBatch, columns: Iterable[ExternalColumn]) -> pa.RecordBatch:
+    """Return rows whose numbers of four bytes have no digits that their column does not have."""
+    for column in columns:
+        if column.type == "real":
+            at = rows.schema.get_field_index(column.name)
+            shortest = rows.column(at).cast(pa.float32()).cast(pa.string()).cast(pa.float64())
+            rows = rows.set_column(at, column.name, shortest)
+    return rows
 
 
 def even_parts(batch: pa.RecordBatch, most: int) -> Iterator[pa.RecordBatch]:

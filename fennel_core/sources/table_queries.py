@@ -168,7 +168,7 @@ def column_value(column: ExternalColumn) -> sql.Composed:
     """Return the value of a column in the form in which it is carried.
 
     Numbers with digits, and whatever JSON and Arrow have no type for, are text. A time without a
-    zone is in UTC; an infinite one, which Spark would read as a time, is null.
+    zone is in UTC; an infinite one, which a reader would take for a time, is null.
     """
     at = sql.SQL("t.{}").format(sql.Identifier(column.name))
     match column.type, column.category:
@@ -178,11 +178,17 @@ def column_value(column: ExternalColumn) -> sql.Composed:
             return sql.SQL("CASE WHEN isfinite({0}) THEN {0} END").format(at)
         case "timestamp without time zone", _:
             return sql.SQL("CASE WHEN isfinite({0}) THEN {0} AT TIME ZONE 'UTC' END").format(at)
+        case "date", _:
+            return sql.SQL("CASE WHEN isfinite({0}) THEN {0}::text END").format(at)
+        case "numeric", _:
+            return sql.SQL("nullif({}, 'NaN')::text").format(at)
         case "real", _:  # a cast would show digits that the column does not have
             return sql.SQL("({}::text::double precision)").format(at)
         case (("smallint[]" | "integer[]" | "bigint[]"), _):
             return _array(column, at, "bigint[]")
-        case (("real[]" | "double precision[]" | "numeric[]"), _):
+        case "real[]", _:  # as "real"
+            return _array(column, sql.SQL("{}::text[]").format(at), "double precision[]")
+        case "double precision[]", _:
             return _array(column, at, "double precision[]")
         case "boolean[]", _:
             return _array(column, at, "boolean[]")

@@ -35,6 +35,7 @@ from fennel_core.sources.errors import SourceError
 from fennel_core.sources.feeds import Feed, feeds_of
 from fennel_core.sources.overview import interval_of
 from fennel_core.sources.postgres import PostgresSourceControls
+from fennel_core.sources.table_databases import read_delay_us
 from fennel_core.sources.table_run_postgres import PostgresTableRuns
 from fennel_core.sources.table_runs import (
     RunState,
@@ -173,7 +174,8 @@ async def ended_sources(
             ended.discard(topic)
         elif idleness_us is not None and row is not None and topic not in ended:
             reopened_at = stored[topic].reopened_at if topic in stored else None
-            over = is_exhausted(row, timedelta(microseconds=idleness_us), now, reopened_at)
+            idleness = timedelta(microseconds=idleness_us + read_delay_us(each.feed.table))
+            over = is_exhausted(row, idleness, now, reopened_at)
             # Not if it was resumed, or another server has noted it, since the ends were read.
             if over and await controls.end(topic, reopened_at):
                 log.info("source has ended", source=each.feed.title)

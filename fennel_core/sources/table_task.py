@@ -13,7 +13,7 @@ from fennel_core.settings.model import Settings
 from fennel_core.sources.read_rows import RowBatch, StreamPlace
 from fennel_core.sources.store import FeedPartition
 from fennel_core.sources.table_databases import ArrowQuery
-from fennel_core.sources.table_pages import chunks, cursor_batch, row_batch
+from fennel_core.sources.table_pages import chunks, cursor_batch, row_batch, short_floats
 from fennel_core.sources.table_reads import TableCursor, TableRead
 from fennel_core.sources.task import task_process
 from fennel_core.wire.connectors import JsonFormat
@@ -75,7 +75,7 @@ def page_task(work: PageWork) -> Callable[[Iterator[pa.RecordBatch]], Iterator[p
 def _rows(work: PageWork, batches: Iterator[pa.RecordBatch]) -> Iterator[Iterator[pa.RecordBatch]]:
     """Yield the rows of a page; a connection that they are read by is closed behind the block."""
     if work.query is None:
-        yield batches
+        yield (short_floats(batch, work.read.columns) for batch in batches)
         return
     for _ in batches:  # Spark's task is done when its input is
         pass

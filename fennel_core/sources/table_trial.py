@@ -8,6 +8,7 @@ import pyarrow as pa
 from fennel_core.connections.external_kafka import ExternalMessage
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.table_databases import TableDatabase
+from fennel_core.sources.table_pages import short_floats
 from fennel_core.wire.arrow_json import json_columns
 from fennel_core.wire.errors import MalformedData
 
@@ -27,7 +28,8 @@ def newest_rows(
     names = [each.name for each in read.columns]
     values = dict(zip(names, zip(*rows, strict=True), strict=True))
     try:
-        carried = json_columns(pa.RecordBatch.from_pydict({n: list(v) for n, v in values.items()}))
+        shown = pa.RecordBatch.from_pydict({name: list(each) for name, each in values.items()})
+        carried = json_columns(short_floats(shown, read.columns))
     except (MalformedData, pa.ArrowException) as wrong:
         raise SourceError(
             f"connector `{database.name}`: rows of table `{table}` cannot be shown: {wrong}"

@@ -33,7 +33,12 @@ Connection = psycopg.Connection[tuple[Any, ...]]
 @pytest.fixture
 def shop(database: str) -> ExternalPostgres:
     """The database as a connector reaches it."""
-    at = conninfo_to_dict(database)
+    return external(database)
+
+
+def external(dsn: str) -> ExternalPostgres:
+    """Return a database as a connector reaches it."""
+    at = conninfo_to_dict(dsn)
     return ExternalPostgres(
         "shop", str(at["host"]), int(str(at["port"])), str(at["dbname"]), "fennel", "", {}
     )

@@ -7,9 +7,11 @@ from __future__ import annotations
 
 import random
 from collections.abc import Iterator
+from datetime import UTC, datetime, timedelta
 from itertools import count
 from typing import Any
 
+import pyarrow as pa
 import pytest
 from pymysql.connections import Connection
 
@@ -21,8 +23,9 @@ from fennel_core.connections.external_mysql import (
 )
 from fennel_core.sources.errors import SourceError
 from fennel_core.sources.table_databases import MySQLDatabase
-from fennel_core.sources.table_reads import HorizonWentBack
-from tests.support.mariadb import WORDS, connected, maria, mariadb_server
+from fennel_core.sources.table_pages import short_floats
+from fennel_core.sources.table_reads import HorizonWentBack, TableRead
+from tests.support.mariadb import WORDS, connected, maria, mariadb_server, running_mariadb
 from tests.support.table_reader import Reader
 
 __all__ = ["maria", "mariadb_server"]
@@ -122,6 +125,101 @@ def test_rows_of_an_open_transaction_hold_back_later_ones(
     assert found.rows[3:] == [1], "a changed row has a new time"
 
 
+def clocks_just_put_back() -> str:
+    """Return a zone whose clocks were put back by an hour ten minutes ago."""
+    summer = datetime.now(UTC) + timedelta(hours=3, minutes=-10)
+    day = summer.timetuple().tm_yday
+    begin = (day + 180) % 365 + 1
+    return f"AAA-2BBB-3,J{begin},J{day}/{summer:%H:%M:%S}"
+
+
+@pytest.mark.parametrize("zone", ["JST-9", "EST5", clocks_just_put_back()])
+def test_the_zone_of_the_server_does_not_hide_an_open_transaction(
+    zone: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The server shows begins of transactions in the zone of its machine."""
+    monkeypatch.setenv("TZ", zone)
+    with running_mariadb() as port, connected(port) as owner:
+        do(owner, "CREATE DATABASE shop")
+        owner.select_db("shop")
+        do(owner, ORDERS)
+        maria = ExternalMySQL("shop", "127.0.0.1", port, "shop", "fennel", WORDS)
+        found = reader(maria)
+        with connected(port, database="shop") as late:
+            late.autocommit(False)
+            do(late, "INSERT INTO orders (n) VALUES (1)")
+            do(owner, "DO SLEEP(1.4)")
+            do(owner, "INSERT INTO orders (n) VALUES (2)")
+            do(owner, "DO SLEEP(1.4)")
+            found.run()
+            assert found.rows == []
+            late.commit()
+        do(owner, "DO SLEEP(0.2)")
+        found.run()
+        assert found.rows == [1, 2]
+
+
+def test_a_page_reads_no_rows_that_it_does_not_have(
+    maria: ExternalMySQL, owner: Connection
+) -> None:
+    do(owner, ORDERS)
+    do(owner, "ALTER TABLE orders ADD INDEX (at)")
+    do(
+        owner,
+        "INSERT INTO orders (n, at) SELECT seq, from_unixtime(1700000000 + seq) "
+        "FROM seq_1_to_20000",
+    )
+    found, database = reader(maria), MySQLDatabase(maria)
+    with database.connect() as connection:
+        query = database.page_query(found.begin(connection), None, 11)
+        before = read_rows(connection)
+        assert len(rows_of(connection, query)) == 11
+        assert read_rows(connection) - before < 100
+
+
+def read_rows(connection: Connection) -> int:
+    """Return how many rows the statements of a connection have read."""
+    found = rows_of(connection, "SHOW SESSION STATUS LIKE 'Handler_read%'")
+    return sum(int(number) for _, number in found)
+
+
+def test_settings_of_a_server_cut_no_page_and_change_no_values(
+    maria: ExternalMySQL, owner: Connection
+) -> None:
+    """Spark reads a page as the table of an outer query, which has no limit of its own."""
+    do(owner, "CREATE TABLE orders (id int PRIMARY KEY, at timestamp NOT NULL, city char(4))")
+    do(owner, "INSERT INTO orders SELECT seq, from_unixtime(seq), 'Ulm' FROM seq_1_to_5")
+    settings = {"sql_select_limit": "2", "sql_mode": "'PAD_CHAR_TO_FULL_LENGTH'"}
+    for name, value in settings.items():
+        do(owner, f"SET GLOBAL {name} = {value}")
+    try:
+        database = MySQLDatabase(maria)
+        with database.connect() as connection:
+            query = database.page_query(reader(maria).begin(connection), None, 10)
+            rows = rows_of(connection, f"SELECT id, city FROM ({query}) AS page")  # noqa: S608  # as Spark does
+        assert rows == [(n, "Ulm") for n in range(1, 6)]
+    finally:
+        for name in settings:
+            do(owner, f"SET GLOBAL {name} = DEFAULT")
+
+
+def test_a_change_that_is_rolled_back_hides_no_row(maria: ExternalMySQL, owner: Connection) -> None:
+    """A reader of uncommitted rows would see the new time, and never the old one."""
+    do(owner, ORDERS)
+    do(owner, "INSERT INTO orders (n, at) VALUES (1, '2024-01-01'), (2, '2024-01-02')")
+    do(owner, "SET GLOBAL TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+    try:
+        found = reader(maria)
+        with connected(maria.port, database="shop") as late:
+            late.autocommit(False)
+            do(late, "UPDATE orders SET n = 3 WHERE id = 1")
+            found.run()
+            late.rollback()
+        assert found.rows == [1, 2]
+    finally:
+        do(owner, "SET GLOBAL TRANSACTION ISOLATION LEVEL REPEATABLE READ")
+
+
 def test_a_statement_that_waits_holds_back_later_rows(
     maria: ExternalMySQL, owner: Connection
 ) -> None:
@@ -154,6 +252,35 @@ def test_a_row_is_not_read_before_its_delay(
     assert found.rows == [1]
 
 
+def test_rows_of_the_zero_time_are_read_across_pages(
+    maria: ExternalMySQL, owner: Connection
+) -> None:
+    do(owner, "SET sql_mode = ''")
+    do(owner, "CREATE TABLE orders (id int PRIMARY KEY, at timestamp NOT NULL DEFAULT 0)")
+    do(owner, "INSERT INTO orders (id) SELECT seq FROM seq_1_to_5")
+    do(owner, "INSERT INTO orders VALUES (6, '1970-01-01 00:00:01')")
+    found = reader(maria)
+    found.run(2, 2)
+    found.run(2, 2)
+    assert found.rows == [1, 2, 3, 4, 5, 6]
+
+
+def test_a_clock_shows_that_something_holds_rows_back(
+    maria: ExternalMySQL, owner: Connection
+) -> None:
+    """A bounded source does not end meanwhile."""
+    do(owner, ORDERS)
+    do(owner, "DO SLEEP(0.2)")
+    clock = begin(MySQLDatabase(maria)).clock
+    assert clock.horizon == clock.end
+    with connected(maria.port, database="shop") as late:
+        late.autocommit(False)
+        do(late, "INSERT INTO orders (n) VALUES (1)")
+        do(owner, "DO SLEEP(1.2)")
+        clock = begin(MySQLDatabase(maria)).clock
+    assert clock.end - clock.horizon > 1_000_000
+
+
 def test_a_clock_that_went_back_is_an_error(maria: ExternalMySQL, owner: Connection) -> None:
     do(owner, ORDERS)
     do(owner, "INSERT INTO orders (n) VALUES (1)")
@@ -178,7 +305,7 @@ def test_values_are_carried_as_they_are(maria: ExternalMySQL, owner: Connection)
     do(
         owner,
         "INSERT INTO orders SET at = from_unixtime(1700000000.123456), big = 18446744073709551615, "
-        "vip = 1, weight = 0.1, ratio = 0.25, price = 12.5, made = '2024-02-29 23:59:59.5', "
+        "vip = 1, weight = 123456.79, ratio = 0.25, price = 12.5, made = '2024-02-29 23:59:59.5', "
         "day = '2024-02-29', city = 'Zürich', note = '{\"n\": 1}', kind = 'b', raw = 'x', y = 2024",
     )
     database = MySQLDatabase(maria)
@@ -186,12 +313,14 @@ def test_values_are_carried_as_they_are(maria: ExternalMySQL, owner: Connection)
         read = database.begun(connection, "orders", "at", 0)
         [row] = database.newest(connection, read, 5)
         values = dict(zip((each.name for each in read.columns), row, strict=True))
-    assert values == {
+    page = pa.RecordBatch.from_pylist([values])
+    assert short_floats(page, read.columns).to_pylist() == [values | {"weight": 123456.79}]
+    assert values | {"weight": 123456.79} == {
         "id": 1,
         "at": "2023-11-14T22:13:20.123456Z",
         "big": "18446744073709551615",
         "vip": 1,
-        "weight": 0.1,
+        "weight": 123456.79,
         "ratio": 0.25,
         "price": "12.50",
         "made": "2024-02-29T23:59:59.500000Z",
@@ -203,9 +332,9 @@ def test_values_are_carried_as_they_are(maria: ExternalMySQL, owner: Connection)
     }
 
 
-def begin(database: MySQLDatabase, cursor: str = "at") -> None:
+def begin(database: MySQLDatabase, cursor: str = "at") -> TableRead:
     with database.connect() as connection:
-        database.begun(connection, "orders", cursor, 0)
+        return database.begun(connection, "orders", cursor, 0)
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -11,11 +15,13 @@ import pyarrow as pa
 import pytest
 from psycopg import sql
 
+from fennel_core.connections import external_postgres
 from fennel_core.connections.external_postgres import ExternalPostgres, ExternalPostgresUnusable
 from fennel_core.sources.table_databases import ArrowQuery, PostgresDatabase
 from fennel_core.sources.table_reads import OWN
 from fennel_core.wire.arrow_json import json_columns
-from tests.support.table_reader import Connection, owner, shop
+from tests.support.postgres import make_cluster, running
+from tests.support.table_reader import Connection, external, owner, shop
 
 __all__ = ["owner", "shop"]
 
@@ -37,7 +43,10 @@ VALUES = {
     "bigint[]": ("'{1,NULL,3}'", [1, None, 3]),
     "smallint[]": ("'[5:6]={7,8}'", [7, 8]),
     "text[]": ("""'{a,NULL,"b,c",""}'""", ["a", None, "b,c", ""]),
-    "real[]": ("'{0.5,NaN}'", [0.5, None]),
+    "real[]": ("'{0.1,NaN}'", [0.1, None]),
+    "numeric[]": ("'{12345678901234567890.123}'", ["12345678901234567890.123"]),
+    "interval": ("'1 day 2 hours'", "1 day 02:00:00"),
+    "money": ("12.5", "$12.50"),
     "boolean[]": ("'{true,NULL}'", [True, None]),
     "date[]": ("'{}'", []),
 }
@@ -86,6 +95,41 @@ def test_a_page_has_the_values_of_each_type(shop: ExternalPostgres, owner: Conne
     )
 
 
+def test_what_is_no_time_or_number_is_null(shop: ExternalPostgres, owner: Connection) -> None:
+    owner.execute(
+        "CREATE TABLE kinds AS SELECT 1::bigint AS id, 'infinity'::date AS day, "
+        "'-infinity'::timestamptz AS at, 'NaN'::numeric AS price, 'NaN'::real AS weight"
+    )
+    assert carried(shop, "kinds") == {
+        "id": [1],
+        "day": [None],
+        "at": [None],
+        "price": [None],
+        "weight": [None],
+    }
+
+
+def test_settings_of_a_database_change_no_values(shop: ExternalPostgres, owner: Connection) -> None:
+    """Those of a user have the same rank: below what a connection asks for."""
+    make_values(owner)
+    expected = carried(shop, "kinds")
+    settings = {
+        "datestyle": "SQL, DMY",
+        "intervalstyle": "sql_standard",
+        "extra_float_digits": "-15",
+        "lc_monetary": "C.utf8",
+        "quote_all_identifiers": "on",
+        "timezone": "Asia/Tokyo",
+    }
+    for name, value in settings.items():
+        owner.execute(
+            sql.SQL("ALTER DATABASE {} SET {} = {}").format(
+                sql.Identifier(shop.database), sql.Identifier(name), sql.Literal(value)
+            )
+        )
+    assert carried(shop, "kinds") == expected
+
+
 def test_text_of_another_encoding_is_read(shop: ExternalPostgres, owner: Connection) -> None:
     name = sql.Identifier("latin")
     owner.execute(
@@ -130,6 +174,31 @@ def test_a_page_that_breaks_off_is_an_error_and_no_end(
     )
     with pytest.raises(ExternalPostgresUnusable, match=r"terminating|closed the connection"):
         seen.extend(batches)
+
+
+def test_a_server_that_does_not_answer_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its own limit of a statement needs a process that runs, and its kernel is alive."""
+    monkeypatch.setattr(external_postgres, "CONNECT_S", 1)
+    make_cluster(tmp_path / "data")
+    with (
+        running(tmp_path / "data") as dsn,  # of this test, as it is stopped
+        pytest.raises(ExternalPostgresUnusable, match="the server does not answer"),
+        external(dsn).connect(100) as connection,
+        stopped(connection.info.backend_pid),
+    ):
+        connection.execute("SELECT 1")
+
+
+@contextmanager
+def stopped(pid: int) -> Iterator[None]:
+    """Stop the process of a connection meanwhile."""
+    os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        os.kill(pid, signal.SIGCONT)
 
 
 @pytest.mark.parametrize("rows", [1, 10, 10_000])

@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from threading import Event
+from types import SimpleNamespace
 from typing import cast
 from unittest.mock import patch
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.errors import PySparkException
+from pyspark.sql import SparkSession
 
 from fennel_core.blueprints.spec import SourceBinding
 from fennel_core.connections.postgres import Pool
@@ -52,7 +56,14 @@ from fennel_core.sources.table_schedule import (
     scheduled_feeds,
 )
 from fennel_core.vocab.ids import TopicName
-from fennel_core.wire.connectors import Login, PlainSecret, Postgres, PostgresTable
+from fennel_core.wire.connectors import (
+    Login,
+    MySQL,
+    MySQLTable,
+    PlainSecret,
+    Postgres,
+    PostgresTable,
+)
 from tests.support.ingest_world import branches, catalog
 from tests.support.source_world import RAW, stream_source
 
@@ -422,6 +433,25 @@ async def test_a_limited_run_that_fails_reports_its_rows_and_owes_a_rest(
     assert runs.rows[RAW].retry_at == NOW + FIRST_PAUSE
 
 
+def test_a_page_of_a_server_that_does_not_answer_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Its worker waits without limit; Spark ends it with the jobs."""
+    monkeypatch.setattr("fennel_core.sources.table_job.PAGE_LATE_S", 0.01)
+    (view,) = source_views(branches(main=catalog(table_source())))
+    job, cancelled = TableJob(Settings(), view, MemoryTableRuns(NOW, {RAW}), "r1"), Event()
+    context = SimpleNamespace(cancelAllJobs=cancelled.set)
+    job._spark = cast("SparkSession", SimpleNamespace(sparkContext=context))
+
+    def page() -> None:
+        with job._bounded():
+            assert cancelled.wait(30)
+            raise PySparkException("the job was cancelled")
+
+    with pytest.raises(SourceError, match="see whether the server answers"):
+        page()
+
+
 async def test_a_table_that_is_resumed_while_its_end_is_noticed_is_read_on() -> None:
     runs = MemoryTableRuns(NOW, {RAW})
     controls = MemorySourceControls(lambda: runs.now, {RAW})
@@ -443,6 +473,20 @@ async def test_a_table_that_is_resumed_while_its_end_is_noticed_is_read_on() -> 
     assert await ended_sources(runs, feeds, controls) == set(), "its idleness begins again"
     runs.now += hour
     runs.rows[RAW] = replace(first, started_at=runs.now)
+    assert await ended_sources(runs, feeds, controls) == {RAW}
+
+
+async def test_a_table_of_mysql_ends_later_by_the_age_of_its_newest_rows() -> None:
+    """Rows enter a minute after they were written: a run that finds none says nothing of later."""
+    mysql = MySQLTable(MySQL("shop", "db", 3306, "shop", None, Login(None, None)), "users")
+    source = table_source(bounded=True, idleness_us=30_000_000, table=mysql)
+    feeds = scheduled_feeds([catalog(source)])
+    first = completed(claimed(None, "r1", EVERY, NOW), NONE, NOW)
+    runs = MemoryTableRuns(NOW + timedelta(minutes=5), {RAW})
+    controls = MemorySourceControls(lambda: runs.now, {RAW})
+    runs.rows[RAW] = replace(first, started_at=NOW + timedelta(seconds=80))
+    assert await ended_sources(runs, feeds, controls) == set()
+    runs.rows[RAW] = replace(first, started_at=NOW + timedelta(seconds=91))
     assert await ended_sources(runs, feeds, controls) == {RAW}
 
 
