@@ -185,7 +185,9 @@ class HttpSinkSession:
         records = batch or ()
         assert not self._over, "a session that failed is over"
         self._over = True
-        before = self.position or SinkPosition(self.origin, {}, position.erased)
+        before = self.position or SinkPosition(
+            self.origin, erased=position.erased, rewound=position.rewound
+        )
         left = requests_of(records, self._log.limit, before.begun)
         if self._log.clock() - self._owned_s > OWNED_S:
             self._delivery.claim()
@@ -314,4 +316,4 @@ def partly(
             following[part] = at
             if rest[0].first:
                 begun[part] = (at, rest[0].first)
-    return SinkPosition(before.origin, following, before.erased, events, begun)
+    return replace(before, next=following, events=events, begun=begun)

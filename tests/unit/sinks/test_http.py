@@ -118,6 +118,18 @@ def test_what_was_sent_before_a_failure_is_in_the_position() -> None:
     assert [(e.event, e.number) for e in world.deliveries.refused] == [(b"3", 2)]
 
 
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_position_within_a_step_knows_the_last_rewind(stored: bool) -> None:
+    world = World([Accepted(), NotSetUp("gone")])
+    if stored:
+        world.deliveries.positions.append(SinkPosition("url", rewound=7))
+    records = [SinkRecord(b"k", value, 0, 0) for value in (b"1", b"2", b"3")]
+    with pytest.raises(SinkEndpointUnavailable):
+        world.session().commit(records, SinkPosition("url", {0: 1}, events=3, rewound=7))
+    position = world.deliveries.positions[-1]
+    assert (position.begun, position.rewound) == ({0: (0, 2)}, 7)
+
+
 def test_a_session_that_was_silent_asks_before_it_sends() -> None:
     world = World()
     first = world.session()
