@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
+import os
 import random
 import threading
 import time
@@ -33,10 +35,16 @@ from fennel_core.connections.external_kafka import ExternalKafka, ExternalKafkaU
 from fennel_core.connections.external_s3 import ExternalBucket
 from fennel_core.connections.external_sinks import POSITIONS, check_sink_topic
 from fennel_core.connections.http_addresses import AllowedHosts
-from fennel_core.connections.kafka import client_config, consumer_config
+from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config, consumer_config
 from fennel_core.settings.model import Settings
 from fennel_core.sinks.debezium import SinkRecord
-from fennel_core.sinks.deliveries import EVENT, NUMBER, KafkaDeliveryLog, LettersOf
+from fennel_core.sinks.deliveries import (
+    EVENT,
+    NUMBER,
+    KafkaDeliveryLog,
+    LettersOf,
+    RefusedEvent,
+)
 from fennel_core.sinks.delta import DeltaSinkLog
 from fennel_core.sinks.delta_rows import AddedRows
 from fennel_core.sinks.errors import SinkMessageTooLarge
@@ -390,3 +398,26 @@ def test_rows_that_an_endpoint_refuses_are_dead_letters_with_their_place(
     assert origin.sink == "hooks/rows"
     rows = decode(letter.value() or b"")
     assert (rows[EVENT].to_list(), rows[NUMBER].to_list()) == (['{"row":"bad"}'], [5])
+
+
+def test_refused_changes_of_any_size_together_are_dead_letters(secured_kafka: Settings) -> None:
+    def unused() -> HttpEndpoint:
+        raise AssertionError("nothing is sent")
+
+    deliveries = http_sink(secured_kafka, unused, time.monotonic)._deliveries
+    assert isinstance(deliveries, KafkaDeliveryLog)
+    _, topic, _ = deliveries._letters
+    large = {"max.message.bytes": str(FETCH_MAX_BYTES)}
+    resource = ConfigResource(ResourceType.TOPIC, topic, large)
+    admin = AdminClient(client_config(secured_kafka))
+    admin.alter_configs([resource])[resource].result(30)
+    # Random text, which is not compressed to less than a message may have.
+    texts = [b'"%s"' % base64.b64encode(os.urandom(3 * 1024 * 1024)) for _ in range(10)]
+    session = deliveries.open()
+    session.commit(
+        SinkPosition("url"), [RefusedEvent(text, 0, 7, "no", n) for n, text in enumerate(texts)]
+    )
+    session.close()
+    letters = [each for own in committed(secured_kafka, topic).values() for each in own]
+    found = [text.encode() for each in letters for text in decode(each or b"")[EVENT].to_list()]
+    assert found == texts
