@@ -26,6 +26,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
+from confluent_kafka.cimpl import NewTopic
 
 from fennel_core.connections import s3
 from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
@@ -37,6 +38,7 @@ from fennel_core.connections.external_sinks import POSITIONS, check_sink_topic
 from fennel_core.connections.http_addresses import AllowedHosts
 from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config, consumer_config
 from fennel_core.settings.model import Settings
+from fennel_core.sinks import kafka as sinks_kafka
 from fennel_core.sinks.debezium import SinkRecord
 from fennel_core.sinks.deliveries import (
     EVENT,
@@ -63,6 +65,7 @@ from tests.support.delta_log import read_rows
 from tests.support.external_topics import LOGIN, PARTITIONS, committed, created, external
 from tests.support.http_receivers import Receiver, served
 from tests.support.kafka import secured_kafka
+from tests.support.polling import eventually_sync
 from tests.support.s3 import S3Server, bucket_settings
 
 __all__ = ["secured_kafka"]
@@ -279,6 +282,30 @@ def test_a_session_that_failed_holds_back_no_reader(secured_kafka: Settings) -> 
     other.produce(topic, b"other", key=b"k")
     assert other.flush(30) == 0
     assert committed(secured_kafka, topic) == {b"k": [b"other"]}
+
+
+def test_a_topic_that_was_made_again_ends_the_session(
+    secured_kafka: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks_kafka, "DESCRIBED_S", 0.0)
+    topic = created(secured_kafka)
+    first = sink(secured_kafka, topic).open()
+    first.commit(rows(b"1"), at(first.origin, 1))
+    admin = AdminClient(client_config(secured_kafka))
+    admin.delete_topics([topic])[topic].result(30)
+    eventually_sync(lambda: topic not in admin.list_topics(timeout=30).topics)
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    eventually_sync(
+        lambda: len(admin.list_topics(timeout=30).topics[topic].partitions) == PARTITIONS
+    )
+    with pytest.raises(TransactionAborted, match="created again"):
+        first.commit(rows(b"2"), at(first.origin, 2))
+    first.close()
+    assert committed(secured_kafka, topic) == {}
+    second = sink(secured_kafka, topic).open()
+    assert second.position == at(first.origin, 1)
+    assert second.origin != first.origin
+    second.close()
 
 
 def test_a_change_that_is_too_large_is_named_with_its_size(secured_kafka: Settings) -> None:
