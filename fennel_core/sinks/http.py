@@ -209,7 +209,7 @@ class HttpSinkSession:
                 self._commit(before, refused)
                 refused = []
             if failed:
-                raise failed[0]
+                raise max(failed, key=_asked_s)
         self._commit(position, refused)
         self._over = False
 
@@ -235,21 +235,29 @@ class HttpSinkSession:
     def _send_all(
         self, left: Mapping[int, Sequence[SinkRequest]], until_s: float
     ) -> dict[int, Lane]:
-        """Send requests of all partitions until a time, at least one each, or until one fails."""
+        """Send requests of all partitions until a time, at least one each unless one fails because
+        the endpoint asks to wait.
+        """
+        waiting = threading.Event()
         running = {
-            part: self._threads.submit(self._send_lane, requests, until_s)
+            part: self._threads.submit(self._send_lane, requests, until_s, waiting)
             for part, requests in left.items()
         }
         return {part: each.result() for part, each in running.items()}
 
-    def _send_lane(self, requests: Sequence[SinkRequest], until_s: float) -> Lane:
+    def _send_lane(
+        self, requests: Sequence[SinkRequest], until_s: float, waiting: threading.Event
+    ) -> Lane:
+        """Send requests of a partition; `waiting`: set when the endpoint asks to wait."""
         refused: list[RefusedEvent] = []
         for number, request in enumerate(requests):
-            if number and self._log.clock() >= until_s:
+            if waiting.is_set() or (number and self._log.clock() >= until_s):
                 return Lane(number, tuple(refused))
             try:
                 refused += self._send(request)
             except Exception as failed:  # noqa: BLE001 - raised again when the others have ended
+                if _asked_s(failed):
+                    waiting.set()
                 return Lane(number, tuple(refused), failed)
         return Lane(len(requests), tuple(refused))
 
@@ -286,6 +294,11 @@ class HttpSinkSession:
         self._threads.shutdown(wait=False, cancel_futures=True)
         self._endpoint.close()
         self._delivery.close()
+
+
+def _asked_s(failed: Exception) -> float:
+    """Return how long an endpoint that made a request fail asks to wait."""
+    return failed.retry_after_s if isinstance(failed, SinkEndpointUnavailable) else 0.0
 
 
 def partly(

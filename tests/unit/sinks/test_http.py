@@ -4,6 +4,7 @@ what letters are made of.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,14 @@ from fennel_core.sinks.deliveries import (
     RefusedEvent,
 )
 from fennel_core.sinks.errors import SinkEndpointUnavailable, SinkStopped
-from fennel_core.sinks.http import OWNED_S, PAUSES_S, HttpSinkLog, HttpSinkSession, SinkRequest
+from fennel_core.sinks.http import (
+    IN_FLIGHT,
+    OWNED_S,
+    PAUSES_S,
+    HttpSinkLog,
+    HttpSinkSession,
+    SinkRequest,
+)
 from fennel_core.sinks.positions import SinkPosition
 from fennel_core.vocab.dead_letters import message_of, origin_of, source_of
 from fennel_core.vocab.ids import DatasetName, TopicName
@@ -93,6 +101,29 @@ def test_an_endpoint_that_asks_for_a_long_pause_is_asked_once() -> None:
         commit(world.session(), "1")
     assert failed.value.retry_after_s == 60.0
     assert (len(world.sent), world.slept_s) == (1, [])
+
+
+def test_no_other_partition_is_sent_while_the_endpoint_asks_to_wait() -> None:
+    world = World([busy(60.0)] * 99)
+    parts = range(4 * IN_FLIGHT)
+    records = [SinkRecord(b"k", b"%d" % part, part, 0) for part in parts]
+    with pytest.raises(SinkEndpointUnavailable):
+        world.session().commit(records, SinkPosition("url", dict.fromkeys(parts, 1)))
+    assert len(world.sent) <= IN_FLIGHT
+
+
+def test_the_longest_pause_that_a_partition_is_asked_for_counts() -> None:
+    @dataclass
+    class Divided(World):
+        def send(self, body: bytes, key: str) -> Outcome:
+            barrier.wait(10)
+            return NotSetUp("no such path") if body == b"[0]" else busy(60.0)
+
+    barrier = threading.Barrier(2)
+    records = [SinkRecord(b"k", b"%d" % part, part, 0) for part in range(2)]
+    with pytest.raises(SinkEndpointUnavailable) as failed:
+        Divided().session().commit(records, SinkPosition("url", {0: 1, 1: 1}))
+    assert failed.value.retry_after_s == 60.0
 
 
 def test_an_endpoint_that_is_not_set_up_is_asked_once() -> None:
