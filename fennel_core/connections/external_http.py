@@ -237,7 +237,7 @@ class HttpEndpoint:
             return TryAgain(f"{type(failed).__name__}: {self._without_secrets(str(failed))}", 0.0)
 
     def _outcome(self, response: httpx.Response) -> Outcome:
-        content = b""
+        content, end = b"", ""
         try:
             assert isinstance(response.stream, httpx.SyncByteStream), "the transport is synchronous"
             for chunk in response.stream:
@@ -245,11 +245,12 @@ class HttpEndpoint:
                 if len(content) > RESPONSE_BYTES:
                     break
         except httpx.TransportError:
-            content += b" (the response was cut off)"  # its status has arrived, and counts
+            end = " (the response was cut off)"  # its status has arrived, and counts
         finally:
             response.close()
         # Before it is cut, or the rest of a value would not be recognized.
         text = self._without_secrets(content.decode(errors="replace"))
+        text = (_without_begin_of(self._secrets, text) if end else text) + end
         shown = " ".join(text[: 4 * SHOWN_CHARS].split())[:SHOWN_CHARS]
         retry_after = response.headers.get("Retry-After")
         return outcome_of(response.status_code, retry_after, shown, self._clock())
@@ -283,6 +284,15 @@ def _shown_secrets(headers: Sequence[tuple[str, str]]) -> list[str]:
     """Return what of the headers is in no text: values and their words, the longest first."""
     words = {word for _, value in headers for word in (value, *value.split())}
     return sorted((w for w in words if len(w) >= SECRET_CHARS), key=len, reverse=True)
+
+
+def _without_begin_of(secrets: Sequence[str], text: str) -> str:
+    """Return a text that was cut off without the begin of a secret at its end."""
+    for each in secrets:
+        for size in range(len(each) - 1, SECRET_CHARS - 1, -1):
+            if text.endswith(each[:size]):
+                return f"{text[:-size]}***"
+    return text
 
 
 def _context(external: ExternalHttp) -> ssl.SSLContext:

@@ -144,6 +144,20 @@ def test_a_status_counts_if_the_rest_of_the_response_never_ends(
     assert "cut off" in outcome.reason
 
 
+def test_the_begin_of_a_header_is_not_shown_where_a_response_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(external_http, "REQUEST_S", 0.5)
+    begins = b"HTTP/1.1 422 No\r\nContent-Length: 999\r\n\r\nno: Bearer secret-w"
+    with slow(begins, 1024) as port:
+        to = endpoint(f"http://127.0.0.1:{port}/rows", Authorization="Bearer secret-wxxxxxxxxxx")
+        outcome = to.send(b"END", "k")
+    assert isinstance(outcome, Refused)
+    assert "no: ***" in outcome.reason
+    assert "secret" not in outcome.reason
+    assert "cut off" in outcome.reason
+
+
 def test_a_server_that_is_away_is_tried_again() -> None:
     outcome = endpoint(f"http://127.0.0.1:{free_port()}/rows").send(b"[]", "k")
     assert isinstance(outcome, TryAgain)
