@@ -434,10 +434,14 @@ def test_refused_changes_of_any_size_together_are_dead_letters(secured_kafka: Se
     deliveries = http_sink(secured_kafka, unused, time.monotonic)._deliveries
     assert isinstance(deliveries, KafkaDeliveryLog)
     _, topic, _ = deliveries._letters
-    large = {"max.message.bytes": str(FETCH_MAX_BYTES)}
-    resource = ConfigResource(ResourceType.TOPIC, topic, large)
+    entry = ConfigEntry(
+        "max.message.bytes",
+        str(FETCH_MAX_BYTES),
+        incremental_operation=AlterConfigOpType.SET,
+    )
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
     admin = AdminClient(client_config(secured_kafka))
-    admin.alter_configs([resource])[resource].result(30)
+    admin.incremental_alter_configs([resource])[resource].result(30)
     # Random text, which is not compressed to less than a message may have.
     texts = [b'"%s"' % base64.b64encode(os.urandom(3 * 1024 * 1024)) for _ in range(10)]
     session = deliveries.open()
