@@ -28,6 +28,7 @@ from fennel_core.connections.errors import ConnectionsError
 from fennel_core.connections.external_kafka import OpenSecret, secret_text
 from fennel_core.connections.http_addresses import AllowedHosts, HttpOrigin, Resolve, resolved
 from fennel_core.connections.stored_connectors import required
+from fennel_core.connections.timed_sockets import TimedSockets, TimedTransport
 from fennel_core.wire.connectors import Http, HttpPath, PlainSecret
 
 CONNECT_S: Final = 5.0
@@ -176,11 +177,8 @@ class HttpEndpoint:
         self._lock = threading.Lock()
         self._resolved_s = float("-inf")
         self._secrets = _shown_secrets(external.headers)
-        self._transport = httpx.HTTPTransport(
-            verify=_context(external),
-            trust_env=False,
-            limits=httpx.Limits(max_connections=connections, max_keepalive_connections=connections),
-        )
+        self._sockets = TimedSockets()
+        self._transport = TimedTransport(_context(external), self._sockets, connections)
 
     def close(self) -> None:
         """Close the connections."""
@@ -223,7 +221,8 @@ class HttpEndpoint:
                     "timeout": httpx.Timeout(REQUEST_S / 2, connect=CONNECT_S).as_dict(),
                 },
             )
-            return self._outcome(self._transport.handle_request(request))
+            with self._sockets.within(REQUEST_S):
+                return self._outcome(self._transport.handle_request(request))
         except OSError as failed:
             return TryAgain(f"`{origin.host}` has no address: {failed}", 0.0)
         except httpx.LocalProtocolError:
@@ -238,19 +237,20 @@ class HttpEndpoint:
             return TryAgain(f"{type(failed).__name__}: {self._without_secrets(str(failed))}", 0.0)
 
     def _outcome(self, response: httpx.Response) -> Outcome:
-        content, end_s = b"", time.monotonic() + REQUEST_S
+        content, end = b"", ""
         try:
             assert isinstance(response.stream, httpx.SyncByteStream), "the transport is synchronous"
             for chunk in response.stream:
                 content += chunk
-                if len(content) > RESPONSE_BYTES or time.monotonic() > end_s:
+                if len(content) > RESPONSE_BYTES:
                     break
         except httpx.TransportError:
-            content += b" (the response was cut off)"  # its status has arrived, and counts
+            end = " (the response was cut off)"  # its status has arrived, and counts
         finally:
             response.close()
         # Before it is cut, or the rest of a value would not be recognized.
         text = self._without_secrets(content.decode(errors="replace"))
+        text = (_without_begin_of(self._secrets, text) if end else text) + end
         shown = " ".join(text[: 4 * SHOWN_CHARS].split())[:SHOWN_CHARS]
         retry_after = response.headers.get("Retry-After")
         return outcome_of(response.status_code, retry_after, shown, self._clock())
@@ -284,6 +284,15 @@ def _shown_secrets(headers: Sequence[tuple[str, str]]) -> list[str]:
     """Return what of the headers is in no text: values and their words, the longest first."""
     words = {word for _, value in headers for word in (value, *value.split())}
     return sorted((w for w in words if len(w) >= SECRET_CHARS), key=len, reverse=True)
+
+
+def _without_begin_of(secrets: Sequence[str], text: str) -> str:
+    """Return a text that was cut off without the begin of a secret at its end."""
+    for each in secrets:
+        for size in range(len(each) - 1, SECRET_CHARS - 1, -1):
+            if text.endswith(each[:size]):
+                return f"{text[:-size]}***"
+    return text
 
 
 def _context(external: ExternalHttp) -> ssl.SSLContext:

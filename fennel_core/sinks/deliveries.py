@@ -7,7 +7,7 @@ again. Opening a session fences earlier ones, as everywhere.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Final, Protocol, TypeVar
@@ -33,6 +33,8 @@ EVENT: Final = "event"
 """The column of a dead letter with the change as JSON text."""
 NUMBER: Final = "number"
 """The column with the number of the change in its message."""
+LETTER_BYTES: Final = 4 * 1024 * 1024
+"""Bytes of the changes of a letter: Kafka takes no message of any size."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -79,14 +81,30 @@ class LettersOf:
     def records(
         self, topic: TopicName, partitions: int, refused: Sequence[RefusedEvent]
     ) -> list[ProducerRecord]:
-        """Return the letters of changes: one for those of a message with the same reason."""
+        """Return the letters of changes: for those of a message with the same reason one, or
+        several if they are large.
+        """
         groups: dict[tuple[int, int | None, str], list[RefusedEvent]] = {}
         for each in refused:
             groups.setdefault((each.part, each.offset, each.reason), []).append(each)
         return [
             self.record((topic, PartitionIndex(part % partitions)), events, reason)
-            for (part, _, reason), events in groups.items()
+            for (part, _, reason), group in groups.items()
+            for events in _letters(group)
         ]
+
+
+def _letters(refused: Sequence[RefusedEvent]) -> Iterator[list[RefusedEvent]]:
+    """Yield changes in order, in lists of at most `LETTER_BYTES` unless one change has more."""
+    found: list[RefusedEvent] = []
+    size = 0
+    for each in refused:
+        if found and size + len(each.event) > LETTER_BYTES:
+            yield found
+            found, size = [], 0
+        found.append(each)
+        size += len(each.event)
+    yield found
 
 
 class DeliverySession(Protocol):

@@ -145,11 +145,15 @@ class SinkMessageTooLarge(SinkError):
 
 
 class SinkRowsLost(SinkError):
-    """Changes that were not written are in neither history nor Kafka."""
+    """Changes that were not written are in neither history nor Kafka.
+
+    `following`: the first record behind them.
+    """
 
     code: ClassVar[str] = "sink-rows-lost"
 
     def __init__(self, title: str, partition: int, first: int, following: int) -> None:
+        self.following = following
         super().__init__(
             f"sink {title}: the records {first} to {following - 1} of partition {partition} are "
             "neither in history nor in Kafka, so their changes cannot be written. Restore them "

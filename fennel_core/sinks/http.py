@@ -185,7 +185,9 @@ class HttpSinkSession:
         records = batch or ()
         assert not self._over, "a session that failed is over"
         self._over = True
-        before = self.position or SinkPosition(self.origin, {}, position.erased)
+        before = self.position or SinkPosition(
+            self.origin, erased=position.erased, rewound=position.rewound
+        )
         left = requests_of(records, self._log.limit, before.begun)
         if self._log.clock() - self._owned_s > OWNED_S:
             self._delivery.claim()
@@ -207,7 +209,7 @@ class HttpSinkSession:
                 self._commit(before, refused)
                 refused = []
             if failed:
-                raise failed[0]
+                raise max(failed, key=_asked_s)
         self._commit(position, refused)
         self._over = False
 
@@ -233,21 +235,29 @@ class HttpSinkSession:
     def _send_all(
         self, left: Mapping[int, Sequence[SinkRequest]], until_s: float
     ) -> dict[int, Lane]:
-        """Send requests of all partitions until a time, at least one each, or until one fails."""
+        """Send requests of all partitions until a time, at least one each unless one fails because
+        the endpoint asks to wait.
+        """
+        waiting = threading.Event()
         running = {
-            part: self._threads.submit(self._send_lane, requests, until_s)
+            part: self._threads.submit(self._send_lane, requests, until_s, waiting)
             for part, requests in left.items()
         }
         return {part: each.result() for part, each in running.items()}
 
-    def _send_lane(self, requests: Sequence[SinkRequest], until_s: float) -> Lane:
+    def _send_lane(
+        self, requests: Sequence[SinkRequest], until_s: float, waiting: threading.Event
+    ) -> Lane:
+        """Send requests of a partition; `waiting`: set when the endpoint asks to wait."""
         refused: list[RefusedEvent] = []
         for number, request in enumerate(requests):
-            if number and self._log.clock() >= until_s:
+            if waiting.is_set() or (number and self._log.clock() >= until_s):
                 return Lane(number, tuple(refused))
             try:
                 refused += self._send(request)
             except Exception as failed:  # noqa: BLE001 - raised again when the others have ended
+                if _asked_s(failed):
+                    waiting.set()
                 return Lane(number, tuple(refused), failed)
         return Lane(len(requests), tuple(refused))
 
@@ -286,6 +296,11 @@ class HttpSinkSession:
         self._delivery.close()
 
 
+def _asked_s(failed: Exception) -> float:
+    """Return how long an endpoint that made a request fail asks to wait."""
+    return failed.retry_after_s if isinstance(failed, SinkEndpointUnavailable) else 0.0
+
+
 def partly(
     before: SinkPosition,
     sent: Mapping[int, Sequence[SinkRequest]],
@@ -314,4 +329,4 @@ def partly(
             following[part] = at
             if rest[0].first:
                 begun[part] = (at, rest[0].first)
-    return SinkPosition(before.origin, following, before.erased, events, begun)
+    return replace(before, next=following, events=events, begun=begun)

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
@@ -22,7 +22,12 @@ from fennel_core.connections.errors import (
     TransactionAborted,
     TransactionOutcomeUnknown,
 )
-from fennel_core.connections.external_kafka import TRIAL_GROUP, ExternalKafka, describe_topic
+from fennel_core.connections.external_kafka import (
+    TRIAL_GROUP,
+    ExternalKafka,
+    ExternalTopic,
+    describe_topic,
+)
 from fennel_core.connections.external_sinks import (
     IDS,
     POSITIONS,
@@ -42,6 +47,8 @@ REQUEST_S: Final = 15.0
 ABORT_S: Final = 5.0
 """How long a session that failed tries to end its transaction; otherwise the next one does."""
 COPY_EVERY_S: Final = 10.0
+DESCRIBED_S: Final = 30.0
+"""How long a session writes without asking whether its topic still is the one that it opened."""
 POSITIONS_PARTITION: Final[TopicPartition] = (TopicName(POSITIONS), PartitionIndex(0))
 
 
@@ -59,7 +66,7 @@ class KafkaSinkLog:
 
     def open(self, *, first: bool = True) -> KafkaSinkSession:
         del first  # the topic is the user's
-        described = describe_topic(self._kafka, self._topic)
+        described = self._described()
         ensure_positions_topic(self._kafka)
         producer = Producer(producer_config(self._kafka, self._id))
         try:
@@ -70,8 +77,11 @@ class KafkaSinkLog:
                 f"connector `{self._kafka.name}`: Kafka: {_text(failed)}"
             ) from failed
         return KafkaSinkSession(
-            producer, self._topic, described.partitions, self._key, described.origin, position
+            producer, self._topic, self._described, described, self._key, position
         )
+
+    def _described(self) -> ExternalTopic:
+        return describe_topic(self._kafka, self._topic)
 
     def _position(self) -> SinkPosition | None:
         """Return the last committed position; nothing that was committed before is missing."""
@@ -100,20 +110,30 @@ class KafkaSinkSession:
         self,
         producer: Producer,
         topic: str,
-        partitions: int,
+        describe: Callable[[], ExternalTopic],
+        described: ExternalTopic,
         key: bytes,
-        origin: str,
         position: SinkPosition | None,
     ) -> None:
-        self._producer, self._topic, self._partitions = producer, topic, partitions
+        self._producer, self._topic, self._describe = producer, topic, describe
+        self._partitions, self._described_s = described.partitions, time.monotonic()
         self._key, self._over = key, False
         self._begun = False
         """A transaction was begun that was neither committed nor is it unknown whether it was."""
-        self.origin, self.position = origin, position
+        self.origin, self.position = described.origin, position
+
+    def _require_same_topic(self) -> None:
+        """Raise `TransactionAborted` if the topic was created again, which no producer says."""
+        if time.monotonic() - self._described_s < DESCRIBED_S:
+            return
+        if (now := self._describe().origin) != self.origin:
+            raise TransactionAborted(f"topic `{self._topic}` was created again, as `{now}`")
+        self._described_s = time.monotonic()
 
     def commit(self, batch: Sequence[SinkRecord] | None, position: SinkPosition) -> None:
         assert not self._over, "a session whose transaction failed is over"
         self._over = True
+        self._require_same_topic()
         producer = self._producer
         refused: list[tuple[KafkaError, Message]] = []
 

@@ -304,22 +304,8 @@ class LetterReplays:
         changes = [change for letter in letters for change in changes_of(letter)]
         fates: dict[LetterChange, Fate] = {}
         for part in sorted({c.part for c in changes if c.offset is not None}):
-            own = [c for c in changes if c.offset is not None and c.part == part]
-            wanted: dict[int, set[bytes]] = {}
-            for change in own:
-                assert change.offset is not None, "the others are left out"
-                wanted.setdefault(change.offset, set()).add(change.text)
-            search = ChangeSearch(self._schema, self._form, erasures, wanted)
-            try:
-                for frame in self._messages(part, min(wanted)):
-                    search.take(frame)
-            except SinkRowsLost:
-                log.warning("messages of dead letters are gone", sink=self._of.title, part=part)
-                fates |= dict.fromkeys(own, Unsent.MISSING)
-                continue
-            for change in own:
-                assert change.offset is not None, "the others are left out"
-                fates[change] = search.fate(change.offset, change.text)
+            own = {c: c.offset for c in changes if c.offset is not None and c.part == part}
+            fates |= self._fates_of(part, own, erasures)
         deletes = [c for c in changes if c.offset is None]
         if deletes:
             known = {each.value for each in deletes_of(self._schema, self._form, erasures)}
@@ -327,6 +313,29 @@ class LetterReplays:
                 change: Sendable(change.number or 0) if change.text in known else Unsent.MISSING
                 for change in deletes
             }
+        return fates
+
+    def _fates_of(
+        self, part: int, changes: Mapping[LetterChange, int], erasures: KeyErasures
+    ) -> dict[LetterChange, Fate]:
+        """Return what becomes of changes of messages of one partition, given with offsets."""
+        fates: dict[LetterChange, Fate] = {}
+        left = changes
+        while left:
+            wanted: dict[int, set[bytes]] = {}
+            for change, offset in left.items():
+                wanted.setdefault(offset, set()).add(change.text)
+            search = ChangeSearch(self._schema, self._form, erasures, wanted)
+            try:
+                for frame in self._messages(part, min(wanted)):
+                    search.take(frame)
+            except SinkRowsLost as lost:
+                log.warning("messages of dead letters are gone", sink=self._of.title, part=part)
+                # A later change of an earlier message may be among those that are gone.
+                fates |= {c: Unsent.MISSING for c, at in left.items() if at < lost.following}
+                left = {c: at for c, at in left.items() if at >= lost.following}
+            else:
+                return fates | {c: search.fate(at, c.text) for c, at in left.items()}
         return fates
 
     def _messages(self, part: int, first: int) -> Iterator[pl.DataFrame]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import socket
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ssl import SSLContext
@@ -93,3 +95,33 @@ def served(receiver: Receiver, tls: SSLContext | None = None, port: int = 0) -> 
         server.shutdown()
         server.server_close()
         thread.join()
+
+
+@contextmanager
+def slow(begins: bytes, read_bytes: int) -> Iterator[int]:
+    """Serve a port where a request never ends, which is returned.
+
+    So many bytes of the request are read at a time; then comes what a response `begins` with, and
+    its next byte, each a tenth of a second later.
+    """
+    server = socket.create_server(("127.0.0.1", 0))
+
+    def serve() -> None:
+        with suppress(OSError):
+            connection, _ = server.accept()
+            with connection:
+                request = b""
+                while b"END" not in request:
+                    request += connection.recv(read_bytes)
+                    time.sleep(0.1)  # what makes it slow
+                connection.sendall(begins)
+                while True:
+                    connection.sendall(b"x")
+                    time.sleep(0.1)  # the same
+
+    thread = threading.Thread(target=serve, daemon=True)
+    thread.start()
+    try:
+        yield server.getsockname()[1]
+    finally:
+        server.close()

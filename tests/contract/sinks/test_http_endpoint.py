@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ssl
+import time
 from pathlib import Path
 
 import pytest
@@ -19,7 +20,7 @@ from fennel_core.connections.external_http import (
 )
 from fennel_core.connections.http_addresses import AllowedHosts, HttpAddressRefused
 from tests.support.certificates import certificate
-from tests.support.http_receivers import Receiver, served
+from tests.support.http_receivers import Receiver, served, slow
 from tests.support.ports import free_port
 
 
@@ -109,6 +110,52 @@ def test_a_response_is_read_up_to_a_size() -> None:
     with served(Receiver(lambda *_: (200, said))) as port:
         to = endpoint(f"http://127.0.0.1:{port}/rows")
         assert [to.send(b"[]", "a"), to.send(b"[]", "b")] == [Accepted()] * 2
+
+
+@pytest.mark.parametrize(
+    ("begins", "body", "said"),
+    [
+        (b"HTTP/1.1 200 OK\r\nName: ", b"END", "ReadTimeout"),
+        (b"", b"x" * 16 * 1024 * 1024 + b"END", "WriteTimeout"),
+    ],
+)
+def test_a_request_ends_whatever_the_server_does(
+    monkeypatch: pytest.MonkeyPatch, begins: bytes, body: bytes, said: str
+) -> None:
+    monkeypatch.setattr(external_http, "REQUEST_S", 1.5)
+    with slow(begins, 256 * 1024) as port:
+        since_s = time.monotonic()
+        outcome = endpoint(f"http://127.0.0.1:{port}/rows").send(body, "k")
+        took_s = time.monotonic() - since_s
+    assert isinstance(outcome, TryAgain)
+    assert said in outcome.reason
+    assert took_s < 3
+
+
+def test_a_status_counts_if_the_rest_of_the_response_never_ends(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(external_http, "REQUEST_S", 1.5)
+    begins = b"HTTP/1.1 422 No\r\nContent-Length: 999\r\n\r\n"
+    with slow(begins, 1024) as port:
+        outcome = endpoint(f"http://127.0.0.1:{port}/rows").send(b"END", "k")
+    assert isinstance(outcome, Refused)
+    assert "status 422: xxx" in outcome.reason
+    assert "cut off" in outcome.reason
+
+
+def test_the_begin_of_a_header_is_not_shown_where_a_response_is_cut_off(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(external_http, "REQUEST_S", 0.5)
+    begins = b"HTTP/1.1 422 No\r\nContent-Length: 999\r\n\r\nno: Bearer secret-w"
+    with slow(begins, 1024) as port:
+        to = endpoint(f"http://127.0.0.1:{port}/rows", Authorization="Bearer secret-wxxxxxxxxxx")
+        outcome = to.send(b"END", "k")
+    assert isinstance(outcome, Refused)
+    assert "no: ***" in outcome.reason
+    assert "secret" not in outcome.reason
+    assert "cut off" in outcome.reason
 
 
 def test_a_server_that_is_away_is_tried_again() -> None:

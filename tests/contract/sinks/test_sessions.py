@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import base64
 import itertools
 import json
+import os
 import random
 import threading
 import time
@@ -24,6 +26,7 @@ from confluent_kafka.admin import (
     ConfigResource,
     ResourceType,
 )
+from confluent_kafka.cimpl import NewTopic
 
 from fennel_core.connections import s3
 from fennel_core.connections.errors import TransactionAborted, TransactionOutcomeUnknown
@@ -33,10 +36,17 @@ from fennel_core.connections.external_kafka import ExternalKafka, ExternalKafkaU
 from fennel_core.connections.external_s3 import ExternalBucket
 from fennel_core.connections.external_sinks import POSITIONS, check_sink_topic
 from fennel_core.connections.http_addresses import AllowedHosts
-from fennel_core.connections.kafka import client_config, consumer_config
+from fennel_core.connections.kafka import FETCH_MAX_BYTES, client_config, consumer_config
 from fennel_core.settings.model import Settings
+from fennel_core.sinks import kafka as sinks_kafka
 from fennel_core.sinks.debezium import SinkRecord
-from fennel_core.sinks.deliveries import EVENT, NUMBER, KafkaDeliveryLog, LettersOf
+from fennel_core.sinks.deliveries import (
+    EVENT,
+    NUMBER,
+    KafkaDeliveryLog,
+    LettersOf,
+    RefusedEvent,
+)
 from fennel_core.sinks.delta import DeltaSinkLog
 from fennel_core.sinks.delta_rows import AddedRows
 from fennel_core.sinks.errors import SinkMessageTooLarge
@@ -55,6 +65,7 @@ from tests.support.delta_log import read_rows
 from tests.support.external_topics import LOGIN, PARTITIONS, committed, created, external
 from tests.support.http_receivers import Receiver, served
 from tests.support.kafka import secured_kafka
+from tests.support.polling import eventually_sync
 from tests.support.s3 import S3Server, bucket_settings
 
 __all__ = ["secured_kafka"]
@@ -273,6 +284,30 @@ def test_a_session_that_failed_holds_back_no_reader(secured_kafka: Settings) -> 
     assert committed(secured_kafka, topic) == {b"k": [b"other"]}
 
 
+def test_a_topic_that_was_made_again_ends_the_session(
+    secured_kafka: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sinks_kafka, "DESCRIBED_S", 0.0)
+    topic = created(secured_kafka)
+    first = sink(secured_kafka, topic).open()
+    first.commit(rows(b"1"), at(first.origin, 1))
+    admin = AdminClient(client_config(secured_kafka))
+    admin.delete_topics([topic])[topic].result(30)
+    eventually_sync(lambda: topic not in admin.list_topics(timeout=30).topics)
+    admin.create_topics([NewTopic(topic, PARTITIONS, 1)])[topic].result(30)
+    eventually_sync(
+        lambda: len(admin.list_topics(timeout=30).topics[topic].partitions) == PARTITIONS
+    )
+    with pytest.raises(TransactionAborted, match="created again"):
+        first.commit(rows(b"2"), at(first.origin, 2))
+    first.close()
+    assert committed(secured_kafka, topic) == {}
+    second = sink(secured_kafka, topic).open()
+    assert second.position == at(first.origin, 1)
+    assert second.origin != first.origin
+    second.close()
+
+
 def test_a_change_that_is_too_large_is_named_with_its_size(secured_kafka: Settings) -> None:
     topic = created(secured_kafka)
     admin = AdminClient(client_config(secured_kafka))
@@ -390,3 +425,30 @@ def test_rows_that_an_endpoint_refuses_are_dead_letters_with_their_place(
     assert origin.sink == "hooks/rows"
     rows = decode(letter.value() or b"")
     assert (rows[EVENT].to_list(), rows[NUMBER].to_list()) == (['{"row":"bad"}'], [5])
+
+
+def test_refused_changes_of_any_size_together_are_dead_letters(secured_kafka: Settings) -> None:
+    def unused() -> HttpEndpoint:
+        raise AssertionError("nothing is sent")
+
+    deliveries = http_sink(secured_kafka, unused, time.monotonic)._deliveries
+    assert isinstance(deliveries, KafkaDeliveryLog)
+    _, topic, _ = deliveries._letters
+    entry = ConfigEntry(
+        "max.message.bytes",
+        str(FETCH_MAX_BYTES),
+        incremental_operation=AlterConfigOpType.SET,
+    )
+    resource = ConfigResource(ResourceType.TOPIC, topic, incremental_configs=[entry])
+    admin = AdminClient(client_config(secured_kafka))
+    admin.incremental_alter_configs([resource])[resource].result(30)
+    # Random text, which is not compressed to less than a message may have.
+    texts = [b'"%s"' % base64.b64encode(os.urandom(3 * 1024 * 1024)) for _ in range(10)]
+    session = deliveries.open()
+    session.commit(
+        SinkPosition("url"), [RefusedEvent(text, 0, 7, "no", n) for n, text in enumerate(texts)]
+    )
+    session.close()
+    letters = [each for own in committed(secured_kafka, topic).values() for each in own]
+    found = [text.encode() for each in letters for text in decode(each or b"")[EVENT].to_list()]
+    assert found == texts

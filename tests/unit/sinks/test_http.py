@@ -4,6 +4,7 @@ what letters are made of.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -20,7 +21,14 @@ from fennel_core.sinks.deliveries import (
     RefusedEvent,
 )
 from fennel_core.sinks.errors import SinkEndpointUnavailable, SinkStopped
-from fennel_core.sinks.http import OWNED_S, PAUSES_S, HttpSinkLog, HttpSinkSession, SinkRequest
+from fennel_core.sinks.http import (
+    IN_FLIGHT,
+    OWNED_S,
+    PAUSES_S,
+    HttpSinkLog,
+    HttpSinkSession,
+    SinkRequest,
+)
 from fennel_core.sinks.positions import SinkPosition
 from fennel_core.vocab.dead_letters import message_of, origin_of, source_of
 from fennel_core.vocab.ids import DatasetName, TopicName
@@ -95,6 +103,29 @@ def test_an_endpoint_that_asks_for_a_long_pause_is_asked_once() -> None:
     assert (len(world.sent), world.slept_s) == (1, [])
 
 
+def test_no_other_partition_is_sent_while_the_endpoint_asks_to_wait() -> None:
+    world = World([busy(60.0)] * 99)
+    parts = range(4 * IN_FLIGHT)
+    records = [SinkRecord(b"k", b"%d" % part, part, 0) for part in parts]
+    with pytest.raises(SinkEndpointUnavailable):
+        world.session().commit(records, SinkPosition("url", dict.fromkeys(parts, 1)))
+    assert len(world.sent) <= IN_FLIGHT
+
+
+def test_the_longest_pause_that_a_partition_is_asked_for_counts() -> None:
+    @dataclass
+    class Divided(World):
+        def send(self, body: bytes, key: str) -> Outcome:
+            barrier.wait(10)
+            return NotSetUp("no such path") if body == b"[0]" else busy(60.0)
+
+    barrier = threading.Barrier(2)
+    records = [SinkRecord(b"k", b"%d" % part, part, 0) for part in range(2)]
+    with pytest.raises(SinkEndpointUnavailable) as failed:
+        Divided().session().commit(records, SinkPosition("url", {0: 1, 1: 1}))
+    assert failed.value.retry_after_s == 60.0
+
+
 def test_an_endpoint_that_is_not_set_up_is_asked_once() -> None:
     world = World([NotSetUp("no such path")])
     with pytest.raises(SinkEndpointUnavailable, match="no such path"):
@@ -116,6 +147,18 @@ def test_what_was_sent_before_a_failure_is_in_the_position() -> None:
     position = world.deliveries.positions[-1]
     assert (position.next, position.begun, position.events) == ({0: 0}, {0: (0, 4)}, 4)
     assert [(e.event, e.number) for e in world.deliveries.refused] == [(b"3", 2)]
+
+
+@pytest.mark.parametrize("stored", [True, False])
+def test_a_position_within_a_step_knows_the_last_rewind(stored: bool) -> None:
+    world = World([Accepted(), NotSetUp("gone")])
+    if stored:
+        world.deliveries.positions.append(SinkPosition("url", rewound=7))
+    records = [SinkRecord(b"k", value, 0, 0) for value in (b"1", b"2", b"3")]
+    with pytest.raises(SinkEndpointUnavailable):
+        world.session().commit(records, SinkPosition("url", {0: 1}, events=3, rewound=7))
+    position = world.deliveries.positions[-1]
+    assert (position.begun, position.rewound) == ({0: (0, 2)}, 7)
 
 
 def test_a_session_that_was_silent_asks_before_it_sends() -> None:

@@ -181,6 +181,20 @@ def test_letters_of_messages_that_are_gone_stay_with_that_reason() -> None:
     assert world.open_letters()[0].origin.reason == MISSING
 
 
+def test_letters_behind_messages_that_are_gone_are_sent() -> None:
+    world = world_of([(1, BAD, 5, 1, 1)], [(2, BAD, 6, 2, 1)])
+    gone = [SinkRowsLost("hooks/users", 0, 0, 1)]
+
+    def begins_at_1() -> None:
+        if gone:
+            raise gone.pop()
+
+    world.meanwhile = begins_at_1
+    settled = replayed(world)
+    assert (settled["replayed"], settled["refused"]) == (1, 1)
+    assert ages(world) == [(2, BAD)]
+
+
 def test_a_letter_that_was_settled_since_the_order_is_not_sent() -> None:
     world = world_of([(1, BAD, 5, 1, 1)])
     world.order()
