@@ -1,7 +1,7 @@
 """The newest rows of a table as its first read delivers them: for `source test`.
 
 An engine of its own reads them, in a JVM that ends with the call. No slot is made and none is read.
-There is one such JVM at a time, whoever asks.
+There is one such JVM at a time in a process.
 """
 
 from __future__ import annotations
