@@ -17,6 +17,7 @@ DECODE = FramedDecoder(REGISTRY, compile_avro)
 EDGES = {
     "timestamp-millis": (FIRST_US // 1000, LAST_US // 1000),
     "timestamp-micros": (FIRST_US, LAST_US),
+    "timestamp-nanos": (2 - 2**63, 2**63 - 3),  # a long has no more
     "date": (FIRST_DAY, LAST_DAY),
 }
 
