@@ -94,7 +94,7 @@ def test_each_service_is_built_from_a_base_that_can_be_chosen(compose: dict[str,
     for name, service in compose.items():
         build = service["build"]
         assert (ROOT / build["dockerfile"]) == DOCKERFILE, name
-        chosen = {"BASE": default, "BUILDER": None, "EXECUTOR_REQUIREMENTS": None}
+        chosen = {"BASE": default, "BUILDER": None, "EXECUTOR_REQUIREMENTS": None, "EXTRAS": None}
         assert build["args"] == chosen, name
         assert build["target"] in targets, name
         assert "image" not in service, (
