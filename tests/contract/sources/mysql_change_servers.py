@@ -100,6 +100,9 @@ class Half:
 
     task: ChangeTask
 
+    def enter(self, number: int) -> None:
+        self.task.enter(number)
+
     def take(self) -> list[str]:
         lines = self.task.take()
         return lines[: len(lines) // 2]
