@@ -15,6 +15,7 @@ from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 from fennel_core.connections import s3
 from fennel_core.settings.model import Settings
+from tests.support.polling import eventually_sync
 
 BUCKET = "test-lake"
 PARTITIONS = 3
@@ -45,6 +46,12 @@ CONNECTORS = KAFKA + POSTGRES + FILES
 """Definitions of a connector for each; `UserSystems.addresses` has what they lack."""
 
 
+def is_free(server: psycopg.Connection[Any], database: str) -> bool:
+    """Return whether nothing reads the log of a database."""
+    query = "SELECT count(*) FROM pg_replication_slots WHERE database = %s AND active"
+    return server.execute(query, [database]).fetchone() == (0,)
+
+
 class UserSystems:
     """Systems that no part of the platform made. `name`: of the topic, the database, the folder."""
 
@@ -60,10 +67,14 @@ class UserSystems:
         admin.create_topics([NewTopic(self.name, PARTITIONS, 1)])[self.name].result(60)
 
     def close(self) -> None:
-        """Drop the database; the rest goes with the platform."""
+        """Drop the database; the rest goes with the platform.
+
+        A source that has ended lets go of its slot a moment later.
+        """
+        drop = sql.SQL("DROP DATABASE {} WITH (FORCE)").format(sql.Identifier(self.name))
         with psycopg.connect(self._own, autocommit=True) as server:
-            name = sql.Identifier(self.name)
-            server.execute(sql.SQL("DROP DATABASE {} WITH (FORCE)").format(name))
+            eventually_sync(lambda: is_free(server, self.name))
+            server.execute(drop)
 
     def addresses(self) -> dict[str, Any]:
         at = conninfo_to_dict(self.dsn)
