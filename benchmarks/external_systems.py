@@ -66,7 +66,7 @@ from fennel_core.wire.connectors import (
 from tests.support.binlog_world import FLAGS as BINLOG_FLAGS
 from tests.support.binlog_world import BinlogWorld
 from tests.support.change_log import FLAGS as POSTGRES_FLAGS
-from tests.support.change_log import ChangeWorld
+from tests.support.change_log import PostgresWorld
 from tests.support.ingest_world import WORKSPACE, catalog
 from tests.support.kinesis_server import ROLE, KinesisServer
 from tests.support.mariadb import OWNER, WORDS, connected, running_mariadb
@@ -244,7 +244,7 @@ async def passed_first_read(reader: Any) -> None:
         await reader.round(1.0, LONG_S)
 
 
-async def read_changes(world: ChangeWorld | BinlogWorld, rows: int) -> int:
+async def read_changes(world: PostgresWorld | BinlogWorld, rows: int) -> int:
     reader, found = await world.reader(), 0
     while found < rows:
         await reader.round(LONG_S, rows - found)
@@ -254,7 +254,7 @@ async def read_changes(world: ChangeWorld | BinlogWorld, rows: int) -> int:
     return found
 
 
-async def parse_changes(world: ChangeWorld | BinlogWorld, rows: int) -> int:
+async def parse_changes(world: PostgresWorld | BinlogWorld, rows: int) -> int:
     reader, found = await world.reader(), 0
     while found < rows:
         changes = [json.loads(line.rpartition("\t")[2]) for line in reader.task.take()]
@@ -276,14 +276,14 @@ def engine_clock(engine: ChangeEngine) -> Clock:
 
 def changes_compared(
     name: str,
-    world: Callable[[SourceWorld], ChangeWorld | BinlogWorld],
+    world: Callable[[SourceWorld], PostgresWorld | BinlogWorld],
     insert: Callable[[], object],
     rows: int,
     rounds: int,
 ) -> None:
     """Begin to read an empty table for each run, insert the rows, and compare."""
     with asyncio.Runner() as runner:
-        worlds = list[ChangeWorld | BinlogWorld]()
+        worlds = list[PostgresWorld | BinlogWorld]()
         for _ in range(2 * (rounds + 1)):
             sources = SourceWorld()
             table = PostgresChanges(Postgres("shop", "db", 1, "shop", None, NO_LOGIN), "users")
@@ -317,7 +317,7 @@ def postgres(rows: int, rounds: int) -> None:
             insert = "INSERT INTO users SELECT 'u' || n, n, now() FROM generate_series(1, %s) n"
             changes_compared(
                 "postgres",
-                lambda sources: ChangeWorld(shop, engine, "users", sources),
+                lambda sources: PostgresWorld(shop, engine, "users", sources),
                 lambda: owner.execute(insert, [rows]),
                 rows,
                 rounds,

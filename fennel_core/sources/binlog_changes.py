@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -44,9 +43,13 @@ from fennel_core.sources.binlog_cursor import (
 )
 from fennel_core.sources.binlog_schema import history_of, noted_schema, packed, unpacked
 from fennel_core.sources.change_reader import ChangeRoundEnd
-from fennel_core.sources.change_rounds import ChangeRounds, LogMark, batches
-from fennel_core.sources.errors import StreamReplaced
-from fennel_core.sources.kafka import positions_of_feeds
+from fennel_core.sources.change_rounds import (
+    ChangeRounds,
+    LogMark,
+    batches,
+    position_of,
+    rows_only,
+)
 from fennel_core.sources.kinds import StartedBy
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
@@ -209,19 +212,13 @@ class BinlogSource:
         return {**self.properties(cursor), **self._rows(newest_rows(self.table, count))}
 
     def _rows(self, query: str) -> dict[str, str]:
-        name = self.table.name
         return {
-            "snapshot.mode": "initial_only",
+            **rows_only(self.table.name, query),
             "schema.history.internal": "io.debezium.relational.history.MemorySchemaHistory",
             "include.schema.changes": "false",
             # Else the tables of all databases are looked at.
             "schema.history.internal.store.only.captured.tables.ddl": "true",
             "schema.history.internal.store.only.captured.databases.ddl": "true",
-            # They say when all rows were delivered, of an empty table, too.
-            "notification.enabled.channels": "sink",
-            "notification.sink.topic.name": "notifications",
-            "snapshot.select.statement.overrides": name,
-            f"snapshot.select.statement.overrides.{name}": query,
         }
 
 
@@ -240,14 +237,9 @@ def start(by: StartedBy, table: MySQLChanges) -> ChangeRounds[BinlogPlace]:
     feed = by.feed
     database, log = opened_log(table, lambda secret: by.open_secret(feed.workspace, secret))
     described = log.describe()
-    origin = described.table.origin
-    position = positions_of_feeds(by.settings, [feed]).get(feed.raw_topic, {}).get(0)
-    position = position or SourcePosition(0, origin)
-    if position.origin != origin:
-        raise StreamReplaced(feed.partition(0).title, position.origin, origin)
+    position = position_of(by, described.table.origin)
     # Two platforms may read one server.
     base = f"{by.settings.kafka_bootstrap}/{by.settings.s3_bucket}/{feed.raw_topic}"
     name, rows_per_s = f"fennel-{server_id(base)}", feed.rows_per_s
     source = BinlogSource(database, log, described, name, rows_per_s=rows_per_s)
-    engine, begin = engine_of(by.settings, BINLOG_JARS), partial(source.begin, position)
-    return ChangeRounds(by, engine, source, origin, position.rewinds, begin)
+    return ChangeRounds(by, engine_of(by.settings, BINLOG_JARS), source, position)

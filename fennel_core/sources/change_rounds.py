@@ -34,9 +34,12 @@ from fennel_core.connections.change_engine import (
 )
 from fennel_core.settings.model import Settings
 from fennel_core.sources.change_reader import ChangeRoundEnd, LoggedChangeReader, P, Reading
+from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import Feed, FeedProgress
+from fennel_core.sources.kafka import positions_of_feeds
 from fennel_core.sources.kinds import StartedBy
 from fennel_core.sources.pace import step_rows
+from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.rounds import ROUND_ROWS, Rounds
 from fennel_core.sources.task import COUNTS, COUNTS_DDL, task_process
 from fennel_core.wire.connectors import JsonFormat
@@ -66,6 +69,32 @@ def batches(rows_per_s: float | None) -> dict[str, str]:
     return {"max.batch.size": str(rows), "max.queue.size": str(QUEUE_BATCHES * rows)}
 
 
+def rows_only(table: str, query: str) -> dict[str, str]:
+    """Return what lets an engine deliver the rows of a query of a table, and no changes."""
+    return {
+        "snapshot.mode": "initial_only",
+        # They say when all rows were delivered, of an empty table, too.
+        "notification.enabled.channels": "sink",
+        "notification.sink.topic.name": "notifications",
+        "snapshot.select.statement.overrides": table,
+        f"snapshot.select.statement.overrides.{table}": query,
+    }
+
+
+def position_of(by: StartedBy, origin: str) -> SourcePosition:
+    """Return up to where the changes of a table were read; blocks.
+
+    Raises `StreamReplaced` and `SystemUnavailable`.
+    """
+    feed = by.feed
+    position = positions_of_feeds(by.settings, [feed]).get(feed.raw_topic, {}).get(0)
+    if position is None:
+        return SourcePosition(0, origin)
+    if position.origin != origin:
+        raise StreamReplaced(feed.partition(0).title, position.origin, origin)
+    return position
+
+
 @dataclass(frozen=True, slots=True)
 class LogMark:
     """Where a log ends. `retained_bytes`: what the server keeps of it for this source, if any."""
@@ -92,6 +121,9 @@ class ChangedTable(Protocol[P]):
     @property
     def mark_late_s(self) -> float:
         """A mark that is not shown for so long shows that changes are left."""
+
+    def begin(self, position: SourcePosition) -> ChangeRoundEnd[P]:
+        """Find out where to begin at a position; it may take long."""
 
     def started(self, engine: ChangeEngine, name: str, place: P) -> ChangeTask:
         """Start a task of the engine at a place."""
@@ -133,23 +165,17 @@ class ChangeRound(Generic[P]):
 
 
 class ChangeRounds(Rounds, Generic[P]):
-    """Runs the rounds of a table's changes, and their engine.
-
-    `begin`: finds out where to begin; it may take long.
-    """
+    """Runs the rounds of a table's changes from a position on, and their engine."""
 
     def __init__(
         self,
         by: StartedBy,
         engine: ChangeEngine,
         source: ChangedTable[P],
-        origin: str,
-        rewinds: int,
-        begin: Callable[[], ChangeRoundEnd[P]],
+        position: SourcePosition,
     ) -> None:
-        self._source, self._begin = source, begin
+        self._source, self._position = source, position
         self._end: ChangeRoundEnd[P]
-        self._origin, self._rewinds = origin, rewinds
         self._begun_s = self._heard_s = time.monotonic()
         self._marked_s = -math.inf
         self._looked_s: float | None = None
@@ -165,7 +191,7 @@ class ChangeRounds(Rounds, Generic[P]):
 
     def begin(self) -> None:
         """Find out where to begin, and start a task there."""
-        self._end = self._begin()
+        self._end = self._source.begin(self._position)
         self._start()
 
     def read(self) -> FeedProgress:
@@ -174,8 +200,8 @@ class ChangeRounds(Rounds, Generic[P]):
         work = ChangeRound(
             self.by.settings,
             self.by.feed,
-            self._origin,
-            self._rewinds,
+            self._position.origin,
+            self._position.rewinds,
             self._engine.address,
             self._task.name,
             self._source.task_type,

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import uuid
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Final
 
 import msgspec
@@ -33,9 +32,13 @@ from fennel_core.sources.change_cursor import (
     decode_cursor,
 )
 from fennel_core.sources.change_reader import ChangeRoundEnd
-from fennel_core.sources.change_rounds import ChangeRounds, LogMark, batches
-from fennel_core.sources.errors import StreamReplaced
-from fennel_core.sources.kafka import positions_of_feeds
+from fennel_core.sources.change_rounds import (
+    ChangeRounds,
+    LogMark,
+    batches,
+    position_of,
+    rows_only,
+)
 from fennel_core.sources.kinds import StartedBy
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
@@ -162,25 +165,14 @@ class LoggedSource:
             **batches(self.rows_per_s),
         }
         if cursor.first:
-            return {**given, **self._rows(first_read(self.table, cursor.key))}
+            return {**given, **rows_only(name, first_read(self.table, cursor.key))}
         return {**given, "snapshot.mode": "no_data"}
 
     def newest(self, count: int) -> dict[str, str]:
         """Return what the engine needs to deliver the rows with the highest keys, and no more."""
         query = newest_rows(self.table, count)
         cursor = ChangeCursor(self.base, self.base, 0, first=True)
-        return {**self.properties(cursor), **self._rows(query)}
-
-    def _rows(self, query: str) -> dict[str, str]:
-        name = self.table.name
-        return {
-            "snapshot.mode": "initial_only",
-            # They say when all rows were delivered, of an empty table, too.
-            "notification.enabled.channels": "sink",
-            "notification.sink.topic.name": "notifications",
-            "snapshot.select.statement.overrides": name,
-            f"snapshot.select.statement.overrides.{name}": query,
-        }
+        return {**self.properties(cursor), **rows_only(self.table.name, query)}
 
 
 def opened_log(
@@ -202,11 +194,6 @@ def start(by: StartedBy, table: PostgresChanges) -> ChangeRounds[ChangePlace]:
         table, by.slot, lambda secret: by.open_secret(feed.workspace, secret)
     )
     described = changes.describe()
-    origin = described.table.origin
-    position = positions_of_feeds(by.settings, [feed]).get(feed.raw_topic, {}).get(0)
-    position = position or SourcePosition(0, origin)
-    if position.origin != origin:
-        raise StreamReplaced(feed.partition(0).title, position.origin, origin)
+    position = position_of(by, described.table.origin)
     source = LoggedSource(database, changes, described, by.slot, feed.rows_per_s)
-    engine, begin = engine_of(by.settings), partial(source.begin, position)
-    return ChangeRounds(by, engine, source, origin, position.rewinds, begin)
+    return ChangeRounds(by, engine_of(by.settings), source, position)

@@ -1,4 +1,4 @@
-"""A real server with a binary log, and readers of a table's changes as the platform's are.
+"""A real server with a binary log, and readers of a table's changes.
 
 The server is Debian's MariaDB. Another one, as MySQL, is named by `BINLOG_PORT`; it has the user
 `owner` of `support/mariadb.py`, and the flags of a server whose changes can be read.
@@ -7,31 +7,25 @@ The server is Debian's MariaDB. Another one, as MySQL, is named by `BINLOG_PORT`
 from __future__ import annotations
 
 import asyncio
-import itertools
 import os
-import time
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 import pytest
 from pymysql.connections import Connection
 
-from fennel_core.connections.change_engine import BINLOG_JARS, ChangeEngine, ChangeTask
+from fennel_core.connections.change_engine import BINLOG_JARS, ChangeEngine
 from fennel_core.connections.external_binlog import MARIADB, Binlog, connector_of, holds
 from fennel_core.connections.external_mysql import ExternalMySQL
 from fennel_core.settings.model import Settings
 from fennel_core.sources.binlog_changes import BinlogSource
 from fennel_core.sources.binlog_cursor import BinlogPlace
-from fennel_core.sources.change_reader import ChangeRoundEnd, LoggedChangeReader
-from fennel_core.sources.positions import SourcePosition
-from fennel_core.sources.writer import PartitionWriter
 from fennel_core.wire.connectors import Cdc, Login, MySQL, MySQLChanges
+from tests.support.change_readers import ChangeWorld, TableReader
 from tests.support.mariadb import OWNER, WORDS, connected, running_mariadb
-from tests.support.source_world import RAW, SourceWorld, stream_source
-from tests.support.source_world import rows_of as rows_in
+from tests.support.source_world import SourceWorld, stream_source
 
 ROOT = Path(__file__).parents[2]
 FLAGS = ("--log-bin=bin", "--binlog-format=ROW", "--server-id=1")
@@ -39,9 +33,6 @@ READER = "reader"
 RIGHTS = "SELECT, REPLICATION SLAVE, REPLICATION CLIENT"
 USERS = MySQLChanges(MySQL("shop", "db", 3306, "shop", None, Login(None, None)), "users")
 BINDING = stream_source(cdc=Cdc.DEBEZIUM, disorder_us=0, table=USERS)
-LOOKS = 5
-"""How often a worker that will be lost asks for changes; each time it waits for a moment."""
-_numbers = itertools.count()
 
 
 @pytest.fixture(scope="session")
@@ -87,54 +78,8 @@ def owner(shop: ExternalMySQL) -> Iterator[Connection]:
 
 
 @dataclass
-class TableReader:
-    """A reader of a table's changes, with a task; `writer`: its rows and positions."""
-
-    source: BinlogSource
-    engine: ChangeEngine
-    writer: PartitionWriter
-    reader: LoggedChangeReader[BinlogPlace]
-    end: ChangeRoundEnd[BinlogPlace]
-    task: ChangeTask
-
-    async def lose_worker(self) -> None:
-        """Begin a round whose worker is killed behind the first changes that it has taken."""
-        await asyncio.to_thread(self.task.enter, self.end.number)
-        for _ in range(LOOKS):
-            if await asyncio.to_thread(self.task.look):
-                break
-        await asyncio.to_thread(self.task.take)
-
-    async def round(self, seconds: float, rows: float, wait_s: float = 0.0) -> None:
-        """Read; behind the last row of the first read, let the changes follow.
-
-        `wait_s`: how long to wait for something.
-        """
-        until_s = time.monotonic() + wait_s
-        while time.monotonic() < until_s and not await asyncio.to_thread(self.task.look):
-            continue
-        was_first = self.end.at.is_first
-        self.writer.close()
-        self.end = await self.reader.round(self.end, seconds, rows)
-        if was_first and not self.end.at.is_first:
-            self.engine.stop(self.task)
-            self.end = self.source.follow(self.end)
-            self.task = started(self.engine, self.source, self.end)
-            self.reader.changes = self.task
-
-    def stop(self) -> None:
-        self.engine.stop(self.task)
-
-
-def started(
-    engine: ChangeEngine, source: BinlogSource, end: ChangeRoundEnd[BinlogPlace]
-) -> ChangeTask:
-    return source.started(engine, f"{source.base}-{next(_numbers)}", end.at)
-
-
-@dataclass
-class BinlogWorld:
-    """Readers of one table over one platform's log. `heartbeat_ms`: how often one moves a place."""
+class BinlogWorld(ChangeWorld[BinlogSource, BinlogPlace]):
+    """`heartbeat_ms`: how often one moves a place."""
 
     shop: ExternalMySQL
     engine: ChangeEngine
@@ -143,20 +88,16 @@ class BinlogWorld:
     heartbeat_ms: int = 300
     base: str = field(default_factory=lambda: f"fennel-{uuid.uuid4().hex}")
 
-    async def reader(self) -> TableReader:
-        """Begin to read at the position, as the host does."""
+    def source(self) -> tuple[BinlogSource, str]:
         log = Binlog(self.shop, self.table)
         described = log.describe()
         source = BinlogSource(self.shop, log, described, self.base, self.heartbeat_ms, 0)
-        writer = self.sources.writer(origin=described.table.origin)
-        position = await writer.position()
-        end = source.begin(position or SourcePosition(0, described.table.origin))
-        task = started(self.engine, source, end)
-        reader = LoggedChangeReader("changes of `t`", writer, task, source.reading)
-        return TableReader(source, self.engine, writer, reader, end, task)
+        return source, described.table.origin
 
 
-async def read_to_end(world: BinlogWorld, owner: Connection, within_s: float = 120) -> TableReader:
+async def read_to_end(
+    world: BinlogWorld, owner: Connection, within_s: float = 120
+) -> TableReader[BinlogSource, BinlogPlace]:
     """Read on with a new reader until it has passed the end of the log.
 
     A statement at the end is not known to be read before a transaction follows.
@@ -170,10 +111,6 @@ async def read_to_end(world: BinlogWorld, owner: Connection, within_s: float = 1
             run(owner, "INSERT INTO ends VALUES (1)")
     reader.stop()
     return reader
-
-
-def read_rows(sources: SourceWorld) -> list[dict[str, Any]]:
-    return [row for raw in sources.world.raw(RAW) for row in rows_in(raw.body)]
 
 
 def run(owner: Connection, *statements: str) -> None:

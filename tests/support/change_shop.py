@@ -11,6 +11,7 @@ from typing import Any, Final
 
 from fennel_core.apps.local import processes
 from fennel_core.settings.model import Settings
+from tests.support import orders as definitions
 from tests.support.executors import commit_of
 from tests.support.polling import eventually
 from tests.support.table_shop import lookup
@@ -18,47 +19,10 @@ from tests.support.workspaces import INLINE, Api
 
 SOURCE: Final = "shop/orders?changes"
 NAME: Final = {"source": SOURCE}
-_DEFINITIONS: Final = """\
-from datetime import date, datetime
-from typing import Optional
-
-from fennel.connectors import {kind}, source
-from fennel.datasets import Count, Dataset, Sum, dataset, field, index, pipeline
-from fennel.dtypes import Continuous
-from fennel.lib import inputs, meta
-
-shop = {kind}(name="shop", host="127.0.0.1", {at})
-
-
-@source(shop.table("orders", cursor="{cursor}"), disorder="14d", cdc="debezium")
-@meta(owner="tests@example.com")
-@index
-@dataset
-class Order:
+_FIELDS: Final = """\
     id: int = field(key=True)
-    city: str
-    amount: int
     day: date
     note: Optional[str]
-    at: datetime = field(timestamp=True)
-
-
-@meta(owner="tests@example.com")
-@index
-@dataset
-class Sales:
-    city: str = field(key=True)
-    orders: int
-    amount: int
-    at: datetime = field(timestamp=True)
-
-    @pipeline
-    @inputs(Order)
-    def sold(cls, orders: Dataset):
-        return orders.groupby("city").aggregate(
-            orders=Count(window=Continuous("forever")),
-            amount=Sum(of="amount", window=Continuous("forever")),
-        )
 """
 _OTHERS: Final = """\
 from datetime import datetime
@@ -79,7 +43,9 @@ class Row:
 
 async def orders(folder: Path, kind: str, at: str, cursor: str = "") -> bytes:
     """Return a commit of the orders. `at`: the rest of what the connector is made with."""
-    text = _DEFINITIONS.replace("{kind}", kind).replace("{at}", at).replace("{cursor}", cursor)
+    shop = f'shop = {kind}(name="shop", host="127.0.0.1", {at})'
+    table = f'shop.table("orders", cursor="{cursor}"), disorder="14d", cdc="debezium"'
+    text = definitions.orders(f"{kind}, source", shop, f"@source({table})\n@index", _FIELDS)
     return await _commit(folder, text)
 
 

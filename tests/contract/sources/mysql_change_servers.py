@@ -33,11 +33,11 @@ from tests.support.binlog_world import (
     engine,
     is_maria,
     owner,
-    read_rows,
     read_to_end,
     run,
     shop,
 )
+from tests.support.change_readers import read_rows
 from tests.support.ingest_world import catalog
 from tests.support.mariadb import WORDS, connected, running_mariadb
 from tests.support.polling import eventually_sync

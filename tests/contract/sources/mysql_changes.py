@@ -16,45 +16,36 @@ import os
 import random
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
-import polars as pl
 import pymysql
 import pytest
 from pymysql.connections import Connection
 
 from fennel_core.connections.change_engine import ChangeEngine, ChangeEngineFailed
-from fennel_core.connections.errors import TransactionAborted
 from fennel_core.connections.external_binlog import Binlog, holds, rows_of
 from fennel_core.connections.external_changes import ChangesLost
 from fennel_core.connections.external_mysql import ExternalMySQL
 from fennel_core.sources import change_reader
 from fennel_core.sources.binlog_changes import LOOK_S
 from fennel_core.sources.binlog_cursor import decode_cursor
-from fennel_core.sources.errors import ReaderSuperseded, RowsNotWritten
 from fennel_core.sources.positions import decode as decode_position
-from fennel_core.vocab.versions import IS_TOMBSTONE, POS, decode
 from tests.support.binlog_world import (
     BINDING,
     READER,
     BinlogWorld,
-    TableReader,
     binlog_server,
     engine,
     is_maria,
     owner,
-    read_rows,
     read_to_end,
     run,
     shop,
-    started,
 )
+from tests.support.change_history import Change, History, Row, faulty_sources
+from tests.support.change_readers import read_rows, started
 from tests.support.ingest_world import catalog
 from tests.support.source_world import (
-    LOST_AFTER,
-    LOST_BEFORE,
     POSITIONS,
-    Fault,
     SourceWorld,
 )
 
@@ -62,15 +53,12 @@ __all__ = ["binlog_server", "engine", "owner", "shop"]
 
 pytestmark = pytest.mark.timeout(600)
 SEEDS = int(os.environ.get("CHANGE_SEEDS", "12"))
-REFUSED = Fault(TransactionAborted("the broker refused"), committed=False)
 TABLES = (
-    "CREATE TABLE users (user VARCHAR(20) PRIMARY KEY, age INT, at DATETIME(6) NOT NULL, "
+    "CREATE TABLE users (user VARCHAR(200) PRIMARY KEY, age INT, at DATETIME(6) NOT NULL, "
     "a VARCHAR(20), b VARCHAR(20), note VARCHAR(9) DEFAULT 'none')",
     "CREATE TABLE others (id INT AUTO_INCREMENT PRIMARY KEY, age INT)",
     "CREATE TABLE {other}.users (id INT AUTO_INCREMENT PRIMARY KEY, age INT)",
 )
-Row = dict[str, Any]
-Change = tuple[str, str, Row | None]
 
 
 @dataclass
@@ -220,26 +208,6 @@ class Users:
             cursor.execute(query, values)
 
 
-def change_of(row: Row) -> Change:
-    image = row["after"] or row["before"]
-    after = None if row["after"] is None else {each: image[each] for each in ("age", "a", "b")}
-    return row["op"], image["user"], after
-
-
-def final(sources: SourceWorld) -> dict[str, int | None]:
-    """Recompute: the version of each key that is last in (time, position)."""
-    found = [
-        decode(record.value)
-        for (topic, _), records in sources.world.log.items()
-        if topic == "w.topic.users.1"
-        for record in records
-    ]
-    if not found:
-        return {}
-    last = pl.concat(found).sort("at", POS).group_by("user", maintain_order=True).last()
-    return {row["user"]: row["age"] for row in last.rows(named=True) if not row[IS_TOMBSTONE]}
-
-
 def first_position(sources: SourceWorld) -> str:
     """Return where the source began, by the first position that was written."""
     records = [r for (topic, _), rs in sources.world.log.items() if topic == POSITIONS for r in rs]
@@ -266,77 +234,28 @@ async def check_history(
     engine: ChangeEngine,
     random_: random.Random,
     patch: pytest.MonkeyPatch,
-    steps: int = 25,
+    steps: int = 40,
 ) -> None:
     patch.setattr(change_reader, "TRANSACTION_ROWS", random_.choice([1, 1, 3, 10_000]))
     users = Users(owner, f"{shop.database}_other", random_)
     for _ in range(random_.randrange(4)):
         users.commit(3)
-    sources = SourceWorld()
-    faults = random_.choices([None, None, None, None, LOST_AFTER, LOST_BEFORE, REFUSED], k=40)
-    sources.fault = lambda: faults.pop() if faults else None
-    sources.world.commit(main=catalog(BINDING))
-    world, alive = BinlogWorld(shop, engine, "users", sources), list[TableReader]()
-    begun: dict[str, tuple[int, set[str]]] = {}
-    left = list[TableReader]()
-
-    async def start() -> None:
-        """Let a reader begin; until one has written the position, each has one of its own."""
-        alive.append(await world.reader())
-        left.append(alive[-1])
-        at = alive[-1].end.at.cursor.at
-        begun.setdefault(str(at), (len(users.changes), set(users.content)))
-
-    kinds = ["commit", "commit", "commit", "roll back", "define", "read", "read", "kill"]
-    kinds += ["repeat", "start"]
-    for _ in range(steps):
-        match random_.choice(kinds):
-            case "commit":
-                users.commit(random_.choice([1, 1, 2, 12]))
-            case "roll back":
-                users.commit(2, roll_back=True)
-            case "define":
-                users.define()
-            case "read" if alive:
-                await read(random_.choice(alive), alive, random_.choice([1, 2, 5, 1000]))
-            case "kill" if alive:
-                alive.pop(random_.randrange(len(alive)))
-            case "repeat" if alive:
-                # Spark runs the round again, in another worker.
-                again = random_.choice(alive)
-                with suppress(ChangeEngineFailed):
-                    await again.lose_worker()
-                await read(again, alive, 1000)
-            case "start":
-                await start()
-    faults.clear()
-    await start()
-    with suppress(ReaderSuperseded, RowsNotWritten, ChangeEngineFailed):
-        await alive[-1].round(0.3, 1)
+    sources = faulty_sources(random_, BINDING)
+    world = BinlogWorld(shop, engine, "users", sources)
+    history = History(
+        users,
+        world,
+        random_,
+        lambda reader: str(reader.end.at.cursor.at),
+        {"define": users.define},
+        wait_s=2.0,
+    )
+    await history.run(steps)
     await read_to_end(world, owner)
-    for each in left:
+    for each in history.readers:
         each.stop()
-    count, there = begun[first_position(sources)]
     await sources.world.close()
-    rows = read_rows(sources)
-    first = [change_of(row) for row in rows if row["op"] == "r"]
-    assert [change_of(row) for row in rows if row["op"] != "r"] == users.changes[count:]
-    keys = [key for _, key, _ in first]
-    assert len(keys) == len(set(keys)), "a key is read once"
-    gone = {key for op, key, _ in users.changes[count:] if op == "d"}
-    assert there - gone <= set(keys)
-    if rows:
-        assert final(sources) == {user: row["age"] for user, row in users.content.items()}
-    assert sources.world.rows("w.dead.1") == []
-    assert all("none" not in json.dumps(row["after"]) for row in rows), "a null is no default"
-
-
-async def read(reader: TableReader, alive: list[TableReader], rows: int) -> None:
-    """Read some rows; a reader whose connection was taken, or that was fenced, ends."""
-    try:
-        await reader.round(0.3, rows, wait_s=2.0)
-    except (ReaderSuperseded, RowsNotWritten, ChangeEngineFailed):
-        alive.remove(reader)
+    history.check(first_position(sources), ("age", "a", "b"), is_final=True)
 
 
 # --- what ends the reading ------------------------------------------------------------------------

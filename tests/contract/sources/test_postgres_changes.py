@@ -18,14 +18,12 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import polars as pl
 import psycopg
 import pytest
 from psycopg.conninfo import conninfo_to_dict
 
 from fennel_core.connections import change_engine, external_changes, external_postgres
 from fennel_core.connections.change_engine import ChangeEngine, ChangeEngineFailed, ChangeTask
-from fennel_core.connections.errors import TransactionAborted
 from fennel_core.connections.external_changes import (
     ChangesLost,
     KeyColumn,
@@ -40,34 +38,27 @@ from fennel_core.sources import change_reader, change_trial
 from fennel_core.sources.change_cursor import ChangePlace
 from fennel_core.sources.change_reader import ChangeRoundEnd
 from fennel_core.sources.change_trial import newest_changes
-from fennel_core.sources.errors import ReaderSuperseded, RowsNotWritten
-from fennel_core.vocab.versions import IS_TOMBSTONE, POS, decode
 from fennel_core.wire.connectors import Cdc, Login, PlainSecret, Postgres, PostgresChanges
+from tests.support.change_history import Change, History, Row, faulty_sources
 from tests.support.change_log import (
     ROOT,
-    ChangeWorld,
     Connection,
-    TableReader,
+    PostgresWorld,
     engine,
     logging_server,
     owner,
     shop,
 )
+from tests.support.change_readers import read_rows
 from tests.support.ingest_world import catalog
 from tests.support.source_world import (
-    LOST_AFTER,
-    LOST_BEFORE,
-    RAW,
-    Fault,
     SourceWorld,
-    rows_of,
     stream_source,
 )
 
 __all__ = ["engine", "logging_server", "owner", "shop"]
 
 SEEDS = int(os.environ.get("CHANGE_SEEDS", "6"))
-REFUSED = Fault(TransactionAborted("the broker refused"), committed=False)
 USERS = PostgresChanges(Postgres("shop", "db", 5432, "shop", None, Login(None, None)), "users")
 BINDING = stream_source(cdc=Cdc.DEBEZIUM, disorder_us=0, table=USERS)
 TABLE = """
@@ -92,8 +83,8 @@ class Users:
 
     owner: Connection
     random: random.Random
-    content: dict[str, int | None] = field(default_factory=dict)
-    changes: list[tuple[str, str, int | None]] = field(default_factory=list)
+    content: dict[str, Row] = field(default_factory=dict)
+    changes: list[Change] = field(default_factory=list)
     n: int = 0
 
     def __post_init__(self) -> None:
@@ -101,7 +92,7 @@ class Users:
 
     def commit(self, statements: int, *, roll_back: bool = False) -> None:
         """Commit a transaction of statements."""
-        before, done = dict(self.content), list[tuple[str, str, int | None]]()
+        before, done = dict(self.content), list[Change]()
         with suppress(psycopg.Rollback), self.owner.transaction() as transaction:
             for _ in range(statements):
                 done += self._statement()
@@ -111,19 +102,16 @@ class Users:
             self.changes += done
             return
 
-    def _statement(self) -> list[tuple[str, str, int | None]]:
+    def _statement(self) -> list[Change]:
         self.n += 1
-        user, age = self.random.choice("abcdefgh"), self.n
-        given: dict[str, Any] = {"user": user, "age": age, "n": self.n}
+        user, row = self.random.choice("abcdefgh"), {"age": self.n}
+        given: dict[str, Any] = {"user": user, "n": self.n, **row}
         match self.random.choice(["put", "put", "put", "delete", "other", "message"]):
-            case "put" if user in self.content:
-                self.owner.execute(UPDATE, given)
-                self.content[user] = age
-                return [("u", user, age)]
             case "put":
-                self.owner.execute(INSERT, given)
-                self.content[user] = age
-                return [("c", user, age)]
+                op, query = ("u", UPDATE) if user in self.content else ("c", INSERT)
+                self.owner.execute(query, given)
+                self.content[user] = row
+                return [(op, user, row)]
             case "delete" if user in self.content:
                 self.owner.execute('DELETE FROM users WHERE "user" = %(user)s', given)
                 del self.content[user]
@@ -135,27 +123,6 @@ class Users:
             case _:
                 self.owner.execute("INSERT INTO others DEFAULT VALUES")
         return []
-
-
-def read_rows(sources: SourceWorld) -> list[dict[str, Any]]:
-    return [row for raw in sources.world.raw(RAW) for row in rows_of(raw.body)]
-
-
-def change_of(row: dict[str, Any]) -> tuple[str, str, int | None]:
-    image = row["after"] or row["before"]
-    return row["op"], image["user"], None if row["after"] is None else image["age"]
-
-
-def final(sources: SourceWorld) -> dict[str, int | None]:
-    """Recompute: the version of each key that is last in (time, position)."""
-    found = [
-        decode(record.value)
-        for (topic, _), records in sources.world.log.items()
-        if topic == "w.topic.users.1"
-        for record in records
-    ]
-    last = pl.concat(found).sort("at", POS).group_by("user", maintain_order=True).last()
-    return {row["user"]: row["age"] for row in last.rows(named=True) if not row[IS_TOMBSTONE]}
 
 
 @pytest.mark.parametrize("seed", range(SEEDS))
@@ -175,7 +142,7 @@ async def check_history(
     engine: ChangeEngine,
     random_: random.Random,
     patch: pytest.MonkeyPatch,
-    steps: int = 25,
+    steps: int = 40,
 ) -> None:
     patch.setattr(change_reader, "TRANSACTION_ROWS", random_.choice([1, 3, 10_000]))
     users, whole = Users(owner, random_), random_.random() < 0.5
@@ -183,65 +150,18 @@ async def check_history(
         owner.execute("ALTER TABLE users REPLICA IDENTITY FULL")
     for _ in range(random_.randrange(4)):
         users.commit(3)
-    sources = SourceWorld()
-    faults = random_.choices([None, None, None, None, LOST_AFTER, LOST_BEFORE, REFUSED], k=40)
-    sources.fault = lambda: faults.pop() if faults else None
-    sources.world.commit(main=catalog(BINDING))
-    world, alive = ChangeWorld(shop, engine, "users", sources), list[TableReader]()
-    begun: dict[str, tuple[int, set[str]]] = {}
-
-    async def start() -> None:
-        """Let a reader begin; until one has written the position, each makes a slot."""
-        alive.append(await world.reader())
-        begun.setdefault(alive[-1].end.at.cursor.slot, (len(users.changes), set(users.content)))
-
-    kinds = ["commit", "commit", "roll back", "read", "read", "kill", "repeat", "start"]
-    for _ in range(steps):
-        match random_.choice(kinds):
-            case "commit":
-                users.commit(random_.choice([1, 1, 2, 12]))
-            case "roll back":
-                users.commit(2, roll_back=True)
-            case "read" if alive:
-                await read(random_.choice(alive), alive, random_.choice([1, 2, 5, 1000]))
-            case "kill" if alive:
-                alive.pop(random_.randrange(len(alive)))
-            case "repeat" if alive:
-                # Spark runs the round again, in another worker.
-                again = random_.choice(alive)
-                with suppress(ChangeEngineFailed):
-                    await again.lose_worker()
-                await read(again, alive, 1000)
-            case "start":
-                await start()
-    faults.clear()
-    await start()
-    await read(alive[-1], alive, 1)  # whichever slot counts is one of `begun` now
+    world = PostgresWorld(shop, engine, "users", faulty_sources(random_, BINDING))
+    history = History(
+        users, world, random_, lambda reader: str(reader.end.at.cursor.slot), wait_s=0.8
+    )
+    await history.run(steps)
     end = await read_to_end(world)
-    count, there = begun[end.at.cursor.slot]
-    await sources.world.close()
-    rows = read_rows(sources)
-    first = [change_of(row) for row in rows if row["op"] == "r"]
-    assert [change_of(row) for row in rows if row["op"] != "r"] == users.changes[count:]
-    keys = [key for _, key, _ in first]
-    assert keys == sorted(set(keys)), "a key is read once"
-    gone = {key for op, key, _ in users.changes[count:] if op == "d"}
-    assert there - gone <= set(keys)
-    if rows and whole:  # else a delete has no time of its row, which is of later
-        assert final(sources) == users.content
-    assert sources.world.rows("w.dead.1") == []
-    assert all("none" not in json.dumps(row["after"]) for row in rows), "a null is no default"
+    await world.sources.world.close()
+    # Else a delete has no time of its row, which is of later.
+    history.check(end.at.cursor.slot, ("age",), is_final=whole)
 
 
-async def read(reader: TableReader, alive: list[TableReader], rows: int) -> None:
-    """Read some rows; a reader whose slot was taken, or that was fenced, ends."""
-    try:
-        await reader.round(0.3, rows)
-    except (ReaderSuperseded, RowsNotWritten, ChangeEngineFailed):
-        alive.remove(reader)
-
-
-async def read_to_end(world: ChangeWorld) -> ChangeRoundEnd[ChangePlace]:
+async def read_to_end(world: PostgresWorld) -> ChangeRoundEnd[ChangePlace]:
     """Read on with a new reader until its mark comes, which follows all changes.
 
     An engine that was let go may take the slot once more when it begins late: then another begins.
@@ -273,7 +193,7 @@ async def test_a_round_that_is_run_again_loses_nothing(
     sources = SourceWorld()
     sources.world.commit(main=catalog(BINDING))
     owner.execute('CREATE TABLE users ("user" text PRIMARY KEY, at timestamptz)')
-    world = ChangeWorld(shop, engine, "users", sources)
+    world = PostgresWorld(shop, engine, "users", sources)
     reader = await world.reader()
     while reader.end.at.is_first:
         await reader.round(0.3, 1e9)

@@ -19,6 +19,7 @@ from fennel_core.sources.change_cursor import ChangeCursor, ChangePlace
 from fennel_core.sources.change_reader import ChangeRoundEnd
 from fennel_core.sources.change_rounds import ROUND, ChangeRounds, LogMark
 from fennel_core.sources.feeds import feeds_of
+from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
 from tests.support.ingest_world import catalog
 from tests.support.polling import eventually
@@ -50,7 +51,7 @@ class Database:
         if name == self.hangs:
             assert self.freed.wait(30)
 
-    def begin(self) -> ChangeRoundEnd[ChangePlace]:
+    def begin(self, position: SourcePosition) -> ChangeRoundEnd[ChangePlace]:
         self.call("begin")
         return end(first=True)
 
@@ -116,7 +117,7 @@ def started(database: Database) -> ChangeRounds[ChangePlace]:
         spark=spark, settings=Settings(source_trigger_ms=100), feed=FEED, count_rows=lambda _: None
     )
     engine = SimpleNamespace(address=None, stop=database.stop)
-    given: Any = (by, engine, database, "origin", 0, database.begin)
+    given: Any = (by, engine, database, SourcePosition(0, "origin"))
     return ChangeRounds(*given)
 
 
