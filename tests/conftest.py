@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import shlex
 import subprocess
@@ -22,6 +23,9 @@ pytest_plugins = ("tests.support.executors", "tests.support.postgres", "tests.su
 
 os.environ.setdefault("SPARK_SUBMIT_OPTS", "-XX:+UseSerialGC -XX:TieredStopAtLevel=1")
 """JVMs of Spark that run for seconds spend more CPU on the optimising compiler than they save."""
+
+logging.getLogger("py4j").setLevel(logging.WARNING)
+"""As `telemetry.logs` does; connections say that they close when the stream of a log is gone."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -110,7 +110,7 @@ async def test_a_hostile_program_is_refused_and_disturbs_nobody(
     if program.needs_landlock and not installation.landlock:
         pytest.skip("only Landlock, or what a container does not contain, hides files")
     limit_ms = SHORT_MS if program.error is ExecutorTimeout else LIMIT_MS
-    with pytest.raises(program.error, match=program.text) as caught:
+    with pytest.raises(program.error, match=program.text or None) as caught:
         await executors.run(
             installation.call(program.body, program.module),
             ONE,
