@@ -14,10 +14,11 @@ import pyarrow as pa
 import pytest
 
 from fennel_core.settings.model import Settings
-from fennel_core.sources import rounds
+from fennel_core.sources import change_rounds, rounds
 from fennel_core.sources.change_cursor import ChangeCursor, ChangePlace
 from fennel_core.sources.change_reader import ChangeRoundEnd
-from fennel_core.sources.change_rounds import ROUND, ChangeRounds, LogMark
+from fennel_core.sources.change_rounds import ROUND, ChangeRounds, LogMark, position_of
+from fennel_core.sources.errors import StreamReplaced
 from fennel_core.sources.feeds import feeds_of
 from fennel_core.sources.positions import SourcePosition
 from fennel_core.sources.read_rows import StreamPlace
@@ -148,3 +149,14 @@ async def test_a_task_that_starts_behind_the_end_of_its_reader_ends(
     assert database.called[-1] in ("first", "changes")
     assert database.running == set()
     assert source.failure() is None
+
+
+def test_the_changes_of_another_table_are_not_read_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    by: Any = SimpleNamespace(settings=Settings(), feed=FEED)
+    stored = dict[int, SourcePosition]()
+    monkeypatch.setattr(change_rounds, "positions_of_feeds", lambda *_: {FEED.raw_topic: stored})
+    assert position_of(by, "table 1") == SourcePosition(0, "table 1")
+    stored[0] = SourcePosition(7, "table 1", rewinds=2)
+    assert position_of(by, "table 1") == stored[0]
+    with pytest.raises(StreamReplaced, match="table 2"):
+        position_of(by, "table 2")
